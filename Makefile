@@ -1,0 +1,27 @@
+.DEFAULT_GOAL := help
+# The targets share the environments, which are not built twice at once.
+.NOTPARALLEL:
+.PHONY: help demo test lint format campaigns clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## set up and run the first example
+	@.ci/env newest python examples/first_kernel.py
+
+test: ## set up and run the default suite on the oldest and the newest leg
+	@.ci/env every python -m pytest
+
+# The oldest leg: mypy reads the stubs of packages that still support Python 3.11.
+lint: ## ruff and mypy, changing nothing
+	@.ci/env oldest sh -c 'ruff check . && ruff format --check . && mypy'
+
+format: ## let ruff fix and format the code
+	@.ci/env oldest sh -c 'ruff check --fix . && ruff format .'
+
+campaigns: ## run the long tests, marked slow
+	@.ci/env newest python -m pytest -m slow
+
+clean: ## remove the environments and everything built or cached here
+	rm -rf .venv-oldest .venv-newest build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,70 @@
+"""The runtime that gives every JAX kernel call its best configuration: the public names."""
+
+from typing import TYPE_CHECKING
+
+from ._lazy import lazy
+
+if TYPE_CHECKING:
+    from .config.cache import ConfigCache as ConfigCache
+    from .config.cache import current_scope as current_scope
+    from .config.cache import overlay_cache as overlay_cache
+    from .config.persistent import PersistentCache as PersistentCache
+    from .config.selection import AutotunePolicy as AutotunePolicy
+    from .config.selection import ConfigSelectorChain as ConfigSelectorChain
+    from .config.selection import Tuner as Tuner
+    from .config.selection import forward_autotune_only as forward_autotune_only
+    from .config.selection import policy_override as policy_override
+    from .core.abstract import abstractify as abstractify
+    from .core.abstract import sharding_fingerprint as sharding_fingerprint
+    from .core.device import device_fingerprint as device_fingerprint
+    from .core.device import device_kind as device_kind
+    from .core.device import get_device_platform as get_device_platform
+    from .core.device import target_device as target_device
+    from .core.errors import OpsError as OpsError
+    from .core.invocation import Cfg as Cfg
+    from .core.invocation import Invocation as Invocation
+    from .core.invocation import Out as Out
+    from .core.kernel import Kernel as Kernel
+    from .core.params import BwdParams as BwdParams
+    from .core.params import FwdParams as FwdParams
+    from .core.record import Record as Record
+    from .core.record import Trial as Trial
+    from .core.stable import from_json as from_json
+    from .core.stable import short_hash as short_hash
+    from .core.stable import stable_json as stable_json
+    from .core.stable import to_json as to_json
+    from .execution.labels import extract_labels_from_hlo_text as extract_labels_from_hlo_text
+    from .execution.labels import find_labels_in_lowered as find_labels_in_lowered
+    from .execution.labels import label as label
+    from .execution.labels import labels_to_configs as labels_to_configs
+    from .execution.offline import autotune_lowered as autotune_lowered
+    from .execution.offline import autotune_recorded as autotune_recorded
+    from .execution.offline import benchmark as benchmark
+    from .execution.results import AutotuneData as AutotuneData
+    from .execution.results import AutotuningResult as AutotuningResult
+    from .execution.results import Entry as Entry
+    from .execution.results import Measurement as Measurement
+    from .registry import get_invocations as get_invocations
+    from .registry import record_invocation as record_invocation
+
+_NAMES = {
+    "config.cache": "ConfigCache current_scope overlay_cache",
+    "config.persistent": "PersistentCache",
+    "config.selection": "AutotunePolicy ConfigSelectorChain Tuner forward_autotune_only policy_override",
+    "core.abstract": "abstractify sharding_fingerprint",
+    "core.device": "device_fingerprint device_kind get_device_platform target_device",
+    "core.errors": "OpsError",
+    "core.invocation": "Cfg Invocation Out",
+    "core.kernel": "Kernel",
+    "core.params": "BwdParams FwdParams",
+    "core.record": "Record Trial",
+    "core.stable": "from_json short_hash stable_json to_json",
+    "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",
+    "execution.offline": "autotune_lowered autotune_recorded benchmark",
+    "execution.results": "AutotuneData AutotuningResult Entry Measurement",
+    "registry": "get_invocations record_invocation",
+}
+
+__getattr__, __dir__, __all__ = lazy(
+    __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
+)

@@ -1,0 +1,181 @@
+"""Cfgs in memory: the cache of a process, and overlays that shadow it for a while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any, Generic, Self
+from weakref import WeakValueDictionary
+
+import jax
+
+from ..core.errors import ConfigTypeError, KeyPartError, ScopeError
+from ..core.invocation import Cfg
+from ..core.key import Key
+from ..core.record import Objective
+from ..core.stable import stable_json, type_name
+
+
+class ConfigCache(Generic[Cfg]):
+    """The cfgs that this process knows, safe from any thread; an overlay in force shadows them."""
+
+    def __init__(self) -> None:
+        self._data: dict[Key, Cfg] = {}
+        # What an entry was tuned for, where that is known; a cfg put by hand has none.
+        self._objectives: dict[Key, Objective] = {}
+        # Keys whose candidates all failed in this process, with the reasons.
+        self._failed: dict[Key, str] = {}
+        # Moves with every clear, so that those who remember a key by hand can tell.
+        self._generation = 0
+        self._lock = threading.Lock()
+
+    def get(self, dev: str, op_id: str, call_key: str) -> Cfg | None:
+        """The cfg of a key, an overlay's first; None where there is none."""
+        key = Key(dev, op_id, call_key)
+        shadow = overlay_in_force()
+        if key in shadow:
+            return shadow[key]  # type: ignore[no-any-return]
+        return self._data.get(key)
+
+    def put(self, dev: str, op_id: str, call_key: str, cfg: Cfg) -> None:
+        """Keeps a cfg under its key."""
+        self._keep(Key(dev, op_id, call_key), cfg, objective=None)
+
+    def clear(self) -> None:
+        """Forgets every cfg."""
+        with self._lock:
+            self._data.clear()
+            self._objectives.clear()
+            self._generation += 1
+
+    def size(self) -> int:
+        """How many cfgs are kept."""
+        return len(self._data)
+
+    def keys(self) -> list[tuple[str, str, str]]:
+        """The keys that are kept, as `(device, op_id, call_key)`."""
+        with self._lock:
+            return list(self._data)
+
+    def _find(self, key: Key) -> tuple[Cfg, Objective | None] | None:
+        with self._lock:
+            return (self._data[key], self._objectives.get(key)) if key in self._data else None
+
+    def _keep(self, key: Key, cfg: Cfg, *, objective: Objective | None) -> None:
+        with self._lock:
+            self._data[key] = cfg
+            self._objectives.pop(key, None)
+            if objective is not None:
+                self._objectives[key] = objective
+
+
+class _Shadow:
+    """One content of overlays: the value that selects is the very value in JAX's jit key."""
+
+    __slots__ = ("__weakref__", "mapping")
+
+    def __init__(self, mapping: Mapping[Key, Any]) -> None:
+        self.mapping = mapping
+
+
+# JAX asks that this is made once, before other threads use it: so when the module is imported.
+_in_force = jax.make_user_context(default_value=None)
+_shadows: WeakValueDictionary[Any, _Shadow] = WeakValueDictionary()
+_shadows_lock = threading.Lock()
+
+# For inspection, and for `current_scope` in a thread that runs in a copied context. It never selects.
+_cache_overlay: ContextVar[tuple[Mapping[Key, Any], ...]] = ContextVar("ejkernel_cache_overlay", default=())
+
+
+class _Entered(threading.local):
+    """The `with` blocks that this thread is in, outermost first."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[object, Any, Token[tuple[Mapping[Key, Any], ...]]]] = []
+
+
+_entered = _Entered()
+
+
+def overlay_in_force() -> Mapping[Key, Any]:
+    """What the overlays of this thread answer, innermost first."""
+    shadow = _in_force.value
+    return {} if shadow is None else shadow.mapping
+
+
+class _Scope:
+    """Puts layers of mappings in force for a `with` block of this thread."""
+
+    def __init__(self, layers: tuple[Mapping[Key, Any], ...]) -> None:
+        self._layers = layers
+
+    def __enter__(self) -> Self:
+        layers = self._outer() + self._layers
+        merged: dict[Key, Any] = {}
+        for layer in layers:
+            merged.update(layer)
+        # An empty overlay changes nothing, so it must not make JAX trace anything again.
+        context = _in_force(_interned(merged) if merged else None)
+        context.__enter__()
+        _entered.stack.append((self, context, _cache_overlay.set(layers)))
+        return self
+
+    def _outer(self) -> tuple[Mapping[Key, Any], ...]:
+        shadow = _in_force.value
+        return () if shadow is None else (shadow.mapping,)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stack = _entered.stack
+        if not stack or stack[-1][0] is not self:
+            raise ScopeError(
+                "an overlay was left in another order than it was entered, or in another thread; "
+                "do not await or yield inside `with overlay_cache(...)`"
+            )
+        _, context, token = stack.pop()
+        context.__exit__(kind, error, trace)
+        try:
+            _cache_overlay.reset(token)
+        # Entered in one context and left in another of the same thread: only the inspection variable is affected.
+        except ValueError:
+            _cache_overlay.set(())
+
+
+class overlay_cache(_Scope):
+    """Answers these keys with these cfgs inside a `with` block of this thread; nests, and may be entered again."""
+
+    def __init__(self, mapping: Mapping[tuple[str, str, str], Any]) -> None:
+        for key in mapping:
+            if not (isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)):
+                raise ConfigTypeError(f"an overlay's keys are (device, op_id, call_key), three strings; got {key!r}")
+        super().__init__(({Key(*key): cfg for key, cfg in mapping.items()},))
+
+
+def current_scope() -> _Scope:
+    """The overlays in force here, to be entered in another thread with `with`."""
+    shadow = _in_force.value
+    if shadow is not None:
+        return _Scope((shadow.mapping,))
+    # A thread that got a copy of its parent's context opts in from inside.
+    return _Scope(_cache_overlay.get())
+
+
+def _interned(mapping: dict[Key, Any]) -> _Shadow:
+    # Equal overlays share compiled programs, and JAX compares by identity.
+    content = tuple(sorted((key, *_content(cfg)) for key, cfg in mapping.items()))
+    with _shadows_lock:
+        shadow = _shadows.get(content)
+        if shadow is None:
+            shadow = _shadows[content] = _Shadow(mapping)
+        return shadow
+
+
+def _content(cfg: Any) -> tuple[str, str]:
+    try:
+        return type_name(type(cfg)), stable_json(cfg)
+    # A cfg without a stable form is the same only as itself; the shadow keeps it alive, so its address stays its own.
+    except KeyPartError:
+        return "object", str(id(cfg))

@@ -1,0 +1,261 @@
+"""Choosing a cfg: one loop over the tiers; the first answer wins, is kept and told."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic
+
+import jax
+
+from ..core.errors import NoConfigError, RetuneError
+from ..core.invocation import Cfg, Invocation, Out
+from ..core.kernel import Kernel
+from ..core.key import Key
+from ..core.record import Objective, Record
+from ..settings import Settings
+from ..tuning.budget import seconds_spent, spending
+from ..tuning.foreign import Autotuner, engine
+from ..tuning.job import Job
+from ..tuning.tuner import Tuner as Tuner
+from ..tuning.turn import turn
+from .cache import ConfigCache
+from .events import Teller
+from .flights import Flights
+from .persistent import StoreWarning, default_folder
+from .policy import AutotunePolicy as AutotunePolicy
+from .policy import forward_autotune_only as forward_autotune_only
+from .policy import in_force
+from .policy import policy_override as policy_override
+from .request import Hit, Miss, Request, ask
+from .store import Mapped, Store, StoredEntry, as_store
+from .tiers import AutotuneTier, HeuristicsTier, MemoryTier, Off, OverlayTier, OverrideTier, SeedTier, StoreTier, Tier
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was chosen for a request, by which tier, and why the earlier ones had no answer."""
+
+    cfg: Any
+    tier: str
+    misses: tuple[tuple[str, str], ...] = ()
+    record: Record | None = None
+
+
+Propose = Callable[[], Decision]
+
+
+def alone(request: Request, propose: Propose) -> Decision:
+    """The decision of a process that has nobody to agree with."""
+    return propose()
+
+
+class ConfigSelectorChain(Generic[Cfg, Out]):
+    """Answers every call with a cfg: override, overlay, memory, persistent, autotune, heuristics, error."""
+
+    def __init__(
+        self,
+        cache: ConfigCache[Cfg],
+        policy: AutotunePolicy | None = None,
+        tuner: Autotuner | None = None,
+        persistent: Mapped | None = None,
+        persist_autotune: bool = True,
+        on_event: Callable[..., Any] | None = None,
+        forbid_reautotune: bool = True,
+    ) -> None:
+        self.cache = cache
+        self._policy = policy or AutotunePolicy()
+        self.tuner: Autotuner = tuner or Tuner()
+        self.persistent = persistent
+        self.persist_autotune = persist_autotune
+        self.forbid_reautotune = forbid_reautotune
+        self._settings = Settings.read()
+        self._tell = Teller(on_event)
+        self._flights = Flights()
+        # What this selector tuned, for what, and in which life of the cache.
+        self._tuned: dict[Key, tuple[int, Objective]] = {}
+        # cfgs that nobody measured: beside the cache, never in the way of a tuning.
+        self._guesses: dict[Key, Cfg] = {}
+        # How decisions are agreed on between processes; the identity in one.
+        self._decide: Callable[[Request, Propose], Decision] = alone
+        self._unwritable: set[str] = set()
+
+    @property
+    def policy(self) -> AutotunePolicy:
+        """The policy in force here: this selector's, with the overrides of this context."""
+        return in_force(self, self._policy)
+
+    @policy.setter
+    def policy(self, policy: AutotunePolicy) -> None:
+        self._policy = policy
+
+    @property
+    def on_event(self) -> Callable[..., Any] | None:
+        """Who is told about every choice."""
+        return self._tell.listener
+
+    @on_event.setter
+    def on_event(self, listener: Callable[..., Any] | None) -> None:
+        self._tell = Teller(listener)
+
+    def choose(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Cfg:
+        """The cfg for this call."""
+        return self.decide(inv, kernel).cfg  # type: ignore[no-any-return]
+
+    def decide(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
+        """The same, with the tier that answered and why the earlier ones did not."""
+        policy = self.policy
+        request = ask(inv, kernel, _objective(policy))
+        return self._decide(request, lambda: self._propose(request, self._tiers(policy)))
+
+    def tune(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
+        """Tunes this call now, whatever is known already, and keeps the result; for offline tuning."""
+        request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
+        self._tuned.pop(request.key, None)
+        self.cache._failed.pop(request.key, None)
+        return self._propose(request, (self._autotune(sole_answers=False), HeuristicsTier()))
+
+    def _tiers(self, policy: AutotunePolicy) -> Sequence[Tier]:
+        """The list that the policy makes of the tiers."""
+        return (
+            OverrideTier(),
+            OverlayTier(),
+            MemoryTier(self.cache),
+            Off("persistent", "none given") if self._store is None else StoreTier(self._store),
+            self._autotune_or_why_not(policy),
+            SeedTier(),
+            HeuristicsTier() if policy.allow_heuristics else Off("heuristics", "off (allow_heuristics=False)"),
+        )
+
+    @property
+    def _store(self) -> Store | None:
+        return None if self.persistent is None else as_store(self.persistent)
+
+    def _autotune_or_why_not(self, policy: AutotunePolicy) -> Tier:
+        if not policy.allow_autotune:
+            return Off("autotune", "off (allow_autotune=False)")
+        if policy.cache_miss_fallback != "autotune":
+            return Off("autotune", f"off (cache_miss_fallback={policy.cache_miss_fallback!r})")
+        if not self._settings.autotune:
+            return Off("autotune", "off (EJKERNEL_OPS_AUTOTUNE)")
+        limit = self._settings.tune_seconds
+        if limit is not None and seconds_spent() >= limit:
+            return Off("autotune", f"the process has spent its {limit:g} s of tuning (EJKERNEL_OPS_TUNE_SECONDS)")
+        return self._autotune(sole_answers=not policy.allow_heuristics)
+
+    def _autotune(self, *, sole_answers: bool) -> AutotuneTier:
+        return AutotuneTier(self._tune, self.cache._failed, sole_answers)
+
+    def _propose(self, request: Request, tiers: Sequence[Tier]) -> Decision:
+        with contextlib.ExitStack() as held:
+            return self._walk(request, tiers, held)
+
+    def _walk(self, request: Request, tiers: Sequence[Tier], held: contextlib.ExitStack) -> Decision:
+        misses: list[tuple[str, str]] = []
+        for tier in tiers:
+            if isinstance(tier, AutotuneTier) and held.enter_context(self._flights.hold(request.key)):
+                # Another thread worked on this key while we waited: ask again from the top.
+                return self._walk(replace(request, seeds=()), tiers, held)
+            answer = tier.find(request)
+            if isinstance(answer, Hit):
+                self._keep(request, answer, misses)
+                return Decision(answer.cfg, answer.source, tuple(misses), answer.record)
+            if answer.seeds is not None:
+                request = replace(request, seeds=answer.seeds)
+            if answer.reason:
+                misses.append((tier.name, answer.reason))
+        self._tell("error", request.key, misses=tuple(misses))
+        raise _nothing_left(request.key, misses)
+
+    def _keep(self, request: Request, hit: Hit, misses: Sequence[tuple[str, str]]) -> None:
+        """The contract's table: which answer goes where, and what the listener is told."""
+        key = request.key
+        if hit.source == "override":
+            self._tell("override", key, cfg=hit.cfg)
+        elif hit.source == "overlay":
+            self._tell("overlay_hit", key, cfg=hit.cfg)
+        elif hit.source in ("memory", "persistent"):
+            if hit.source == "persistent" and hit.keep:
+                self.cache._keep(key, hit.cfg, objective=hit.objective)
+            self._tell("cache_hit", key, cfg=hit.cfg, **hit.data)
+        elif hit.source == "heuristics":
+            self._guesses[key] = hit.cfg
+            self._tell("heuristics", key, cfg=hit.cfg, reason=dict(misses).get("autotune", ""))
+        elif hit.record is not None:
+            self.cache._keep(key, hit.cfg, objective=hit.objective)
+            self._guesses.pop(key, None)
+            if self.persist_autotune and hit.record.stop != "settled":
+                self._write(key, hit)
+
+    def _write(self, key: Key, hit: Hit) -> None:
+        if self._store is None or hit.record is None:
+            return
+        record = hit.record
+        entry = StoredEntry(hit.cfg, record.environment, "autotune", hit.objective, summary=record.summary())
+        try:
+            self._store.keep(key, entry)
+        # A cfg that is not JSON, or a store that cannot take it: this process has the answer all the same.
+        except (OSError, TypeError, ValueError) as error:
+            if key.op_id not in self._unwritable:
+                self._unwritable.add(key.op_id)
+                warnings.warn(
+                    f"the tuned cfg of {key} could not be kept in {self._store}, so the next process will tune "
+                    f"again: {type(error).__name__}: {error}",
+                    StoreWarning,
+                    stacklevel=2,
+                )
+
+    def _tune(self, request: Request, job: Job) -> Record:
+        """Runs a job, one at a time on a device, within what the process may still spend."""
+        self._refuse_a_second_time(request)
+        job = replace(
+            job,
+            seconds=self._seconds_left(),
+            turn=lambda: turn(request.key.device, default_folder() / "locks"),
+            settled=lambda: self._settled(request),
+        )
+        self._tell("autotune_start", request.key, candidates=len(job.candidates), objective=job.objective)
+        start = time.perf_counter()
+        cfg, record = None, None
+        try:
+            with spending(), jax.default_device(request.device):
+                record = engine(self.tuner).tune(job)
+            cfg = record.cfg
+        finally:
+            seconds = time.perf_counter() - start
+            self._tell("autotune_finish", request.key, cfg=cfg, seconds=seconds, record=record)
+        self._tuned[request.key] = (self.cache._generation, request.objective)
+        return record
+
+    def _seconds_left(self) -> float | None:
+        limit = self._settings.tune_seconds
+        return None if limit is None else max(limit - seconds_spent(), 0.0)
+
+    def _settled(self, request: Request) -> tuple[Any] | None:
+        found = StoreTier(self._store).find(request) if self._store is not None else Miss("")
+        return (found.cfg,) if isinstance(found, Hit) else None
+
+    def _refuse_a_second_time(self, request: Request) -> None:
+        generation, objective = self._tuned.get(request.key, (None, None))
+        if not self.forbid_reautotune or generation != self.cache._generation or objective != request.objective:
+            return
+        raise RetuneError(
+            f"{request.key} was tuned by this selector before and is not in its cache any more; "
+            "keep the entry, call cache.clear(), or pass forbid_reautotune=False"
+        )
+
+
+def _objective(policy: AutotunePolicy) -> Objective:
+    return "forward+backward" if policy.validate_backward else "forward"
+
+
+def _nothing_left(key: Key, misses: Sequence[tuple[str, str]]) -> NoConfigError:
+    width = max(len(name) for name, _ in misses)
+    lines = "\n".join(f"  {name:<{width}}  {reason}" for name, reason in misses)
+    return NoConfigError(
+        f"no configuration for {key}\n{lines}\n"
+        "Pass cfg=..., put one into a cache, or allow autotuning or heuristics in the policy."
+    )

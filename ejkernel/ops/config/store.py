@@ -1,0 +1,73 @@
+"""What the selector needs of a store, and one entry of it. No JAX here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, final, runtime_checkable
+
+from ..core.key import Key
+from ..core.record import Objective
+
+Source = Literal["autotune", "imported", "hand"]
+
+
+@dataclass(frozen=True)
+class StoredEntry:
+    """A cfg and what is known about how it came to be."""
+
+    cfg: Any
+    # Empty: unknown, as in a file that somebody wrote by hand.
+    environment: Mapping[str, str] = field(default_factory=dict)
+    source: Source = "hand"
+    objective: Objective | None = None
+    when: str = ""
+    by: str = ""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Mapped(Protocol):
+    """The least that a store of the user's own must have."""
+
+    def get(self, device: str, op_id: str, call_key: str) -> Any:
+        """The cfg of a key, or None."""
+
+    def put(self, device: str, op_id: str, call_key: str, cfg: Any) -> None:
+        """Keeps a cfg."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A store that knows where its cfgs come from."""
+
+    def lookup(self, key: Key) -> StoredEntry | None:
+        """The entry of a key, or None."""
+
+    def keep(self, key: Key, entry: StoredEntry) -> None:
+        """Keeps an entry."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PlainStore:
+    """A store of the user's own, behind the same interface: what it answers is believed."""
+
+    inner: Mapped
+
+    def lookup(self, key: Key) -> StoredEntry | None:
+        """Whatever it has, as it is."""
+        cfg = self.inner.get(*key)
+        return None if cfg is None else StoredEntry(cfg, environment={"believed": "yes"})
+
+    def keep(self, key: Key, entry: StoredEntry) -> None:
+        """The cfg alone."""
+        self.inner.put(*key, entry.cfg)
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        return f"{type(self.inner).__qualname__}"
+
+
+def as_store(persistent: Any) -> Store:
+    """The interface that the tiers use, over anything with `get` and `put`."""
+    return persistent if isinstance(persistent, Store) else PlainStore(persistent)

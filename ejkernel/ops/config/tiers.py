@@ -1,0 +1,214 @@
+"""The places a cfg can come from, each a small class; the selector asks them in order."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, final
+
+import jax
+
+from ..core import codec
+from ..core.device import environment, same_environment
+from ..core.errors import ConfigTypeError, TuningError
+from ..core.kernel import check_cfg_type
+from ..core.key import Key
+from ..core.record import Objective, Record
+from ..tuning.job import Job, distinct
+from .cache import ConfigCache, overlay_in_force
+from .jobs import TuningWarning, candidates, job_for
+from .measurable import unmeasurable
+from .request import Hit, Miss, Request
+from .store import Store
+
+
+class Tier(Protocol):
+    """One place a cfg can come from."""
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The answer, or why there is none."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Off:
+    """A tier that policy or settings turned off."""
+
+    name: str
+    reason: str
+
+    def find(self, request: Request) -> Miss:
+        """Nothing."""
+        return Miss(self.reason)
+
+
+@final
+class OverrideTier:
+    """What the caller gave."""
+
+    name = "override"
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The cfg of the call itself."""
+        cfg = request.inv.override_cfg
+        if cfg is None:
+            return Miss("not given")
+        return Hit(check_cfg_type(request.kernel, cfg, "cfg="), self.name)
+
+
+@final
+class OverlayTier:
+    """What the overlays around this call say."""
+
+    name = "overlay"
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The innermost overlay's answer."""
+        shadow = overlay_in_force()
+        if request.key in shadow:
+            return Hit(check_cfg_type(request.kernel, shadow[request.key], "the overlay's cfg"), self.name)
+        return Miss(f"none of {len(shadow)} entries in force is for this call" if shadow else "none active")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MemoryTier:
+    """What this process already knows."""
+
+    cache: ConfigCache[Any]
+    name = "memory"
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The cache's answer, unless it was tuned for less than is asked now."""
+        found = self.cache._find(request.key)
+        if found is None:
+            return Miss("no entry")
+        cfg, objective = found
+        hit = Hit(check_cfg_type(request.kernel, cfg, "the cached cfg"), self.name, {"level": "memory"}, objective)
+        if _covers(objective, request.objective):
+            return hit
+        return Miss(f"the entry was tuned for {objective} alone", (hit,))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StoreTier:
+    """What is kept on disk."""
+
+    store: Store
+    name = "persistent"
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The store's answer, unless it comes from another environment or was tuned for less."""
+        entry = self.store.lookup(request.key)
+        if entry is None:
+            return Miss(f"no entry in {self.store}")
+        try:
+            cfg = revived(request, entry.cfg)
+        except ConfigTypeError as error:
+            return Miss(f"the entry in {self.store} does not fit the kernel: {error}")
+        hit = Hit(cfg, self.name, {"level": "persistent"}, entry.objective)
+        if not _believed(entry.environment, request.device):
+            known = ", ".join(f"{k} {v}" for k, v in entry.environment.items()) or "unknown"
+            # Not kept in memory: there it would stand in the way of a tuning that is allowed later.
+            aged = replace(hit, data={**hit.data, "environment": known}, keep=False)
+            return Miss(f"the entry in {self.store} is from another environment ({known})", (aged,))
+        if not _covers(entry.objective, request.objective):
+            return Miss(f"the entry in {self.store} was tuned for {entry.objective} alone", (replace(hit, keep=False),))
+        return hit
+
+
+def _believed(kept: Mapping[str, str], device: jax.Device) -> bool:
+    return "believed" in kept or same_environment(kept, environment(device))
+
+
+def _covers(tuned: Objective | None, asked: Objective) -> bool:
+    # Unknown is a cfg that somebody put by hand: taken as asked.
+    return asked == "forward" or tuned != "forward"
+
+
+def revived(request: Request, cfg: Any) -> Any:
+    """A stored cfg as the kernel knows it: a store without a `cfg_type` gives plain JSON back."""
+    kind = request.kernel.cfg_type
+    if kind is None and isinstance(cfg, dict):
+        guess = type(request.hook("heuristic_cfg")(request.inv))
+        kind = guess if codec.has_fields(guess) else None
+    if kind is None or isinstance(cfg, kind):
+        return cfg
+    return codec.decode(kind, cfg)
+
+
+@final
+class SeedTier:
+    """An entry from another environment, or tuned for less, where nothing better could be measured."""
+
+    name = "persistent"
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The first seed that earlier tiers left."""
+        return request.seeds[0] if request.seeds else Miss("")
+
+
+@final
+class HeuristicsTier:
+    """What the kernel's author would take: a guess, never measured."""
+
+    name = "heuristics"
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The kernel's heuristic cfg."""
+        cfg = request.hook("heuristic_cfg")(request.inv)
+        return Hit(check_cfg_type(request.kernel, cfg, "heuristic_cfg"), self.name)
+
+
+Tune = Callable[[Request, Job], Record]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class AutotuneTier:
+    """Measures the candidates."""
+
+    # Runs a job and tells the listener; raises TuningError where no candidate can be used.
+    tune: Tune
+    # Keys whose candidates all failed before, with the reasons.
+    failed: dict[Key, str]
+    # Answer with a sole candidate, unmeasured: where no heuristics tier comes behind.
+    sole_answers: bool = False
+    name = "autotune"
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The winner of a tuning."""
+        if request.key in self.failed:
+            return Miss(f"failed before in this process: {self.failed[request.key]}", ())
+        cfgs = candidates(request)
+        if len(distinct(cfgs)) == 1:
+            sole = Hit(cfgs[0], self.name, keep=False)
+            return sole if self.sole_answers else Miss("one candidate, nothing to measure")
+        reason = unmeasurable(request, cfgs[0])
+        if reason:
+            return Miss(reason)
+        try:
+            record = self.tune(request, job_for(request, cfgs))
+        except TuningError as error:
+            self.failed[request.key] = f"all {len(error.reasons)} candidates failed; first: {error.reasons[0]}"
+            _warn_of_failure(request, error)
+            return Miss(self.failed[request.key], ())
+        cfg = check_cfg_type(request.kernel, record.cfg, "the tuner's choice")
+        # What was asked for, even where the tuner had to time less: asking again would find no more.
+        return Hit(cfg, self.name, objective=request.objective, record=record)
+
+
+def _warn_of_failure(request: Request, error: TuningError) -> None:
+    warnings.warn(
+        f"tuning {request.key} left no candidate, so the heuristic cfg is used from now on:\n  "
+        + "\n  ".join(error.reasons)
+        + "\nCorrect the kernel's candidate_cfgs, or allow less with valid_cfg",
+        TuningWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,77 @@
+"""Every error that this package raises by itself: one small tree, each also the built-in that callers expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class OpsError(Exception):
+    """The root: catch this for anything that `ejkernel.ops` found wrong."""
+
+
+class KernelError(OpsError, TypeError):
+    """A kernel that is not written as the contract asks."""
+
+
+class BadNameError(OpsError, ValueError):
+    """An operation or store name that cannot be part of a key or a path."""
+
+
+class KeyPartError(OpsError, TypeError):
+    """A static argument that has no stable form, so that no key can be made of it."""
+
+
+class ConfigTypeError(OpsError, TypeError):
+    """A cfg of another type than its kernel declares, or one that cannot be written as JSON."""
+
+
+class PolicyValueError(OpsError, ValueError):
+    """A policy field with a value that means nothing."""
+
+
+class PolicyFieldError(OpsError, TypeError):
+    """A policy field that does not exist."""
+
+
+class SettingError(OpsError, ValueError):
+    """An environment variable or a constructor setting with a value that means nothing."""
+
+
+class ScopeError(OpsError, RuntimeError):
+    """A `with` block that was left in another order than it was entered."""
+
+
+class NoConfigError(OpsError, RuntimeError):
+    """No tier had an answer."""
+
+
+class TuningError(OpsError, RuntimeError):
+    """A tuning that ended without a winner."""
+
+    def __init__(self, message: str, reasons: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.reasons = tuple(reasons)
+
+
+class RetuneError(OpsError, RuntimeError):
+    """A second tuning of one key where that is forbidden."""
+
+
+class StoreError(OpsError, OSError):
+    """A store that cannot be opened as it was asked for."""
+
+
+class RecordFormatError(OpsError, ValueError):
+    """A record, store or result file that this version cannot read."""
+
+
+class JaxChangedError(OpsError, ImportError):
+    """The installed JAX has no such private name any more."""
+
+
+class GradientError(OpsError, TypeError):
+    """An own gradient that does not fit its call."""
+
+
+class ShardingError(OpsError, ValueError):
+    """A sharded call without what it needs."""

@@ -1,0 +1,154 @@
+"""A kernel's own gradient as one differentiable function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .errors import GradientError
+from .stable import dtype_name, is_array
+
+
+def positional(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The call with keywords of positional parameters in their places, as far as they follow without a gap."""
+    args, kwargs = list(args), dict(kwargs)
+    parameters = list(inspect.signature(function).parameters.values())
+    for parameter in parameters[len(args) :]:
+        if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD or parameter.name == "cfg":
+            break
+        if parameter.name in kwargs:
+            args.append(kwargs.pop(parameter.name))
+        elif parameter.default is not inspect.Parameter.empty and any(
+            later.name in kwargs and later.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for later in parameters
+        ):
+            args.append(parameter.default)
+        else:
+            break
+    return tuple(args), kwargs
+
+
+def names_of(function: Callable[..., Any], count: int) -> list[str]:
+    """What the function calls its first positional arguments."""
+    names = [p.name for p in inspect.signature(function).parameters.values()][:count]
+    return names + [f"argument {i}" for i in range(len(names), count)]
+
+
+def own_gradient(
+    kernel: str, run: Callable[..., Any], fwd: Callable[..., Any], vjp: Callable[..., Any], cfg: Any
+) -> Callable[..., Any]:
+    """`run` with its cfg, differentiated by the kernel's own `vjp`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = positional(run, args, kwargs)
+        flat, tree = jax.tree_util.tree_flatten((args, kwargs))
+        arrays = [i for i, leaf in enumerate(flat) if is_array(leaf)]
+        count = len([leaf for leaf in jax.tree_util.tree_leaves(args) if is_array(leaf)])
+        constants = [None if is_array(leaf) else leaf for leaf in flat]
+
+        def rebuild(leaves: Sequence[Any]) -> tuple[Any, Any]:
+            whole = list(constants)
+            for place, leaf in zip(arrays, leaves, strict=True):
+                whole[place] = leaf
+            return jax.tree_util.tree_unflatten(tree, whole)  # type: ignore[no-any-return]
+
+        @jax.custom_vjp
+        def function(*leaves: Any) -> Any:
+            inner, keywords = rebuild(leaves)
+            return run(*inner, cfg=cfg, **keywords)
+
+        # What the residuals hold besides arrays: JAX carries only arrays from forward to backward.
+        aside: list[Any] = []
+
+        def forward(*primals: Any) -> Any:
+            for primal in primals[count:]:
+                if primal.perturbed:
+                    raise GradientError(
+                        f"kernel {kernel} has its own gradient, which covers positional arguments alone; an array "
+                        "given by keyword is being differentiated: pass it by position, or stop its gradient"
+                    )
+            leaves = [primal.value for primal in primals]
+            inner, keywords = rebuild(leaves)
+            made = fwd(*inner, cfg=cfg, **keywords)
+            if not isinstance(made, tuple) or len(made) != 2:
+                raise GradientError(f"fwd_with_residuals of kernel {kernel} must return (out, residuals), got {made!r}")
+            out, residuals = made
+            kept, residual_tree = jax.tree_util.tree_flatten(residuals)
+            aside[:] = [residual_tree, [None if is_array(leaf) else leaf for leaf in kept]]
+            return out, ([leaf for leaf in kept if is_array(leaf)], out, leaves)
+
+        def backward(saved: Any, cotangent: Any) -> Any:
+            kept, out, leaves = saved
+            residual_tree, others = aside
+            remaining = iter(kept)
+            filled = [next(remaining) if leaf is None else leaf for leaf in others]
+            residuals = jax.tree_util.tree_unflatten(residual_tree, filled)
+            dy = jax.tree_util.tree_map(_instantiated, cotangent, is_leaf=_is_symbolic)
+            inner, keywords = rebuild(leaves)
+            grads = vjp(residuals, out, dy, *inner, cfg=cfg, **keywords)
+            return (*_checked(kernel, names_of(run, len(inner)), grads, inner), *map(_no_gradient, leaves[count:]))
+
+        function.defvjp(forward, backward, symbolic_zeros=True)
+        return function(*(flat[i] for i in arrays))
+
+    return call
+
+
+def _is_symbolic(leaf: Any) -> bool:
+    return isinstance(leaf, jax.custom_derivatives.SymbolicZero)
+
+
+def _instantiated(leaf: Any) -> Any:
+    if not _is_symbolic(leaf):
+        return leaf
+    if leaf.dtype == jax.dtypes.float0:
+        return np.zeros(leaf.shape, leaf.dtype)
+    return jax.numpy.zeros(leaf.shape, leaf.dtype)
+
+
+def _no_gradient(leaf: Any) -> Any:
+    """The zero gradient that JAX wants for this array."""
+    if jax.numpy.issubdtype(leaf.dtype, np.inexact):
+        return jax.numpy.zeros(leaf.shape, leaf.dtype)
+    return np.zeros(np.shape(leaf), jax.dtypes.float0)
+
+
+def _checked(kernel: str, names: Sequence[str], grads: Any, args: Sequence[Any]) -> list[Any]:
+    """One gradient for each array among the positional arguments."""
+    if not isinstance(grads, (tuple, list)) or len(grads) != len(args):
+        got = f"{len(grads)} values" if isinstance(grads, (tuple, list)) else f"a {type(grads).__qualname__}"
+        raise GradientError(
+            f"vjp of kernel {kernel} must return a tuple of {len(args)} gradients, one for each of "
+            f"{', '.join(names)} (None where there is none); got {got}"
+        )
+    found: list[Any] = []
+    for name, grad, arg in zip(names, grads, args, strict=True):
+        found += _of_argument(kernel, name, grad, arg)
+    return found
+
+
+def _of_argument(kernel: str, name: str, grad: Any, arg: Any) -> list[Any]:
+    leaves, tree = jax.tree_util.tree_flatten(arg)
+    if grad is None:
+        return [_no_gradient(leaf) for leaf in leaves if is_array(leaf)]
+    parts, grad_tree = jax.tree_util.tree_flatten(grad, is_leaf=lambda part: part is None)
+    if len(parts) != len(leaves):
+        raise GradientError(
+            f"vjp of kernel {kernel} returned a gradient for {name} of structure {grad_tree}, not {tree}"
+        )
+    return [_of_leaf(kernel, name, part, leaf) for part, leaf in zip(parts, leaves, strict=True) if is_array(leaf)]
+
+
+def _of_leaf(kernel: str, name: str, part: Any, leaf: Any) -> Any:
+    if part is None or not jax.numpy.issubdtype(leaf.dtype, np.inexact):
+        return _no_gradient(leaf)
+    if np.shape(part) != np.shape(leaf) or jax.dtypes.result_type(part) != leaf.dtype:
+        raise GradientError(
+            f"vjp of kernel {kernel} returned a gradient for {name} of "
+            f"{dtype_name(jax.dtypes.result_type(part))}{list(np.shape(part))}; "
+            f"the argument is {dtype_name(leaf.dtype)}{list(np.shape(leaf))}"
+        )
+    return part

@@ -1,0 +1,91 @@
+"""One call of a kernel, as a frozen value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from .. import _jax
+from . import stable
+from .errors import KernelError
+
+Cfg = TypeVar("Cfg")
+Out = TypeVar("Out")
+
+# A change of how parts are written changes every key: then this number moves too.
+_SCHEME = "1"
+
+
+@dataclass(frozen=True, eq=False)
+class Invocation(Generic[Cfg, Out]):
+    """What was asked of which operation; `call_key` stands for all of it that can change the best cfg."""
+
+    op_id: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    batch_axes: Any = None
+    override_cfg: Cfg | None = None
+    stamp: bool = True
+    method: str | None = None
+    mesh: Any = None
+    in_specs: Any = None
+    out_specs: Any = None
+    check_vma: bool = False
+
+    @cached_property
+    def parts(self) -> Mapping[str, str]:
+        """The named parts of the key, in order, so that a miss can be explained by the ones that differ."""
+        parts = {"scheme": _SCHEME}
+        for index, value in enumerate(self.args):
+            _add(parts, f"args[{index}]", value)
+        for name in sorted(self.kwargs):
+            _add(parts, f"kwargs[{name!r}]", self.kwargs[name])
+        for name in ("batch_axes", "method", "mesh", "in_specs", "out_specs"):
+            value = getattr(self, name)
+            if value is not None:
+                parts[name] = _text(stable.form(value, name))
+        # Set by a context or a flag, this changes what a matmul inside the kernel costs.
+        precision = _jax.setting("jax_default_matmul_precision")
+        if precision is not None:
+            parts["matmul_precision"] = str(precision)
+        return parts
+
+    @cached_property
+    def call_key(self) -> str:
+        """Sixteen hexadecimal digits: equal for equal calls, in every process and on every machine."""
+        return stable.short_hash(_text(dict(self.parts)))
+
+    def make_key(self, key_builder: Callable[[Invocation[Cfg, Out]], str] | None = None) -> str:
+        """The call key, or what the builder makes of this call."""
+        if key_builder is None:
+            return self.call_key
+        key = key_builder(self)
+        if not isinstance(key, str):
+            raise KernelError(f"the key_builder of {self.op_id} returned {key!r}; it must return a string")
+        return key
+
+
+def _add(parts: dict[str, str], name: str, value: Any) -> None:
+    # Containers are opened, so that a difference is named by its place; structure that holds nothing is kept as such.
+    # A leaf that JAX cannot open is a static value.
+    if stable.is_array(value):
+        parts[name] = stable.array_form(value, name)
+        return
+    if type(value) in (list, tuple) and value:
+        parts[name] = f"{type(value).__name__} of {len(value)}"
+        for index, item in enumerate(value):
+            _add(parts, f"{name}[{index}]", item)
+        return
+    if type(value) is dict and value and all(isinstance(key, str) for key in value):
+        parts[name] = f"dict of {len(value)}"
+        for key in sorted(value):
+            _add(parts, f"{name}[{key!r}]", value[key])
+        return
+    parts[name] = _text(stable.form(value, name))
+
+
+def _text(form: Any) -> str:
+    return json.dumps(form, separators=(",", ":"), ensure_ascii=True)

@@ -1,0 +1,164 @@
+"""What a kernel is: an operation with a computation, a heuristic cfg and candidates."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Generic, TypeVar
+
+from .errors import BadNameError, KernelError
+from .invocation import Cfg, Invocation, Out
+from .variants import has_any, variant
+
+_OP_ID = re.compile(r"[A-Za-z0-9_.-]+")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def absent(method: _F) -> _F:
+    """Marks a method that a kernel may define and this class does not."""
+    method._is_absent = True  # type: ignore[attr-defined]
+    return method
+
+
+class Kernel(Generic[Cfg, Out]):
+    """Subclass this: define `run` and `heuristic_cfg`, and `candidate_cfgs` for what may be measured."""
+
+    op_id: str = ""
+    version: str = "0"
+    key_builder: Callable[[Any], str] | None = None
+    # Optional, for tuning: the cfg's class, and the largest error allowed (None: by the output's dtype).
+    cfg_type: type | None = None
+    tolerance: float | None = None
+
+    _checked: ClassVar[bool] = False
+    _named: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Gives a class without an `op_id` its own name, and has it checked before its first instance."""
+        super().__init_subclass__(**kwargs)
+        cls._checked = False
+        cls._named = cls._named or "op_id" in cls.__dict__
+        if not cls._named:
+            cls.op_id = f"{cls.__module__}.{cls.__name__}"
+
+    # Here and not in __init__, which a subclass may replace.
+    def __new__(cls, *args: Any, **kwargs: Any) -> Kernel[Cfg, Out]:
+        """Makes an instance of a class that keeps the contract."""
+        if not cls._checked:
+            _check_class(cls)
+            cls._checked = True
+        return super().__new__(cls)
+
+    def __init__(self, op_id: str | None = None) -> None:
+        if op_id is not None:
+            self.op_id = _check_op_id(op_id, type(self))
+
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Normalises a call before anything else sees it."""
+        return args, kwargs
+
+    @absent
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The computation; `cfg` comes by keyword."""
+        raise NotImplementedError
+
+    @absent
+    def heuristic_cfg(self, inv: Invocation[Cfg, Out]) -> Any:
+        """A good default for this call, never measured."""
+        raise NotImplementedError
+
+    def candidate_cfgs(self, inv: Invocation[Cfg, Out]) -> Iterable[Any]:
+        """What may be measured for this call: the heuristic cfg alone, unless a kernel says more."""
+        # The device is known only where JAX runs, and this file is about what a kernel is.
+        from .device import platform_of
+
+        return [variant(self, "heuristic_cfg", platform=platform_of(inv), method=inv.method)(inv)]
+
+    @absent
+    def fwd_with_residuals(self, *args: Any, **kwargs: Any) -> Any:
+        """The computation and what its gradient needs of it: `(out, residuals)`."""
+        raise NotImplementedError
+
+    @absent
+    def vjp(self, *args: Any, **kwargs: Any) -> Any:
+        """One gradient per positional argument, None where there is none."""
+        raise NotImplementedError
+
+    @absent
+    def create_shard_map_wrapper(self, *args: Any, **kwargs: Any) -> Any:
+        """How the kernel runs sharded: `(fn, args)` or `(fn, args, callback)`."""
+        raise NotImplementedError
+
+    @absent
+    def example_inputs(self, inv: Invocation[Cfg, Out], rng: Any) -> Any:
+        """Arguments to measure with, where values matter: `(args, kwargs)`."""
+        raise NotImplementedError
+
+    @absent
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        """What every candidate must compute."""
+        raise NotImplementedError
+
+    def valid_cfg(self, inv: Invocation[Cfg, Out], cfg: Any) -> bool | str:
+        """True, or the reason why this cfg cannot run this call."""
+        return True
+
+
+def versioned(kernel: Kernel[Any, Any]) -> str:
+    """The operation's name in every key: `op@vN`."""
+    return f"{kernel.op_id}@v{kernel.version}"
+
+
+def kernel_path(kernel: Kernel[Any, Any]) -> str:
+    """Where the kernel's class can be imported from."""
+    return f"{type(kernel).__module__}:{type(kernel).__qualname__}"
+
+
+def check_cfg_type(kernel: Kernel[Any, Any], cfg: Any, origin: str) -> Any:
+    """The cfg itself, or an error where the kernel declares another type."""
+    from .errors import ConfigTypeError
+
+    kind = kernel.cfg_type
+    if kind is not None and not isinstance(cfg, kind):
+        raise ConfigTypeError(
+            f"{origin} of kernel {versioned(kernel)} is {cfg!r}, a {type(cfg).__qualname__}; "
+            f"the kernel declares cfg_type = {kind.__qualname__}"
+        )
+    return cfg
+
+
+def key_builder_of(kernel: Kernel[Any, Any]) -> Callable[[Any], str] | None:
+    """The kernel's key builder as a function of the invocation alone, however it was written."""
+    if "key_builder" in vars(kernel):
+        return vars(kernel)["key_builder"]  # type: ignore[no-any-return]
+    raw = inspect.getattr_static(type(kernel), "key_builder", None)
+    # A plain function or lambda in the class body takes the invocation; a method takes self first.
+    if inspect.isfunction(raw) and len(_required(raw)) < 2:
+        return raw
+    return kernel.key_builder
+
+
+def _required(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
+
+
+def _check_op_id(op_id: Any, cls: type) -> str:
+    if not isinstance(op_id, str) or not _OP_ID.fullmatch(op_id):
+        raise BadNameError(
+            f"{cls.__qualname__} has the op_id {op_id!r}; use letters, digits, '_', '.' and '-', such as 'matmul'"
+        )
+    return op_id
+
+
+def _check_class(cls: type[Kernel[Any, Any]]) -> None:
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    for method, spelling in (("run", "run(self, *args, cfg, **kwargs)"), ("heuristic_cfg", "heuristic_cfg(self, inv)")):
+        if not has_any(cls, method):
+            raise KernelError(f"kernel {name} has no {method}; define {spelling}")
+    for one, other in (("fwd_with_residuals", "vjp"), ("vjp", "fwd_with_residuals")):
+        if has_any(cls, one) and not has_any(cls, other):
+            raise KernelError(f"kernel {name} defines {one} without {other}; an own gradient needs both")
+    _check_op_id(cls.op_id, cls)

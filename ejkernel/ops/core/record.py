@@ -1,0 +1,132 @@
+"""What a tuning leaves behind: every candidate's outcome and how the winner was found. No JAX here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal, get_args
+
+from . import codec
+from .errors import RecordFormatError
+
+FORMAT = 1
+
+Status = Literal["ok", "compile", "memory", "runtime", "wrong", "timeout", "crash", "invalid", "skipped"]
+Stop = Literal["finished", "deadline", "failed", "settled", "foreign"]
+Objective = Literal["forward", "forward+backward"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate: what became of it, and how long it took."""
+
+    cfg: Any
+    status: Status = "ok"
+    message: str = ""
+    compile_s: float | None = None
+    samples_s: tuple[float, ...] = ()
+    dropped_round: int | None = None
+    # Largest deviation from the reference's output, over the reference's root mean square.
+    error: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The median sample, or None where nothing was timed."""
+        return median(self.samples_s) if self.samples_s else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One tuning, whole; indices point into `trials`."""
+
+    key: Mapping[str, str] = field(default_factory=dict)
+    kernel: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    objective: Objective = "forward"
+    clock: str = "wall"
+    seed: int = 0
+    budget_s: float | None = None
+    stop: Stop = "finished"
+    trials: tuple[Trial, ...] = ()
+    winner: int | None = None
+    heuristic: int | None = None
+    runner_up: int | None = None
+    # Time of the heuristic cfg over the winner's: middle, low and high end.
+    gain: tuple[float, float, float] | None = None
+    tied: tuple[int, ...] = ()
+
+    @property
+    def cfg(self) -> Any:
+        """The winner's cfg, or None."""
+        return None if self.winner is None else self.trials[self.winner].cfg
+
+    @property
+    def failures(self) -> tuple[Trial, ...]:
+        """The candidates that could not be used."""
+        return tuple(t for t in self.trials if t.status not in ("ok", "skipped"))
+
+    def summary(self) -> dict[str, Any]:
+        """The few figures that a store keeps beside the cfg."""
+        winner = None if self.winner is None else self.trials[self.winner].seconds
+        return {
+            "seconds": winner,
+            "gain": None if self.gain is None else list(self.gain),
+            "candidates": len(self.trials),
+            "failed": len(self.failures),
+            "tied": len(self.tied),
+            "clock": self.clock,
+            "stop": self.stop,
+        }
+
+    def dumps(self) -> str:
+        """The record as JSON."""
+        data = {
+            "format": FORMAT,
+            **{name: getattr(self, name) for name in _PLAIN},
+            "key": dict(self.key),
+            "environment": dict(self.environment),
+            "trials": [_trial_json(t) for t in self.trials],
+        }
+        return json.dumps(data, allow_nan=False, ensure_ascii=False)
+
+    @staticmethod
+    def loads(text: str, load_cfg: Callable[[Any], Any] = lambda data: data) -> Record:
+        """The record that `dumps` wrote; `load_cfg` rebuilds the cfgs."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise RecordFormatError(f"this is not a record: {error}") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else None
+            raise RecordFormatError(f"record format {found!r} is unknown; this version reads format {FORMAT}")
+        try:
+            return Record(
+                **{name: _tuples(data[name]) for name in _PLAIN},
+                key=dict(data["key"]),
+                environment=dict(data["environment"]),
+                trials=tuple(_trial(t, load_cfg) for t in data["trials"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise RecordFormatError(f"the record is damaged: {error!r}") from error
+
+
+_PLAIN = (
+    *("kernel", "objective", "clock", "seed", "budget_s", "stop"),
+    *("winner", "heuristic", "runner_up", "gain", "tied"),
+)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _trial_json(trial: Trial) -> dict[str, Any]:
+    return {**vars(trial), "cfg": codec.encode(trial.cfg), "samples_s": list(trial.samples_s)}
+
+
+def _trial(data: Mapping[str, Any], load_cfg: Callable[[Any], Any]) -> Trial:
+    if data["status"] not in get_args(Status):
+        raise RecordFormatError(f"a trial of the record has the unknown status {data['status']!r}")
+    return Trial(**{**data, "cfg": load_cfg(data["cfg"]), "samples_s": tuple(data["samples_s"])})

@@ -1,0 +1,67 @@
+"""Tuning outside the program: what the registry saw, or what a lowered program holds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..core.device import device_fingerprint
+from ..core.errors import SettingError
+from ..core.invocation import Invocation
+from ..registry import get_invocations
+from ..tuning.tuner import Tuner
+from .labels import find_labels_in_lowered, parse_label
+from .results import AutotuneData, AutotuningResult, Entry, Measurement
+
+Recorded = tuple[str, str, Any, tuple[Any, ...], dict[str, Any]]
+
+
+def benchmark(fn: Callable[..., Any], *args: Any, warmup: int = 1, iters: int = 5, **kwargs: Any) -> float:
+    """Median seconds of a call."""
+    return Tuner[Any](warmup, iters).measure(fn, *args, **kwargs)
+
+
+def autotune_recorded(selector: Any, *, show_progress: bool = False, repetition_count: int = 1) -> AutotuningResult:
+    """Tunes every call that the registry saw on this device; of several repetitions the fastest winner stays."""
+    device = device_fingerprint()
+    return _tune_all(selector, device, list(_recorded(device)), show_progress, repetition_count)
+
+
+def autotune_lowered(selector: Any, lowered: Any) -> AutotuningResult:
+    """Tunes the labelled calls of a lowered program, as far as the registry saw them."""
+    device = device_fingerprint()
+    wanted = {parse_label(name) for name in find_labels_in_lowered(lowered)}
+    calls = [call for call in _recorded(device) if (call[0], call[1]) in wanted]
+    return _tune_all(selector, device, calls, show_progress=False, repetitions=1)
+
+
+def _recorded(device: str) -> Iterable[Recorded]:
+    for op_id, calls in get_invocations(device).items():
+        for call_key, (kernel, args, kwargs) in calls.items():
+            yield op_id, call_key, kernel, args, kwargs
+
+
+def _tune_all(
+    selector: Any, device: str, calls: list[Recorded], show_progress: bool, repetitions: int
+) -> AutotuningResult:
+    if not isinstance(repetitions, int) or repetitions < 1:
+        raise SettingError(f"repetition_count={repetitions!r} is not a whole number of at least 1")
+    entries = []
+    for number, (op_id, call_key, kernel, args, kwargs) in enumerate(calls, 1):
+        if show_progress:
+            print(f"tuning {number} of {len(calls)}: {op_id} {call_key}", file=sys.stderr)
+        cfg = _best_of(selector, Invocation(kernel.op_id, args, kwargs), kernel, repetitions)
+        entries.append(Entry(op_id, call_key, cfg))
+    return AutotuningResult(device, tuple(entries))
+
+
+def _best_of(selector: Any, inv: Invocation[Any, Any], kernel: Any, repetitions: int) -> Any:
+    decisions = [selector.tune(inv, kernel) for _ in range(repetitions)]
+    timed = []
+    for decision in decisions:
+        record = decision.record
+        seconds = None if record is None or record.winner is None else record.trials[record.winner].seconds
+        if seconds is not None:
+            timed.append(Measurement(decision.cfg, seconds))
+    return AutotuneData(timed).fastest_config if timed else decisions[-1].cfg

@@ -1,0 +1,66 @@
+"""What tuning a set of calls gave, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from ..config.cache import overlay_cache
+from ..core.errors import TuningError
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One cfg and its time."""
+
+    cfg: Any
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AutotuneData:
+    """The times of one call's cfgs."""
+
+    measurements: Sequence[Measurement]
+
+    @property
+    def fastest_config(self) -> Any:
+        """The cfg of the shortest time, the earlier one of equals."""
+        if not self.measurements:
+            raise TuningError("there is no fastest cfg: nothing was measured")
+        return min(self.measurements, key=lambda m: m.seconds).cfg
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One call's cfg."""
+
+    op_id_v: str
+    call_key: str
+    cfg: Any
+
+
+@dataclass(frozen=True)
+class AutotuningResult:
+    """The cfgs of many calls on one device; inside `with result:` they are in force."""
+
+    device: str
+    entries: Sequence[Entry]
+    _entered: list[overlay_cache] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def as_overlay(self) -> overlay_cache:
+        """The cfgs as an overlay."""
+        return overlay_cache({(self.device, e.op_id_v, e.call_key): e.cfg for e in self.entries})
+
+    def __enter__(self) -> Self:
+        overlay = self.as_overlay()
+        overlay.__enter__()
+        self._entered.append(overlay)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.pop().__exit__(kind, error, trace)

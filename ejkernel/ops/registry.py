@@ -1,0 +1,49 @@
+"""The calls seen so far, by device, operation and call key: what offline tuning works from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+_calls: dict[str, dict[str, dict[str, Call]]] = {}
+_lock = threading.Lock()
+
+
+def record_invocation(
+    dev: str, op_id_v: str, call_key: str, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Remembers one call; the newest of equal keys stays."""
+    call = (kernel, tuple(_copied(a) for a in args), {name: _copied(v) for name, v in kwargs.items()})
+    with _lock:
+        _calls.setdefault(dev, {}).setdefault(op_id_v, {})[call_key] = call
+
+
+def get_invocations(dev: str) -> dict[str, dict[str, Call]]:
+    """A copy of what was recorded for a device: `{op: {call_key: (kernel, args, kwargs)}}`."""
+    with _lock:
+        kept = {op: dict(calls) for op, calls in _calls.get(dev, {}).items()}
+    return {
+        op: {
+            call_key: (kernel, tuple(_copied(a) for a in args), {name: _copied(v) for name, v in kwargs.items()})
+            for call_key, (kernel, args, kwargs) in calls.items()
+        }
+        for op, calls in kept.items()
+    }
+
+
+def forget_invocations() -> None:
+    """Empties the registry."""
+    with _lock:
+        _calls.clear()
+
+
+def _copied(value: Any) -> Any:
+    # Plain containers are copied, whatever they hold is not: arrays and kernels stay the objects they are.
+    if type(value) is dict:
+        return {key: _copied(v) for key, v in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(_copied(v) for v in value)
+    return value

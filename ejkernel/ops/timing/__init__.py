@@ -1,0 +1,1 @@
+"""How long does this take, and is it right."""

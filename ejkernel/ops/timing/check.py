@@ -1,0 +1,74 @@
+"""Do two candidates compute the same thing?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+# Largest allowed root-mean-square error over the reference's root mean square, and ten times that for the worst
+# element: a wrong tile hides in a mean, one rounded element must not fail. Set by mantissa bits, with room for sums
+# in another order.
+_LIMITS = {"float64": 1e-9, "float32": 1e-3, "float16": 1e-2, "bfloat16": 3e-2, "complex64": 1e-3, "complex128": 1e-9}
+# 8-bit and narrower floats carry 1 to 3 mantissa bits.
+_NARROW = 0.2
+_WORST_OVER_MEAN = 10.0
+
+
+def compare(out: Any, reference: Any, tolerance: float | None = None) -> tuple[float, str]:
+    """The largest relative error, and why the output is wrong; an empty reason means that it is right."""
+    shapes: list[Any] = [jax.tree_util.tree_structure(tree) for tree in (out, reference)]
+    if shapes[0] != shapes[1]:
+        return math.inf, "another structure of outputs"
+    worst = 0.0
+    for path, (got, want) in _pairs(out, reference):
+        error, reason = _compare_leaf(got, want, tolerance)
+        worst = max(worst, error)
+        if reason:
+            return worst, f"output{path}: {reason}"
+    return worst, ""
+
+
+def _pairs(out: Any, reference: Any) -> list[tuple[str, tuple[Any, Any]]]:
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(reference)]
+    leaves = zip(jax.tree_util.tree_leaves(out), jax.tree_util.tree_leaves(reference), strict=True)
+    return list(zip(paths, leaves, strict=True))
+
+
+def _compare_leaf(got: Any, want: Any, tolerance: float | None) -> tuple[float, str]:
+    if not hasattr(want, "dtype"):
+        return (0.0, "") if got == want else (math.inf, f"{got!r} instead of {want!r}")
+    if np.shape(got) != np.shape(want) or got.dtype != want.dtype:
+        return math.inf, f"{got.dtype}{list(np.shape(got))} instead of {want.dtype}{list(np.shape(want))}"
+    if want.dtype == jax.dtypes.float0 or want.size == 0:
+        return 0.0, ""
+    if jax.numpy.issubdtype(want.dtype, jax.dtypes.extended):
+        got, want = jax.random.key_data(got), jax.random.key_data(want)
+    name = str(want.dtype)
+    got, want = np.asarray(got), np.asarray(want)
+    if not jax.numpy.issubdtype(want.dtype, np.inexact):
+        wrong = int(np.sum(got != want))
+        return (0.0, "") if not wrong else (math.inf, f"{wrong} of {want.size} integers differ")
+    wide = np.complex128 if jax.numpy.issubdtype(want.dtype, np.complexfloating) else np.float64
+    return _compare_floats(got.astype(wide), want.astype(wide), tolerance or _LIMITS.get(name, _NARROW))
+
+
+def _compare_floats(got: Any, want: Any, limit: float) -> tuple[float, str]:
+    finite = np.isfinite(want)
+    if not np.array_equal(np.isfinite(got), finite):
+        return math.inf, f"{int(np.sum(~np.isfinite(got)))} non-finite values instead of {int(np.sum(~finite))}"
+    if not np.array_equal(got[~finite], want[~finite], equal_nan=True):
+        return math.inf, "other non-finite values"
+    got, want = got[finite], want[finite]
+    if want.size == 0:
+        return 0.0, ""
+    scale = math.sqrt(float(np.mean(np.abs(want) ** 2)))
+    off = np.abs(got - want)
+    if scale == 0.0:
+        return (0.0, "") if not off.any() else (math.inf, f"up to {off.max():.3g} where all should be zero")
+    mean, worst = math.sqrt(float(np.mean(off**2))) / scale, float(off.max()) / scale
+    if mean > limit or worst > limit * _WORST_OVER_MEAN:
+        return worst, f"off by {mean:.3g} (RMS) and {worst:.3g} (worst) of the reference's RMS; allowed {limit:.3g}"
+    return worst, ""

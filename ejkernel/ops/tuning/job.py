@@ -1,0 +1,56 @@
+"""One tuning to do, as a value."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.record import Objective
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to measure, on what, against what, and for how long."""
+
+    # From a cfg to a function of the call's arguments.
+    make_fn: Callable[[Any], Callable[..., Any]]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    # The heuristic cfg first, where there is one: it wins ties.
+    candidates: Sequence[Any]
+    objective: Objective = "forward"
+    # None: the first candidate that runs is the reference.
+    reference: Callable[..., Any] | None = None
+    tolerance: float | None = None
+    # cfgs known from elsewhere (another environment, a lesser tuning): measured with the rest, never trusted.
+    seeds: Sequence[Any] = ()
+    # Is the first candidate the heuristic cfg?
+    heuristic_first: bool = False
+    # Random floats instead of the call's own; its integers stay.
+    fresh_floats: bool = False
+    example: Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]] | None = None
+    seconds: float | None = None
+    # Held while candidates are timed: one at a time on a device.
+    turn: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    # Asked once the turn has come: did another process find the answer meanwhile? Gives (cfg,) or None.
+    settled: Callable[[], tuple[Any] | None] = lambda: None
+    # What the record says of the call: key parts, kernel path, environment.
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def distinct(cfgs: Sequence[Any]) -> list[Any]:
+    """The cfgs without repetitions, in order; 1, 1.0 and True are three."""
+    kept: list[Any] = []
+    for cfg in cfgs:
+        if not any(type(cfg) is type(other) and repr(cfg) == repr(other) and _equal(cfg, other) for other in kept):
+            kept.append(cfg)
+    return kept
+
+
+def _equal(one: Any, other: Any) -> bool:
+    same = one == other
+    # An array inside a cfg makes its comparison an array; then the printed form, equal by now, has to do.
+    return same if isinstance(same, bool) else True
