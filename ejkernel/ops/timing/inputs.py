@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 
 from ..core.stable import is_array, jax_dtype
@@ -89,6 +88,6 @@ def _values(shape: tuple[int, ...], dtype: Any, rng: np.random.Generator) -> np.
     if kind == np.bool_:
         return rng.integers(0, 2, shape).astype(kind)
     if kind.itemsize <= _WIDEST_DATA_INT:
-        bounds: Any = ml_dtypes.iinfo(kind)
+        bounds = jax.numpy.iinfo(kind)
         return rng.integers(int(bounds.min), int(bounds.max) + 1, shape).astype(kind)
     return rng.integers(0, 2, shape).astype(kind)

@@ -1,0 +1,22 @@
+"""What every test shares: no test touches the user's own caches or settings."""
+
+from __future__ import annotations
+
+import os
+
+# Before JAX starts: several CPU devices, for tests of sharding and of more than one device.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+
+import pytest
+
+from ejkernel.ops import registry
+
+
+@pytest.fixture(autouse=True)
+def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """Every test has its own cache folder and none of the variables that steer the library."""
+    for name in list(os.environ):
+        if name.startswith("EJKERNEL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("EJKERNEL_PERSISTENT_CACHE_DIR", str(tmp_path / "cache"))
+    registry.forget_invocations()
