@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .config.cache import ConfigCache as ConfigCache
     from .config.cache import current_scope as current_scope
     from .config.cache import overlay_cache as overlay_cache
+    from .config.cache import refresh as refresh
     from .config.persistent import PersistentCache as PersistentCache
     from .config.selection import AutotunePolicy as AutotunePolicy
     from .config.selection import ConfigSelectorChain as ConfigSelectorChain
@@ -33,10 +34,14 @@ if TYPE_CHECKING:
     from .core.stable import short_hash as short_hash
     from .core.stable import stable_json as stable_json
     from .core.stable import to_json as to_json
+    from .execution.executor import ConfigChooser as ConfigChooser
+    from .execution.executor import Executor as Executor
     from .execution.labels import extract_labels_from_hlo_text as extract_labels_from_hlo_text
     from .execution.labels import find_labels_in_lowered as find_labels_in_lowered
     from .execution.labels import label as label
     from .execution.labels import labels_to_configs as labels_to_configs
+    from .execution.mapped import pmap_with_config as pmap_with_config
+    from .execution.mapped import vmap_with_config as vmap_with_config
     from .execution.offline import autotune_lowered as autotune_lowered
     from .execution.offline import autotune_recorded as autotune_recorded
     from .execution.offline import benchmark as benchmark
@@ -48,7 +53,7 @@ if TYPE_CHECKING:
     from .registry import record_invocation as record_invocation
 
 _NAMES = {
-    "config.cache": "ConfigCache current_scope overlay_cache",
+    "config.cache": "ConfigCache current_scope overlay_cache refresh",
     "config.persistent": "PersistentCache",
     "config.selection": "AutotunePolicy ConfigSelectorChain Tuner forward_autotune_only policy_override",
     "core.abstract": "abstractify sharding_fingerprint",
@@ -59,6 +64,8 @@ _NAMES = {
     "core.params": "BwdParams FwdParams",
     "core.record": "Record Trial",
     "core.stable": "from_json short_hash stable_json to_json",
+    "execution.executor": "ConfigChooser Executor",
+    "execution.mapped": "pmap_with_config vmap_with_config",
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",
     "execution.offline": "autotune_lowered autotune_recorded benchmark",
     "execution.results": "AutotuneData AutotuningResult Entry Measurement",

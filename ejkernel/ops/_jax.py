@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,6 +22,60 @@ def _private(module: str, name: str) -> Any:
             f"jax {jax.__version__} has no {module}.{name}, which ejkernel.ops needs; "
             "install a supported JAX (>=0.10,<0.13) or report this with the version"
         ) from error
+
+
+ArrayImpl: Any = _private("jax._src.array", "ArrayImpl")
+_BatchTracer: Any = _private("jax._src.interpreters.batching", "BatchTracer")
+_JVPTracer: Any = _private("jax._src.interpreters.ad", "JVPTracer")
+_LinearizeTracer: Any = _private("jax._src.interpreters.ad", "LinearizeTracer")
+_JaxprTracer: Any = _private("jax._src.interpreters.partial_eval", "DynamicJaxprTracer")
+
+
+@dataclass(frozen=True)
+class Peeled:
+    """A tracer taken apart: what it wraps in the end, and which transformations were around it."""
+
+    core: Any
+    # (identity of the vmap, its size, the axis), innermost first.
+    batches: tuple[tuple[Any, int, int], ...] = ()
+    forward_mode: bool = False
+
+    @property
+    def is_staged(self) -> bool:
+        """Is a program being written, rather than run?"""
+        return isinstance(self.core, _JaxprTracer)
+
+
+def peel(value: Any) -> Peeled:
+    """The array, or the staged value, under the tracers of vmap, grad and jvp."""
+    batches = []
+    forward_mode = False
+    while isinstance(value, jax.core.Tracer):
+        tracer: Any = value
+        if isinstance(value, _BatchTracer):
+            if tracer.batch_dim is not None:
+                trace = tracer._trace
+                batches.append((trace.tag, int(trace.axis_data.size), int(tracer.batch_dim)))
+            value = tracer.val
+        elif isinstance(value, (_JVPTracer, _LinearizeTracer)):
+            forward_mode = forward_mode or isinstance(value, _JVPTracer)
+            value = tracer.primal
+        else:
+            break
+    return Peeled(value, tuple(batches), forward_mode)
+
+
+def varying_axes(value: Any) -> frozenset[str]:
+    """The manual mesh axes over which a value inside shard_map differs."""
+    seen = jax.typeof(value)
+    found = getattr(seen, "manual_axis_type", None)
+    return frozenset(getattr(found, "varying", None) or getattr(seen, "vma", None) or ())
+
+
+def local_devices_of_every_backend() -> list[jax.Device]:
+    """Every device that this process can put an array on; starts the backends."""
+    backends = _private("jax._src.xla_bridge", "backends")()
+    return [device for backend in backends.values() for device in backend.local_devices()]
 
 
 def setting(name: str) -> Any:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .core.key import Key
+
+if TYPE_CHECKING:
+    from .core.invocation import Invocation
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 _calls: dict[str, dict[str, dict[str, Call]]] = {}
+# What the executor saw, whole: a batch or a mesh around a call is part of its key.
+_seen: dict[Key, tuple[Any, Invocation[Any, Any]]] = {}
 _lock = threading.Lock()
 
 
@@ -19,6 +26,29 @@ def record_invocation(
     call = (kernel, tuple(_copied(a) for a in args), {name: _copied(v) for name, v in kwargs.items()})
     with _lock:
         _calls.setdefault(dev, {}).setdefault(op_id_v, {})[call_key] = call
+
+
+def record_call(key: Key, kernel: Any, inv: Invocation[Any, Any]) -> None:
+    """Remembers a call as the executor makes it, with all that is around it."""
+    record_invocation(*key, kernel, inv.args, inv.kwargs)
+    with _lock:
+        _seen[key] = (kernel, inv)
+
+
+def recorded_calls(dev: str) -> list[tuple[Key, Any, Invocation[Any, Any]]]:
+    """Every recorded call of a device as an invocation that has its key again."""
+    with _lock:
+        seen = dict(_seen)
+    # The registry itself needs no JAX, and a command line may list it.
+    from .core.invocation import Invocation
+
+    calls = []
+    for op_id, recorded in get_invocations(dev).items():
+        for call_key, (kernel, args, kwargs) in recorded.items():
+            key = Key(dev, op_id, call_key)
+            found = seen.get(key)
+            calls.append((key, kernel, found[1] if found else Invocation(kernel.op_id, args, kwargs)))
+    return calls
 
 
 def get_invocations(dev: str) -> dict[str, dict[str, Call]]:
@@ -38,6 +68,7 @@ def forget_invocations() -> None:
     """Empties the registry."""
     with _lock:
         _calls.clear()
+        _seen.clear()
 
 
 def _copied(value: Any) -> Any:

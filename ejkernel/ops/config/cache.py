@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
@@ -11,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import jax
 
+from ..core import changes
 from ..core.errors import ConfigTypeError, KeyPartError, ScopeError
 from ..core.invocation import Cfg
 from ..core.key import Key
@@ -49,6 +51,7 @@ class ConfigCache(Generic[Cfg]):
             self._data.clear()
             self._objectives.clear()
             self._generation += 1
+        changes.note_everything()
 
     def size(self) -> int:
         """How many cfgs are kept."""
@@ -69,15 +72,18 @@ class ConfigCache(Generic[Cfg]):
             self._objectives.pop(key, None)
             if objective is not None:
                 self._objectives[key] = objective
+        changes.note(key, cfg)
 
 
 class _Shadow:
     """One content of overlays: the value that selects is the very value in JAX's jit key."""
 
-    __slots__ = ("__weakref__", "mapping")
+    __slots__ = ("__weakref__", "base", "mapping")
 
-    def __init__(self, mapping: Mapping[Key, Any]) -> None:
+    def __init__(self, mapping: Mapping[Key, Any], base: object = None) -> None:
         self.mapping = mapping
+        # The global value it was made under, kept so that its address stays its own.
+        self.base = base
 
 
 # JAX asks that this is made once, before other threads use it: so when the module is imported.
@@ -117,14 +123,14 @@ class _Scope:
         for layer in layers:
             merged.update(layer)
         # An empty overlay changes nothing, so it must not make JAX trace anything again.
-        context = _in_force(_interned(merged) if merged else None)
+        context = _in_force(_interned(merged)) if merged else contextlib.nullcontext()
         context.__enter__()
         _entered.stack.append((self, context, _cache_overlay.set(layers)))
         return self
 
     def _outer(self) -> tuple[Mapping[Key, Any], ...]:
-        shadow = _in_force.value
-        return () if shadow is None else (shadow.mapping,)
+        outer = overlay_in_force()
+        return (outer,) if outer else ()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -154,22 +160,31 @@ class overlay_cache(_Scope):
         super().__init__(({Key(*key): cfg for key, cfg in mapping.items()},))
 
 
+def refresh() -> None:
+    """Has every jitted function, the user's own included, choose again at its next call; each compiles once more."""
+    # A value of its own: JAX compares by identity, so no program compiled so far matches it.
+    _in_force.set_global(_Shadow({}))
+    changes.note_everything()
+
+
 def current_scope() -> _Scope:
     """The overlays in force here, to be entered in another thread with `with`."""
-    shadow = _in_force.value
-    if shadow is not None:
-        return _Scope((shadow.mapping,))
+    shadow = overlay_in_force()
+    if shadow:
+        return _Scope((shadow,))
     # A thread that got a copy of its parent's context opts in from inside.
     return _Scope(_cache_overlay.get())
 
 
 def _interned(mapping: dict[Key, Any]) -> _Shadow:
     # Equal overlays share compiled programs, and JAX compares by identity.
-    content = tuple(sorted((key, *_content(cfg)) for key, cfg in mapping.items()))
+    # The global value is part of it: after a refresh, programs made under this overlay before are old.
+    base = _in_force.get_global()
+    content = (id(base), *sorted((key, *_content(cfg)) for key, cfg in mapping.items()))
     with _shadows_lock:
         shadow = _shadows.get(content)
         if shadow is None:
-            shadow = _shadows[content] = _Shadow(mapping)
+            shadow = _shadows[content] = _Shadow(mapping, base)
         return shadow
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.bind import bind
@@ -12,6 +12,7 @@ from ..core.errors import KernelError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, check_cfg_type, kernel_path, versioned
 from ..core.variants import has_any
+from ..timing.around import in_batch, local_mesh, per_shard, placing, whole_batch
 from ..tuning.job import Job
 from .request import Request
 
@@ -46,24 +47,34 @@ def candidates(request: Request) -> list[Any]:
 
 
 def job_for(request: Request, cfgs: Sequence[Any]) -> Job:
-    """The tuning of one request."""
+    """The tuning of one request: the call as it will run, batch and shards around it."""
     kernel, inv = request.kernel, request.inv
-    has_example = has_any(type(kernel), "example_inputs")
+    mesh = local_mesh(request.platform) if inv.method is None else None
+
+    def make_fn(cfg: Any) -> Callable[..., Any]:
+        return per_shard(in_batch(bind(kernel, cfg, inv, request.platform), inv.batch_axes), mesh)
+
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        return per_shard(in_batch(kernel.reference, inv.batch_axes), mesh)(*args, **kwargs)
+
+    args, kwargs = whole_batch(inv.args, inv.kwargs, inv.batch_axes)
+    # One example's values say nothing about a batch of them.
+    has_example = has_any(type(kernel), "example_inputs") and not inv.batch_axes
     return Job(
-        make_fn=lambda cfg: bind(kernel, cfg, inv, request.platform),
-        args=inv.args,
-        kwargs=inv.kwargs,
+        make_fn=make_fn,
+        args=args,
+        kwargs=kwargs,
         candidates=cfgs,
         objective=request.objective,
-        reference=kernel.reference if has_any(type(kernel), "reference") else None,
+        reference=reference if has_any(type(kernel), "reference") else None,
         tolerance=kernel.tolerance,
         seeds=[hit.cfg for hit in request.seeds],
         heuristic_first=True,
         fresh_floats=True,
         example=(lambda rng: _example(kernel, inv, rng)) if has_example else None,
+        place=placing(inv, mesh),
         about={
-            "key": {"device": request.key.device, "op_id": request.key.op_id, "call_key": request.key.call_key}
-            | {f"call.{name}": text for name, text in inv.parts.items()},
+            "key": request.key._asdict() | {f"call.{name}": text for name, text in inv.parts.items()},
             "kernel": kernel_path(kernel),
             "environment": environment(request.device),
         },

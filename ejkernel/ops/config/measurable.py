@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core.batch import batched_leaves
 from ..core.bind import bind
 from ..core.device import device_fingerprint
 from ..core.stable import is_array
@@ -28,7 +29,7 @@ def unmeasurable(request: Request, cfg: Any) -> str:
         return "its shapes are symbolic"
     if request.device not in jax.local_devices(backend=request.device.client.platform):
         return f"{device_fingerprint(request.device)} is not attached to this process"
-    has_example = has_any(type(request.kernel), "example_inputs")
+    has_example = has_any(type(request.kernel), "example_inputs") and not request.inv.batch_axes
     abstract = [leaf for leaf in leaves if not is_concrete(leaf)]
     if any(_is_integer(leaf) for leaf in abstract) and not has_example:
         return "it is traced with integer arrays, and the kernel has no example_inputs to take their values from"
@@ -63,10 +64,10 @@ def _too_large(request: Request, cfg: Any, leaves: Sequence[Any]) -> str:
     free = free_memory(request.device)
     if free is None:
         return ""
-    needed = sum(_bytes(leaf) for leaf in leaves)
+    needed = sum(_bytes(leaf) for leaf in batched_leaves(leaves, request.inv.batch_axes))
     # The outputs are asked for only where the inputs are not too much already and might be with them.
     if needed <= free * _MEMORY_SHARE:
-        needed += _output_bytes(request, cfg)
+        needed += _output_bytes(request, cfg) * math.prod(size for size, _ in request.inv.batch_axes or ())
     if needed <= free * _MEMORY_SHARE:
         return ""
     return f"its inputs and outputs take {needed / 2**20:,.0f} MiB, over {_MEMORY_SHARE:.0%} of the free device memory"

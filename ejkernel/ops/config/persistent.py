@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal
 
 import filelock
 
-from ..core import codec
+from ..core import changes, codec
 from ..core.errors import BadNameError, ConfigTypeError, RecordFormatError, StoreError
 from ..core.invocation import Cfg
 from ..core.key import Key
@@ -106,6 +106,7 @@ class PersistentCache(Generic[Cfg]):
             self._kept[key] = self._load(raw)
             self._unwritten[key] = raw
             self._flush()
+        changes.note(key, entry.cfg)
 
     def keys(self) -> list[tuple[str, str, str]]:
         """Every key that is kept, sorted."""

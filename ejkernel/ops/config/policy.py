@@ -33,19 +33,21 @@ class AutotunePolicy:
 
 
 @dataclass(frozen=True)
-class _Frame:
-    owner: object
+class Frame:
+    """One change in force; equal changes of one selector are equal, so that what was built under them is shared."""
+
     # None: for every selector.
     selector: object
     updates: tuple[tuple[str, Any], ...]
 
 
-_frames: ContextVar[tuple[_Frame, ...]] = ContextVar("ejkernel_policy", default=())
+# The changes around this context, outermost first.
+frames: ContextVar[tuple[Frame, ...]] = ContextVar("ejkernel_policy", default=())
 
 
 def in_force(selector: object, base: AutotunePolicy) -> AutotunePolicy:
     """The selector's policy as this context sees it."""
-    mine = [f for f in _frames.get() if f.selector is None or f.selector is selector]
+    mine = [f for f in frames.get() if f.selector is None or f.selector is selector]
     # What holds for every selector holds whatever the overrides of one of them say.
     for frame in sorted(mine, key=lambda f: f.selector is None):
         base = replace(base, **dict(frame.updates))
@@ -56,19 +58,19 @@ class _Change:
     """Policy updates for a `with` block of this context."""
 
     def __init__(self, selector: object, updates: dict[str, Any]) -> None:
-        self._frame = _Frame(self, selector, tuple(updates.items()))
+        self._frame = Frame(selector, tuple(updates.items()))
 
     def __enter__(self) -> Self:
-        _frames.set((*_frames.get(), self._frame))
+        frames.set((*frames.get(), self._frame))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        frames = _frames.get()
-        if not frames or frames[-1].owner is not self:
+        entered = frames.get()
+        if not entered or entered[-1] is not self._frame:
             raise ScopeError(f"{type(self).__name__} was left in another order than it was entered, or elsewhere")
-        _frames.set(frames[:-1])
+        frames.set(entered[:-1])
 
 
 class policy_override(_Change):

@@ -11,6 +11,7 @@ from typing import Any, Generic
 
 import jax
 
+from ..core import changes
 from ..core.errors import NoConfigError, RetuneError
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel
@@ -91,6 +92,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     @policy.setter
     def policy(self, policy: AutotunePolicy) -> None:
         self._policy = policy
+        changes.note_everything()
 
     @property
     def on_event(self) -> Callable[..., Any] | None:

@@ -75,3 +75,7 @@ class GradientError(OpsError, TypeError):
 
 class ShardingError(OpsError, ValueError):
     """A sharded call without what it needs."""
+
+
+class StaticArgumentError(OpsError, TypeError):
+    """A static argument that cannot be part of a compiled program's identity."""

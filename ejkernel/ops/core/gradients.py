@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .. import _jax
 from .errors import GradientError
 from .stable import dtype_name, is_array
 
@@ -92,9 +93,22 @@ def own_gradient(
             return (*_checked(kernel, names_of(run, len(inner)), grads, inner), *map(_no_gradient, leaves[count:]))
 
         function.defvjp(forward, backward, symbolic_zeros=True)
-        return function(*(flat[i] for i in arrays))
+        return function(*_equally_varying([flat[i] for i in arrays]))
 
     return call
+
+
+def _equally_varying(leaves: list[Any]) -> list[Any]:
+    # Inside shard_map JAX checks that a gradient varies over the same mesh axes as its argument; a kernel's vjp mixes
+    # its arguments, so all of them vary over every axis that one of them does. JAX sums the gradients back.
+    every = frozenset[str]().union(*map(_jax.varying_axes, leaves))
+    if not every:
+        return leaves
+    return [_vary(leaf, every - _jax.varying_axes(leaf)) for leaf in leaves]
+
+
+def _vary(leaf: Any, axes: frozenset[str]) -> Any:
+    return jax.lax.pcast(leaf, tuple(sorted(axes)), to="varying") if axes else leaf
 
 
 def _is_symbolic(leaf: Any) -> bool:
@@ -118,6 +132,9 @@ def _no_gradient(leaf: Any) -> Any:
 
 def _checked(kernel: str, names: Sequence[str], grads: Any, args: Sequence[Any]) -> list[Any]:
     """One gradient for each array among the positional arguments."""
+    # A vjp may answer for parameters that this call left at their defaults: those have no gradient.
+    if isinstance(grads, (tuple, list)) and all(grad is None for grad in grads[len(args) :]):
+        grads = grads[: len(args)]
     if not isinstance(grads, (tuple, list)) or len(grads) != len(args):
         got = f"{len(grads)} values" if isinstance(grads, (tuple, list)) else f"a {type(grads).__qualname__}"
         raise GradientError(

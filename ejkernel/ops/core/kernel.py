@@ -35,22 +35,16 @@ class Kernel(Generic[Cfg, Out]):
     _named: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Gives a class without an `op_id` its own name, and has it checked before its first instance."""
+        """Gives a class without an `op_id` its own name, and has it checked when it is first made or used."""
         super().__init_subclass__(**kwargs)
         cls._checked = False
         cls._named = cls._named or "op_id" in cls.__dict__
         if not cls._named:
             cls.op_id = f"{cls.__module__}.{cls.__name__}"
 
-    # Here and not in __init__, which a subclass may replace.
-    def __new__(cls, *args: Any, **kwargs: Any) -> Kernel[Cfg, Out]:
-        """Makes an instance of a class that keeps the contract."""
-        if not cls._checked:
-            _check_class(cls)
-            cls._checked = True
-        return super().__new__(cls)
-
     def __init__(self, op_id: str | None = None) -> None:
+        if not self._checked:
+            check_class(type(self))
         if op_id is not None:
             self.op_id = _check_op_id(op_id, type(self))
 
@@ -153,7 +147,10 @@ def _check_op_id(op_id: Any, cls: type) -> str:
     return op_id
 
 
-def _check_class(cls: type[Kernel[Any, Any]]) -> None:
+def check_class(cls: type[Kernel[Any, Any]]) -> None:
+    """Raises unless the class keeps the contract; looked at once, when it is first made or used."""
+    if cls._checked:
+        return
     name = f"{cls.__module__}.{cls.__qualname__}"
     for method, spelling in (("run", "run(self, *args, cfg, **kwargs)"), ("heuristic_cfg", "heuristic_cfg(self, inv)")):
         if not has_any(cls, method):
@@ -162,3 +159,4 @@ def _check_class(cls: type[Kernel[Any, Any]]) -> None:
         if has_any(cls, one) and not has_any(cls, other):
             raise KernelError(f"kernel {name} defines {one} without {other}; an own gradient needs both")
     _check_op_id(cls.op_id, cls)
+    cls._checked = True

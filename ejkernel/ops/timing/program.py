@@ -13,7 +13,12 @@ from ..core.record import Objective
 from .inputs import Call, is_float, random_like
 
 # A computation that looks at values while it is traced; the others are no reason to run it without jit.
-UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.UnexpectedTracerError)
+UNTRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
 # What JAX raises where a function has no derivative, or not one of this kind.
 UNDIFFERENTIABLE = (TypeError, ValueError, NotImplementedError)
 

@@ -33,6 +33,8 @@ class Job:
     fresh_floats: bool = False
     example: Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]] | None = None
     seconds: float | None = None
+    # Puts the arrays where the measured programs want them.
+    place: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple
     # Held while candidates are timed: one at a time on a device.
     turn: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     # Asked once the turn has come: did another process find the answer meanwhile? Gives (cfg,) or None.

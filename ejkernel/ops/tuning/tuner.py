@@ -109,7 +109,7 @@ class Tuner(Generic[Cfg]):
             args, kwargs = job.example(np.random.default_rng(self.seed))
         call = inputs.take_apart(args, kwargs)
         fresh = job.fresh_floats and job.example is None
-        leaves = inputs.concrete(call.leaves, np.random.default_rng(self.seed), fresh_floats=fresh)
+        leaves = job.place(inputs.concrete(call.leaves, np.random.default_rng(self.seed), fresh_floats=fresh))
         trials: list[Trial] = []
         programs: dict[int, Program] = {}
         for i, cfg in enumerate(cfgs):

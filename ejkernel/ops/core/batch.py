@@ -1,0 +1,71 @@
+"""The batch around a call: found at its entry, and put around the function that is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from .. import _jax
+from .stable import is_array, jax_dtype
+
+# (size, the axis of each array leaf or None), innermost vmap first.
+BatchAxes = tuple[tuple[int, tuple[int | None, ...]], ...]
+
+
+def find_batch(leaves: Sequence[Any]) -> BatchAxes | None:
+    """The vmaps around these arrays, as far as they can be seen."""
+    peeled = [_jax.peel(leaf).batches for leaf in leaves]
+    order = _in_order([[tag for tag, _, _ in batches] for batches in peeled])
+    levels = []
+    for tag in order:
+        found = [next(((size, axis) for t, size, axis in batches if t is tag), None) for batches in peeled]
+        size = next(hit[0] for hit in found if hit)
+        levels.append((size, tuple(hit[1] if hit else None for hit in found)))
+    return tuple(levels) or None
+
+
+def _in_order(chains: Sequence[list[Any]]) -> list[Any]:
+    """One order of nesting from the parts of it that the arrays show."""
+    order: list[Any] = []
+    for chain in chains:
+        place = 0
+        for tag in chain:
+            if any(tag is known for known in order):
+                place = next(i for i, known in enumerate(order) if known is tag) + 1
+            else:
+                order.insert(place, tag)
+                place += 1
+    return order
+
+
+def batched_shape(shape: Sequence[int], axes: Sequence[tuple[int, int | None]]) -> tuple[int, ...]:
+    """An example's shape with the sizes of the batch in their places."""
+    whole = list(shape)
+    for size, axis in axes:
+        if axis is not None:
+            whole.insert(axis, size)
+    return tuple(whole)
+
+
+def batched_leaves(leaves: Sequence[Any], batch: BatchAxes | None) -> list[Any]:
+    """Shapes of the whole batch for examples of it; without a batch the arrays themselves."""
+    if not batch:
+        return list(leaves)
+    return [
+        jax.ShapeDtypeStruct(batched_shape(leaf.shape, [(n, axes[i]) for n, axes in batch]), jax_dtype(leaf.dtype))
+        for i, leaf in enumerate(leaves)
+    ]
+
+
+def over_batch(fn: Callable[..., Any], batch: BatchAxes | None) -> Callable[..., Any]:
+    """A function of array leaves, mapped over the batch."""
+    for _, axes in batch or ():
+        fn = jax.vmap(fn, in_axes=axes)
+    return fn
+
+
+def array_leaves(args: Any, kwargs: Any) -> list[Any]:
+    """The arrays of a call in order."""
+    return [leaf for leaf in jax.tree_util.tree_leaves((tuple(args), dict(kwargs))) if is_array(leaf)]

@@ -1,0 +1,132 @@
+"""One call taken apart: the executor's own keywords, arrays, static values, and what makes two calls the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ..core.errors import KernelError, StaticArgumentError
+from ..core.kernel import Kernel, versioned
+from ..core.stable import is_array, stable_json, type_name
+
+_METHODS = (None, "shard_map")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keywords of a call that are the executor's own."""
+
+    cfg: Any = None
+    stamp: bool = True
+    method: str | None = None
+    mesh: Any = None
+    in_specs: Any = None
+    out_specs: Any = None
+    check_vma: bool = False
+
+    def key(self) -> Hashable:
+        """What of it makes another program."""
+        cfg = None if self.cfg is None else value_key(self.cfg)
+        specs = value_key(self.in_specs), value_key(self.out_specs)
+        return cfg, bool(self.stamp), self.method, value_key(self.mesh), *specs, bool(self.check_vma)
+
+
+PLAIN = Options()
+RESERVED = frozenset(("cfg", "_cfg", "stamp", "method", "mesh", "in_specs", "out_specs", "check_vma"))
+
+
+def split(kernel: Kernel[Any, Any], keywords: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """The executor's keywords, and the kernel's."""
+    if RESERVED.isdisjoint(keywords):
+        return PLAIN, dict(keywords)
+    mine = {name: value for name, value in keywords.items() if name in RESERVED}
+    other_spelling = mine.pop("_cfg", None)
+    if other_spelling is not None:
+        if mine.get("cfg") is not None:
+            raise KernelError(f"kernel {versioned(kernel)} was called with both cfg= and _cfg=; give one of them")
+        mine["cfg"] = other_spelling
+    options = Options(**mine)
+    if options.method not in _METHODS:
+        raise KernelError(
+            f"method={options.method!r} is unknown (kernel {versioned(kernel)}); use 'shard_map', or leave it out"
+        )
+    return options, {name: value for name, value in keywords.items() if name not in RESERVED}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A call's arrays in order, and the rest of it."""
+
+    leaves: list[Any]
+    rebuild: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+    # Structure and static values: equal for calls that differ in arrays alone.
+    shape: Hashable
+    # The static values by the path to them.
+    statics: tuple[tuple[str, Hashable], ...]
+
+
+def take(kernel: Kernel[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
+    """Takes a call apart."""
+    # Keywords in the order of the call: the short way passes their arrays as they come.
+    names = tuple(kwargs)
+    parts = (args, tuple(kwargs.values()))
+    flat, tree = jax.tree_util.tree_flatten(parts)
+    places = [i for i, leaf in enumerate(flat) if is_array(leaf)]
+    constants = [None if is_array(leaf) else leaf for leaf in flat]
+    if len(places) == len(flat):
+        statics: tuple[tuple[str, Hashable], ...] = ()
+    else:
+        paths = [_path(path, names) for path, _ in jax.tree_util.tree_leaves_with_path(parts)]
+        statics = tuple((paths[i], _static(kernel, paths[i], v)) for i, v in enumerate(flat) if not is_array(v))
+
+    def rebuild(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        whole = list(constants)
+        for place, leaf in zip(places, leaves, strict=True):
+            whole[place] = leaf
+        positional, by_keyword = jax.tree_util.tree_unflatten(tree, whole)
+        return positional, dict(zip(names, by_keyword, strict=True))
+
+    return Taken([flat[i] for i in places], rebuild, (tree, names, statics), statics)
+
+
+def _path(path: Any, names: tuple[str, ...]) -> str:
+    # [0][2]['w'] is args[2]['w'], [1][0]['w'] is the first keyword's ['w'].
+    rest = jax.tree_util.keystr(path[2:])
+    return f"args[{path[1].idx}]{rest}" if path[0].idx == 0 else f"{names[path[1].idx]}{rest}"
+
+
+def _static(kernel: Kernel[Any, Any], path: str, value: Any) -> Hashable:
+    key = value_key(value, soft=False)
+    if key is None:
+        raise StaticArgumentError(
+            f"{path} of kernel {versioned(kernel)} is a {type_name(type(value))}, a static value that cannot be "
+            "hashed; pass an array, or a hashable value such as a number, a string, a tuple or a frozen dataclass"
+        )
+    return key
+
+
+def value_key(value: Any, *, soft: bool = True) -> Hashable:
+    """A hashable stand-in that tells values, their types, -0.0 and NaN apart; None for what has none."""
+    if isinstance(value, float):
+        return type(value), value.hex()
+    try:
+        hash(value)
+    except TypeError:
+        # A dict of block sizes, a list of specs: by content. Past that, nothing is known to stay the same.
+        return ("json", stable_json(value)) if soft else None
+    return type(value), value
+
+
+def kernel_key(kernel: Kernel[Any, Any]) -> Hashable:
+    """Two instances of one class with equal attributes are the same kernel."""
+    state = vars(kernel)
+    if not state:
+        return (type(kernel),)
+    try:
+        return type(kernel), tuple((name, value_key(value)) for name, value in sorted(state.items()))
+    # Attributes without a stable form: then this very instance.
+    except TypeError:
+        return type(kernel), id(kernel)

@@ -1,0 +1,431 @@
+"""Running a kernel with its best cfg, chosen while JAX traces: a warm call is one look-up and JAX's dispatch."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from types import NoneType
+from typing import Any, Generic, Protocol
+
+import jax
+
+from .. import _jax
+from ..config import policy
+from ..config.cache import overlay_in_force
+from ..core import changes
+from ..core.abstract import abstractify
+from ..core.batch import BatchAxes, array_leaves, batched_leaves, find_batch, over_batch
+from ..core.bind import bind
+from ..core.device import default_device, device_fingerprint, device_of, get_device_platform, target_device
+from ..core.errors import GradientError, KernelError
+from ..core.invocation import Cfg, Invocation, Out
+from ..core.kernel import Kernel, check_class, key_builder_of, versioned
+from ..core.key import Key
+from ..core.variants import gradient
+from ..registry import record_call
+from ..settings import Settings
+from ..timing.inputs import is_concrete, is_float
+from ..timing.program import UNTRACEABLE, first_line
+from .call import RESERVED, Options, Taken, kernel_key, split, take
+from .labels import PREFIX, json_label, label
+from .table import Entry, Table
+
+# Static values that are their own key: cheap to hash, never equal across types once the type stands beside them.
+_ARRAY = _jax.ArrayImpl
+_frames = policy.frames.get
+_SHORT = frozenset((int, bool, str, NoneType))
+# So many different values of one static argument mean that it should have been an array.
+_MANY_STATICS = 64
+
+
+class ExecutorWarning(UserWarning):
+    """A call that works, but not as well as it could."""
+
+
+class ConfigChooser(Protocol):
+    """Whatever can choose a cfg for a call."""
+
+    def choose(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Any:
+        """The cfg."""
+
+
+class _NeedsValues(Exception):
+    """JAX traces a call of the short way that cannot be measured by its shapes: the long way has its arrays at hand."""
+
+
+class _Now(threading.local):
+    """The arrays of the call that this thread is making, for the time that JAX may trace it."""
+
+    leaves: Sequence[Any] | None = None
+
+
+class Executor(Generic[Cfg, Out]):
+    """Runs kernels; a cfg is chosen once per trace, by the chooser."""
+
+    def __init__(self, chooser: ConfigChooser, stamp_prefix: str = PREFIX) -> None:
+        self.chooser = chooser
+        self.stamp_prefix = stamp_prefix
+        self._settings = Settings.read()
+        self._table = Table()
+        self._quick = self._table.quick
+        self._now = _Now()
+        self._statics: dict[tuple[str, str], set[Hashable]] = {}
+        self._said: set[Hashable] = set()
+        # Known once a backend runs: does this process have devices of more than one kind?
+        self._several_kinds: bool | None = None
+
+    def __call__(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Any:
+        """The kernel's result for this call; `cfg=`, `stamp=`, `method=`, `mesh=` and specs are the executor's own."""
+        # The short way: arrays, and static keywords that are their own key. The long way checked everything else
+        # before it registered the short key; `_short_key` says what that is, here it is written out, since this is
+        # the path that must cost nothing.
+        for arg in args:
+            if type(arg) is not _ARRAY:
+                return self._call(kernel, args, kwargs)
+        short: Any = kernel.__class__
+        leaves = args
+        if kwargs:
+            found = _marks(kwargs)
+            if found is None:
+                return self._call(kernel, args, kwargs)
+            marks, arrays = found
+            short = (short, marks)
+            if arrays:
+                leaves = (*args, *arrays)
+        state = kernel.__dict__
+        if state:
+            short = (short, *state.items(), *map(type, state.values()))
+        frames = _frames()
+        if frames:
+            short = (short, frames)
+        if self._several_kinds:
+            short = (short, _place(leaves))
+        try:
+            entry = self._quick.get(short)
+        # An attribute of the kernel that cannot be hashed.
+        except TypeError:
+            entry = None
+        if entry is None or entry.epoch != changes.epoch:
+            return self._call(kernel, args, kwargs)
+        entry.hot = True
+        try:
+            return entry.fn(*leaves)
+        except _NeedsValues:
+            return self._call(kernel, args, kwargs)
+
+    def choose_config(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Cfg:
+        """The cfg that a call would run with."""
+        options, keywords = split(kernel, kwargs)
+        taken = take(kernel, args, keywords)
+        if all(is_concrete(leaf) or isinstance(leaf, jax.core.Tracer) for leaf in taken.leaves):
+            inv = _invocation(kernel, args, keywords, options)
+            return self.chooser.choose(inv, kernel)  # type: ignore[no-any-return]
+        # Shapes instead of arrays: what prepare would do with arrays is asked of JAX.
+        chosen: list[Cfg] = []
+
+        def ask(*leaves: Any) -> None:
+            inv = _invocation(kernel, *taken.rebuild(leaves), options)
+            chosen.append(self.chooser.choose(inv, kernel))
+
+        jax.eval_shape(ask, *taken.leaves)
+        return chosen[0]
+
+    def compile(self, kernel: Kernel[Cfg, Out], /, *example_args: Any, **example_kwargs: Any) -> Callable[..., Any]:
+        """A jitted function whose cfg is chosen now and fixed for good; static example keywords are its defaults."""
+        cfg = self.choose_config(kernel, *example_args, **example_kwargs)
+        options, keywords = split(kernel, example_kwargs)
+        options = replace(options, cfg=cfg)
+        is_static = [not take(kernel, (arg,), {}).leaves for arg in example_args]
+        defaults = {name: value for name, value in keywords.items() if not take(kernel, (value,), {}).leaves}
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._run(kernel, args, {**defaults, **kwargs}, options)
+
+        call.__name__ = kernel.op_id
+        static_argnums = [i for i, static in enumerate(is_static) if static]
+        return jax.jit(call, static_argnums=static_argnums, static_argnames=tuple(defaults))
+
+    def _call(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The long way: any call at all."""
+        check_class(type(kernel))
+        options, keywords = split(kernel, kwargs)
+        taken = take(kernel, args, keywords)
+        peeled = [_jax.peel(leaf) for leaf in taken.leaves]
+        if any(p.forward_mode for p in peeled):
+            self._refuse_forward_mode(kernel, options)
+        # A program is being written: the kernel becomes part of it, with nothing of ours around it.
+        if any(p.is_staged for p in peeled):
+            return self._run(kernel, args, keywords, options)
+        batch = find_batch(taken.leaves) if any(p.batches for p in peeled) else None
+        device = self._device([p.core for p in peeled])
+        key = (kernel_key(kernel), taken.shape, options.key(), batch, _frames(), device)
+        entry = self._table.find(key)
+        if entry is None:
+            self._count_statics(kernel, taken)
+            entry = self._table.add(key, self._build(kernel, taken, options, batch, device))
+        out = self._enter(entry, key, kernel, taken)
+        self._shorten(kernel, args, kwargs, key)
+        return out
+
+    def _enter(self, entry: Entry, key: Hashable, kernel: Kernel[Cfg, Out], taken: Taken) -> Any:
+        self._now.leaves = taken.leaves
+        try:
+            return entry.fn(*taken.leaves)
+        except BaseException as error:
+            looks_at_values = isinstance(error, UNTRACEABLE) and all(is_concrete(leaf) for leaf in taken.leaves)
+            if entry.fn is entry.unjitted or not looks_at_values:
+                self._table.drop(key)
+                raise
+            reason = first_line(error)
+        finally:
+            self._now.leaves = None
+        self._say_once(
+            ("unjitted", type(kernel)),
+            f"kernel {versioned(kernel)} looks at values while it is traced, so it runs without jit, slowly: {reason}",
+        )
+        entry.fn = entry.unjitted
+        return entry.fn(*taken.leaves)
+
+    def _build(
+        self,
+        kernel: Kernel[Cfg, Out],
+        taken: Taken,
+        options: Options,
+        batch: BatchAxes | None,
+        device: jax.Device,
+    ) -> Entry:
+        entry = Entry(kernel)
+        rebuild = taken.rebuild
+
+        def body(*leaves: Any) -> Any:
+            concrete, self._now.leaves = self._now.leaves, None
+            if concrete is None and not all(map(_serves_as_shape, leaves)):
+                raise _NeedsValues
+            with target_device(device):
+                own = None if concrete is None else rebuild(concrete)
+                return self._run(kernel, *rebuild(leaves), options, batch=batch, entry=entry, concrete=own)
+
+        body.__name__ = body.__qualname__ = kernel.op_id
+        entry.fn = jax.jit(body, inline=True)
+        entry.unjitted = body
+        return entry
+
+    def _run(
+        self,
+        kernel: Kernel[Cfg, Out],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+        *,
+        batch: BatchAxes | None = None,
+        entry: Entry | None = None,
+        concrete: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    ) -> Any:
+        """Prepares, chooses and runs; here JAX traces."""
+        inv = _invocation(kernel, args, kwargs, options, batch)
+        asked = inv if concrete is None else self._with_values(kernel, inv, concrete, options)
+        cfg = self.chooser.choose(asked, kernel)
+        device = device_of(asked)
+        key = None
+        if entry is not None or self._settings.record or (inv.stamp and self._settings.stamp != "none"):
+            key = Key(device_fingerprint(device), versioned(kernel), inv.make_key(key_builder_of(kernel)))
+        # An overlay's answers are under a key of their own in JAX, and say nothing about what the caches hold.
+        if entry is not None and key is not None and key not in overlay_in_force() and options.cfg is None:
+            entry.decisions[key] = cfg
+        if self._settings.record and key is not None:
+            record_call(key, kernel, _abstract(inv))
+        fn = bind(kernel, cfg, inv, get_device_platform(device))
+        with self._stamp(inv, key, cfg):
+            return fn(*inv.args, **inv.kwargs)
+
+    def _with_values(
+        self,
+        kernel: Kernel[Cfg, Out],
+        inv: Invocation[Any, Any],
+        concrete: tuple[tuple[Any, ...], dict[str, Any]],
+        options: Options,
+    ) -> Invocation[Any, Any]:
+        """The same call with the caller's own arrays, where their values or places matter for measuring."""
+        leaves = array_leaves(*concrete)
+        if not all(is_concrete(leaf) for leaf in leaves) or all(_is_plain(leaf) for leaf in leaves):
+            return inv
+        with _jax.clean_room():
+            return _invocation(kernel, *concrete, options)
+
+    def _stamp(self, inv: Invocation[Any, Any], key: Key | None, cfg: Any) -> contextlib.AbstractContextManager[Any]:
+        style = self._settings.stamp
+        if key is None or not inv.stamp or style == "none":
+            return contextlib.nullcontext()
+        if style == "json":
+            return jax.named_scope(json_label(key.op_id, key.call_key, cfg, self.stamp_prefix))
+        return jax.named_scope(label(key.op_id, key.call_key, self.stamp_prefix))
+
+    def _device(self, cores: Sequence[Any]) -> jax.Device:
+        """The device of an eager call."""
+        if self._several_kinds is None:
+            self._several_kinds = len({device_fingerprint(d) for d in _jax.local_devices_of_every_backend()}) > 1
+        for core in cores:
+            if isinstance(core, jax.Array) and not isinstance(core, jax.core.Tracer) and core.committed:
+                return min(core.devices(), key=lambda d: d.id)
+        return default_device()
+
+    def _refuse_forward_mode(self, kernel: Kernel[Cfg, Out], options: Options) -> None:
+        own = any(gradient(kernel, platform=p, method=options.method) for p in ("gpu", "tpu", "cpu"))
+        if own:
+            raise GradientError(
+                f"kernel {versioned(kernel)} has its own gradient, which is reverse mode only (grad, vjp); forward "
+                "mode (jvp, jacfwd) of it cannot be had: use jacrev, or call the kernel's run directly"
+            )
+
+    def _shorten(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable) -> None:
+        """Registers the short key of a call that the short way can serve."""
+        state = vars(kernel)
+        if any(type(arg) is not _ARRAY for arg in args) or not RESERVED.isdisjoint(kwargs):
+            return
+        found = _marks(kwargs)
+        if found is None or not all(_is_short(value) for value in state.values()):
+            return
+        marks, arrays = found
+        self._table.shorten(self._short_key(kernel, marks, state, (*args, *arrays)), key)
+
+    def _short_key(
+        self, kernel: Kernel[Cfg, Out], marks: tuple[Any, ...] | None, state: dict[str, Any], leaves: Sequence[Any]
+    ) -> Hashable:
+        short: Any = type(kernel)
+        if marks:
+            short = (short, marks)
+        if state:
+            short = (short, *state.items(), *map(type, state.values()))
+        frames = _frames()
+        if frames:
+            short = (short, frames)
+        return (short, _place(leaves)) if self._several_kinds else short
+
+    def _count_statics(self, kernel: Kernel[Cfg, Out], taken: Taken) -> None:
+        for path, value in taken.statics:
+            seen = self._statics.setdefault((versioned(kernel), path), set())
+            if len(seen) > _MANY_STATICS:
+                continue
+            seen.add(value)
+            if len(seen) > _MANY_STATICS:
+                self._say_once(
+                    ("statics", versioned(kernel), path),
+                    f"{path} of kernel {versioned(kernel)} has had more than {_MANY_STATICS} different static values, "
+                    "and each compiles a program of its own; pass it as an array if the kernel can take one",
+                )
+
+    def _say_once(self, what: Hashable, message: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(message, ExecutorWarning, stacklevel=5)
+
+
+def _marks(kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]] | None:
+    """Names of array keywords and the static ones whole, as part of a short key; None where one needs the long way."""
+    marks: list[Any] = []
+    arrays: list[Any] = []
+    for name, value in kwargs.items():
+        kind = type(value)
+        if kind is _ARRAY:
+            marks.append(name)
+            arrays.append(value)
+        elif kind in _SHORT or (kind is float and value and value == value):
+            marks.append((name, kind, value))
+        else:
+            return None
+    return tuple(marks), arrays
+
+
+def _is_short(value: Any) -> bool:
+    """May this attribute of a kernel be part of a short key, which tells values by `==` and type alone?"""
+    # 0.0 equals -0.0, NaN is not itself, and containers may hold either.
+    if isinstance(value, float):
+        return bool(value) and value == value
+    if isinstance(value, (tuple, frozenset, jax.Array)):
+        return False
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _place(leaves: Sequence[Any]) -> Any:
+    """Where an eager call runs, for processes with more than one kind of device."""
+    for leaf in leaves:
+        if leaf._committed:
+            return leaf.sharding
+    return _jax.setting("jax_default_device")
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Does a random array serve as well as this one: floats on one device?"""
+    return is_float(leaf) and not (isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1)
+
+
+def _serves_as_shape(leaf: Any) -> bool:
+    """The same for what stands for an array in a trace; arrays themselves have their values with them."""
+    if not isinstance(leaf, jax.core.Tracer):
+        return True
+    return is_float(leaf) and jax.typeof(leaf).sharding.mesh.empty
+
+
+def _abstract(inv: Invocation[Any, Any]) -> Invocation[Any, Any]:
+    """The call without its arrays, to be kept."""
+    args, kwargs = abstractify((inv.args, dict(inv.kwargs)))
+    return replace(inv, args=args, kwargs=kwargs)
+
+
+def _invocation(
+    kernel: Kernel[Any, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    batch: BatchAxes | None = None,
+) -> Invocation[Any, Any]:
+    """What is asked of the kernel, once it has normalised the call."""
+    ready, keywords = _prepared(kernel, args, kwargs)
+    if batch is None:
+        leaves = array_leaves(ready, keywords)
+        batch = find_batch(leaves) if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) else None
+    elif type(kernel).prepare is not Kernel.prepare:
+        batch = _batch_after_prepare(kernel, args, kwargs, batch)
+    return Invocation(
+        op_id=kernel.op_id,
+        args=ready,
+        kwargs=keywords,
+        batch_axes=batch,
+        override_cfg=options.cfg,
+        stamp=options.stamp,
+        method=options.method,
+        mesh=options.mesh,
+        in_specs=options.in_specs,
+        out_specs=options.out_specs,
+        check_vma=options.check_vma,
+    )
+
+
+def _prepared(kernel: Kernel[Any, Any], args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    made = kernel.prepare(*args, **kwargs)
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], dict):
+        return tuple(made[0]), made[1]
+    raise KernelError(
+        f"prepare of kernel {versioned(kernel)} must return (args, kwargs), a tuple and a dict; got {made!r}"
+    )
+
+
+def _batch_after_prepare(kernel: Kernel[Any, Any], args: Any, kwargs: Any, batch: BatchAxes) -> BatchAxes | None:
+    """Where the batch's axes are once `prepare` has moved the arrays around: asked of JAX, on shapes."""
+    taken = take(kernel, args, kwargs)
+    found: list[BatchAxes | None] = []
+
+    def look(*leaves: Any) -> int:
+        found.append(find_batch(array_leaves(*_prepared(kernel, *taken.rebuild(leaves)))))
+        return 0
+
+    with _jax.clean_room():
+        jax.eval_shape(over_batch(look, batch), *batched_leaves(taken.leaves, batch))
+    return found[0]

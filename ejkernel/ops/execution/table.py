@@ -1,0 +1,100 @@
+"""Compiled callables of the executor: a bounded table, the least recently used leave first."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from ..core import changes
+from ..core.key import Key
+
+# Each holds a traced function and its compiled programs, some MiB at most.
+_MOST = 512
+
+
+class Entry:
+    """One jitted function: the calls of one kernel with one set of static values, on one kind of device."""
+
+    __slots__ = ("decisions", "epoch", "fn", "hot", "kernel", "unjitted")
+
+    fn: Callable[..., Any]
+    unjitted: Callable[..., Any]
+
+    def __init__(self, kernel: Any) -> None:
+        # Kept, since a kernel without comparable attributes is known by its address.
+        self.kernel = kernel
+        # How far the changes of caches and policies were looked at.
+        self.epoch = changes.epoch
+        # Used through a short key since it was last looked at: those hits move nothing, being as cheap as can be.
+        self.hot = False
+        # What was chosen while it was traced.
+        self.decisions: dict[Key, Any] = {}
+
+    def is_current(self) -> bool:
+        """Would every choice that was made while tracing be made again?"""
+        if self.epoch == changes.epoch:
+            return True
+        now = changes.epoch
+        recent = changes.since(self.epoch)
+        if recent is None or any(key in self.decisions and self.decisions[key] != cfg for key, cfg in recent):
+            return False
+        self.epoch = now
+        return True
+
+
+class Table:
+    """Entries by key; the short keys that lead to one leave with it."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._shorts: dict[Hashable, list[Hashable]] = {}
+        self.quick: dict[Hashable, Entry] = {}
+        self._lock = threading.Lock()
+
+    def find(self, key: Hashable) -> Entry | None:
+        """The entry of a key if what it was built on still holds."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+        if entry.is_current():
+            return entry
+        self.drop(key)
+        return None
+
+    def add(self, key: Hashable, entry: Entry) -> Entry:
+        """Keeps an entry, unless another thread was faster: then that one."""
+        with self._lock:
+            kept = self._entries.setdefault(key, entry)
+            while len(self._entries) > _MOST:
+                oldest = next(iter(self._entries))
+                if self._entries[oldest].hot:
+                    self._entries[oldest].hot = False
+                    self._entries.move_to_end(oldest)
+                else:
+                    self._forget(oldest)
+            return kept
+
+    def shorten(self, short: Hashable, key: Hashable) -> None:
+        """Lets a short key lead to an entry at once."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self.quick[short] = entry
+                self._shorts.setdefault(key, []).append(short)
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets an entry."""
+        with self._lock:
+            self._forget(key)
+
+    def _forget(self, key: Hashable) -> None:
+        self._entries.pop(key, None)
+        for short in self._shorts.pop(key, ()):
+            self.quick.pop(short, None)
+
+    def __len__(self) -> int:
+        return len(self._entries)
