@@ -1,6 +1,7 @@
 """What a warm call through the executor costs over a bare `jax.jit` call of the same computation.
 
-Tiny arrays, so that the computation itself costs next to nothing. Both sides are called in turns within each round,
+Also what choosing from a warm memory cache adds to a trace. Tiny arrays, so that the computation itself costs next to
+nothing. Both sides are called in turns within each round,
 and the medians of the rounds are compared. Exit code 1 where a ratio is over its limit.
 """
 
@@ -134,6 +135,28 @@ def compare(case: Case, rounds: int, count: int) -> tuple[float, float]:
     return median(ours), median(bare)
 
 
+TRACE_LIMIT_US = 200
+
+
+def trace_cost(executor: Executor, rounds: int) -> tuple[float, float]:
+    """Median seconds of tracing a call through the executor, and of tracing `run` called by hand."""
+    kernel, a, b = Add(), jnp.arange(8.0), jnp.ones(8)
+    cfg = executor.choose_config(kernel, a, b)
+
+    def traced(function: Callable[..., Any]) -> float:
+        # A function of its own each time, or JAX would answer from its cache.
+        fresh = jax.jit(lambda *xs: function(*xs))
+        start = time.perf_counter()
+        fresh.trace(a, b)
+        return time.perf_counter() - start
+
+    ours, bare = [], []
+    for _ in range(rounds):
+        ours.append(traced(lambda *xs: executor(kernel, *xs)))
+        bare.append(traced(lambda *xs: kernel.run(*xs, cfg=cfg)))
+    return median(ours), median(bare)
+
+
 def main() -> int:
     """Prints the table; 1 where a limit is broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -154,6 +177,11 @@ def main() -> int:
         mark = "over" if ratio > case.limit else ""
         times = f"{ours * 1e6:>8.2f}us{bare * 1e6:>8.2f}us"
         print(f"{case.name:<26}{times}{ratio:>8.2f}{case.limit:>8.2f}{case.aim:>7.2f} {mark}")
+    ours, bare = trace_cost(executor, 10 * options.rounds)
+    added = (ours - bare) * 1e6
+    broken += added > TRACE_LIMIT_US
+    times = f"{ours * 1e6:.0f} against {bare * 1e6:.0f}"
+    print(f"choosing while tracing adds {added:.0f} us ({times}), limit {TRACE_LIMIT_US}")
     tuned = selector.cache.size()
     print(f"{tuned} tuned configs in the cache; {'limits broken: ' + str(broken) if broken else 'all within limits'}")
     return 1 if broken else 0

@@ -27,6 +27,8 @@ class Lane:
 
     # Seconds per call over so many calls in a row; whatever it raises ends this lane alone.
     time: Callable[[int], float]
+    # Not dropped before it has so many samples: what the gain is told against must be known well.
+    least: int = 1
     samples: list[float] = field(default_factory=list)
     dropped_round: int | None = None
     failure: Exception | None = None
@@ -93,7 +95,7 @@ def _drop(lanes: Sequence[Lane], done: int) -> None:
     best = min(median(lane.samples) for lane in live)
     limit = best * _CLEARLY_SLOWER[min(done, len(_CLEARLY_SLOWER)) - 1]
     for lane in live:
-        if min(lane.samples) > limit:
+        if min(lane.samples) > limit and len(lane.samples) >= lane.least:
             lane.dropped_round = done
 
 

@@ -124,7 +124,11 @@ class Tuner(Generic[Cfg]):
                 trials.append(Trial(settled[0], "skipped", "found by another process meanwhile"))
                 return replace(record, stop="settled", trials=tuple(trials), winner=len(trials) - 1)
             self._check(job, call, leaves, programs, trials)
-            lanes = {i: Lane(self._timer(program, leaves)) for i, program in programs.items()}
+            told_against = 0 if job.heuristic_first else None
+            lanes = {
+                i: Lane(self._timer(program, leaves), least=self.iters if i == told_against else 1)
+                for i, program in programs.items()
+            }
             outcome = race(
                 list(lanes.values()),
                 warmup=self.warmup,
