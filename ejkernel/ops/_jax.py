@@ -89,12 +89,12 @@ def backend_is_up() -> bool:
 
 
 @contextlib.contextmanager
-def clean_room() -> Iterator[None]:
+def clean_room(mesh: jax.sharding.Mesh | None = None) -> Iterator[None]:
     """Real compiling and running from inside any trace: nothing of the caller's transformations reaches in."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.core.eval_context())
-        empty = jax.sharding.AbstractMesh((), ())
-        stack.enter_context(jax.sharding.use_abstract_mesh(empty))
+        around = jax.sharding.AbstractMesh((), ()) if mesh is None else mesh.abstract_mesh
+        stack.enter_context(jax.sharding.use_abstract_mesh(around))
         stack.enter_context(jax.disable_jit(False))
         stack.enter_context(jax.transfer_guard("allow"))
         stack.enter_context(jax.debug_nans(False))

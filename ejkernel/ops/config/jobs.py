@@ -6,13 +6,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._jax import clean_room
 from ..core.bind import bind
 from ..core.device import environment
 from ..core.errors import KernelError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, check_cfg_type, kernel_path, versioned
 from ..core.variants import has_any
-from ..timing.around import in_batch, local_mesh, per_shard, placing, whole_batch
+from ..timing.around import explicit_mesh, in_batch, local_mesh, on_local_devices, per_shard, placing, whole_batch
+from ..timing.inputs import take_apart
 from ..tuning.job import Job
 from .request import Request
 
@@ -50,6 +52,8 @@ def job_for(request: Request, cfgs: Sequence[Any]) -> Job:
     """The tuning of one request: the call as it will run, batch and shards around it."""
     kernel, inv = request.kernel, request.inv
     mesh = local_mesh(request.platform) if inv.method is None else None
+    sharded = explicit_mesh(take_apart(inv.args, inv.kwargs).leaves)
+    explicit = sharded and on_local_devices(sharded.shape, request.platform, sharded.axis_types)
 
     def make_fn(cfg: Any) -> Callable[..., Any]:
         return per_shard(in_batch(bind(kernel, cfg, inv, request.platform), inv.batch_axes), mesh)
@@ -72,7 +76,8 @@ def job_for(request: Request, cfgs: Sequence[Any]) -> Job:
         heuristic_first=True,
         fresh_floats=True,
         example=(lambda rng: _example(kernel, inv, rng)) if has_example else None,
-        place=placing(inv, mesh),
+        room=lambda: clean_room(explicit),
+        place=placing(inv, mesh, explicit),
         about={
             "key": request.key._asdict() | {f"call.{name}": text for name, text in inv.parts.items()},
             "kernel": kernel_path(kernel),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..core.batch import batched_leaves
+from ..core.batch import array_leaves, batched_leaves
 from ..core.bind import bind
 from ..core.device import device_fingerprint
-from ..core.stable import is_array
 from ..core.variants import has_any
+from ..timing.around import explicit_mesh, on_local_devices
 from ..timing.inputs import is_concrete
 from .request import Request
 
@@ -22,22 +23,40 @@ from .request import Request
 _MEMORY_SHARE = 0.25
 
 
-def unmeasurable(request: Request, cfg: Any) -> str:
-    """Why this call must not be measured, known from shapes alone; empty where it may be."""
-    leaves = [x for x in jax.tree_util.tree_leaves((request.inv.args, dict(request.inv.kwargs))) if is_array(x)]
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a call must not be measured; `surprising` where its author can change that, and so is told once."""
+
+    reason: str
+    surprising: bool = False
+
+
+def obstacle(request: Request, cfg: Any) -> Obstacle | None:
+    """What keeps this call from being measured, known from shapes alone; None where nothing does."""
+    inv = request.inv
+    leaves = array_leaves(inv.args, inv.kwargs)
     if any(not isinstance(size, int) for leaf in leaves for size in np.shape(leaf)):
-        return "its shapes are symbolic"
+        return Obstacle("its shapes are symbolic")
     if request.device not in jax.local_devices(backend=request.device.client.platform):
-        return f"{device_fingerprint(request.device)} is not attached to this process"
-    has_example = has_any(type(request.kernel), "example_inputs") and not request.inv.batch_axes
+        return Obstacle(f"{device_fingerprint(request.device)} is not attached to this process")
     abstract = [leaf for leaf in leaves if not is_concrete(leaf)]
+    has_example = has_any(type(request.kernel), "example_inputs") and not inv.batch_axes
     if any(_is_integer(leaf) for leaf in abstract) and not has_example:
-        return "it is traced with integer arrays, and the kernel has no example_inputs to take their values from"
+        return Obstacle("it is traced with integer arrays, and the kernel has no example_inputs to take values from")
+    return _sharding_obstacle(request, abstract) or _too_large(request, cfg, leaves)
+
+
+def _sharding_obstacle(request: Request, abstract: Sequence[Any]) -> Obstacle | None:
     if any(_auto_sharded(leaf) for leaf in abstract):
-        return "it is traced with arrays that JAX shards automatically; call it inside shard_map to have it tuned"
-    if _spans_processes(request.inv.mesh):
-        return "its mesh spans processes; tune it offline, or call it inside shard_map"
-    return _too_large(request, cfg, leaves)
+        reason = "it is traced with arrays that JAX shards automatically; call it inside shard_map to have it tuned"
+        return Obstacle(reason, surprising=True)
+    mesh = explicit_mesh(abstract)
+    too_few = mesh is not None and on_local_devices(mesh.shape, request.platform) is None
+    if too_few or _spans_processes(request.inv.mesh):
+        return Obstacle("its mesh spans processes; call it inside shard_map to have each shard's part tuned", True)
+    if mesh is not None and request.inv.batch_axes:
+        return Obstacle("it is mapped over arrays that are sharded; call it inside shard_map to have it tuned", True)
+    return None
 
 
 def _is_integer(leaf: Any) -> bool:
@@ -60,17 +79,18 @@ def _spans_processes(mesh: Any) -> bool:
     return isinstance(mesh, jax.sharding.Mesh) and len({d.process_index for d in mesh.devices.flat}) > 1
 
 
-def _too_large(request: Request, cfg: Any, leaves: Sequence[Any]) -> str:
+def _too_large(request: Request, cfg: Any, leaves: Sequence[Any]) -> Obstacle | None:
     free = free_memory(request.device)
     if free is None:
-        return ""
+        return None
     needed = sum(_bytes(leaf) for leaf in batched_leaves(leaves, request.inv.batch_axes))
-    # The outputs are asked for only where the inputs are not too much already and might be with them.
+    # The outputs are asked for only where the inputs are not too much already.
     if needed <= free * _MEMORY_SHARE:
         needed += _output_bytes(request, cfg) * math.prod(size for size, _ in request.inv.batch_axes or ())
     if needed <= free * _MEMORY_SHARE:
-        return ""
-    return f"its inputs and outputs take {needed / 2**20:,.0f} MiB, over {_MEMORY_SHARE:.0%} of the free device memory"
+        return None
+    size = f"{needed / 2**20:,.0f} MiB"
+    return Obstacle(f"its inputs and outputs take {size}, over {_MEMORY_SHARE:.0%} of the free device memory")
 
 
 def _output_bytes(request: Request, cfg: Any) -> int:

@@ -83,6 +83,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         # How decisions are agreed on between processes; the identity in one.
         self._decide: Callable[[Request, Propose], Decision] = alone
         self._unwritable: set[str] = set()
+        self._said: set[str] = set()
 
     @property
     def policy(self) -> AutotunePolicy:
@@ -149,7 +150,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return self._autotune(sole_answers=not policy.allow_heuristics)
 
     def _autotune(self, *, sole_answers: bool) -> AutotuneTier:
-        return AutotuneTier(self._tune, self.cache._failed, sole_answers)
+        return AutotuneTier(self._tune, self.cache._failed, self._said, sole_answers)
 
     def _propose(self, request: Request, tiers: Sequence[Tier]) -> Decision:
         with contextlib.ExitStack() as held:

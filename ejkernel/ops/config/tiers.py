@@ -18,7 +18,7 @@ from ..core.record import Objective, Record
 from ..tuning.job import Job, distinct
 from .cache import ConfigCache, overlay_in_force
 from .jobs import TuningWarning, candidates, job_for
-from .measurable import unmeasurable
+from .measurable import obstacle
 from .request import Hit, Miss, Request
 from .store import Store
 
@@ -178,6 +178,8 @@ class AutotuneTier:
     tune: Tune
     # Keys whose candidates all failed before, with the reasons.
     failed: dict[Key, str]
+    # Operations whose calls cannot be measured, once that was said.
+    said: set[str]
     # Answer with a sole candidate, unmeasured: where no heuristics tier comes behind.
     sole_answers: bool = False
     name = "autotune"
@@ -190,9 +192,12 @@ class AutotuneTier:
         if len(distinct(cfgs)) == 1:
             sole = Hit(cfgs[0], self.name, keep=False)
             return sole if self.sole_answers else Miss("one candidate, nothing to measure")
-        reason = unmeasurable(request, cfgs[0])
-        if reason:
-            return Miss(reason)
+        found = obstacle(request, cfgs[0])
+        if found is not None:
+            if found.surprising and request.key.op_id not in self.said:
+                self.said.add(request.key.op_id)
+                _warn(f"{request.key} is not tuned: {found.reason}. Until then stores and heuristics serve")
+            return Miss(found.reason)
         try:
             record = self.tune(request, job_for(request, cfgs))
         except TuningError as error:
@@ -205,10 +210,12 @@ class AutotuneTier:
 
 
 def _warn_of_failure(request: Request, error: TuningError) -> None:
-    warnings.warn(
-        f"tuning {request.key} left no candidate, so the heuristic cfg is used from now on:\n  "
-        + "\n  ".join(error.reasons)
-        + "\nCorrect the kernel's candidate_cfgs, or allow less with valid_cfg",
-        TuningWarning,
-        stacklevel=2,
+    reasons = "\n  ".join(error.reasons)
+    _warn(
+        f"tuning {request.key} left no candidate, so the heuristic cfg is used from now on:\n  {reasons}\n"
+        "Correct the kernel's candidate_cfgs, or rule out what cannot run with valid_cfg"
     )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, TuningWarning, stacklevel=2)

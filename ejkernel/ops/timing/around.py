@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..core.batch import BatchAxes, batched_leaves, over_batch
 from .inputs import take_apart
@@ -42,22 +42,43 @@ def whole_batch(args: Any, kwargs: Any, batch: BatchAxes | None) -> tuple[tuple[
     return call.rebuild(batched_leaves(call.leaves, batch))
 
 
-def local_mesh(platform: str) -> jax.sharding.Mesh | None:
-    """The manual axes around the caller over this process's devices, so that collectives can run; None without any."""
+def manual_axes() -> dict[str, int]:
+    """The axes of the shard_maps around the caller, with their sizes."""
     around = jax.sharding.get_abstract_mesh()
-    manual = [(name, around.shape[name]) for name in around.axis_names if name in around.manual_axes]
-    if not manual:
-        return None
-    count = math.prod(size for _, size in manual)
+    return {name: around.shape[name] for name in around.axis_names if name in around.manual_axes}
+
+
+def explicit_mesh(leaves: Sequence[Any]) -> Any:
+    """The mesh that traced arrays are explicitly sharded over, as their types show it; None where there is none."""
+    for leaf in leaves:
+        if isinstance(leaf, jax.core.Tracer):
+            mesh = jax.typeof(leaf).sharding.mesh
+            kinds = zip(mesh.axis_types, mesh.shape.values(), strict=True)
+            if any(kind == AxisType.Explicit and size > 1 for kind, size in kinds):
+                return mesh
+    return None
+
+
+def on_local_devices(axes: Mapping[str, int], platform: str, kinds: Any = None) -> Mesh | None:
+    """A mesh of these axes over this process's devices; None where it has too few."""
+    count = math.prod(axes.values())
     devices = jax.local_devices(backend=platform)[:count]
-    # Fewer devices than shards: the call is measured without the mesh, which is right as long as nothing is exchanged.
     if len(devices) < count:
         return None
-    shape = [size for _, size in manual]
-    return jax.sharding.Mesh(np.array(devices).reshape(shape), [name for name, _ in manual])
+    return Mesh(np.array(devices).reshape(list(axes.values())), list(axes), axis_types=kinds)
 
 
-def per_shard(fn: Callable[..., Any], mesh: jax.sharding.Mesh | None) -> Callable[..., Any]:
+def local_mesh(platform: str) -> Mesh | None:
+    """The manual axes around the caller over this process's devices, so that collectives can run.
+
+    None without any, or with fewer devices than shards: then the call is measured without the mesh, which is right as
+    long as nothing is exchanged.
+    """
+    axes = manual_axes()
+    return on_local_devices(axes, platform) if axes else None
+
+
+def per_shard(fn: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
     """The function run by every shard at once, each on arrays of the local shapes."""
     if mesh is None:
         return fn
@@ -72,17 +93,19 @@ def per_shard(fn: Callable[..., Any], mesh: jax.sharding.Mesh | None) -> Callabl
     return on_leaves(fn, wrap)
 
 
-def placing(inv: Any, mesh: jax.sharding.Mesh | None) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def placing(inv: Any, local: Mesh | None, explicit: Mesh | None) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Puts arrays where the measured program wants them, so that no run pays for moving them."""
-    if inv.method == "shard_map" and isinstance(inv.mesh, jax.sharding.Mesh):
+    leaves = take_apart(inv.args, inv.kwargs).leaves
+    shardings: list[Any] | None = None
+    if inv.method == "shard_map" and isinstance(inv.mesh, Mesh):
         shardings = _of_specs(inv)
-    elif mesh is not None:
-        return lambda leaves: tuple(jax.device_put(leaf, _everywhere(mesh)) for leaf in leaves)
-    else:
-        return tuple
+    elif explicit is not None:
+        shardings = [NamedSharding(explicit, jax.typeof(leaf).sharding.spec) for leaf in leaves]
+    elif local is not None:
+        shardings = [_everywhere(local)] * len(leaves)
     if shardings is None:
         return tuple
-    return lambda leaves: tuple(jax.device_put(x, s) for x, s in zip(leaves, shardings, strict=True))
+    return lambda made: tuple(jax.device_put(x, s) for x, s in zip(made, shardings, strict=True))
 
 
 def _is_spec(part: Any) -> bool:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import _jax
 from ..core.record import Objective
 
 
@@ -33,6 +34,8 @@ class Job:
     fresh_floats: bool = False
     example: Callable[[Any], tuple[Sequence[Any], Mapping[str, Any]]] | None = None
     seconds: float | None = None
+    # Entered around compiling and running, so that nothing of the caller's transformations reaches in.
+    room: Callable[[], AbstractContextManager[Any]] = _jax.clean_room
     # Puts the arrays where the measured programs want them.
     place: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple
     # Held while candidates are timed: one at a time on a device.

@@ -95,7 +95,7 @@ class Tuner(Generic[Cfg]):
         record = Record(
             **dict(job.about), objective=job.objective, clock=self.clock.name, seed=self.seed, budget_s=budget
         )
-        with _jax.clean_room():
+        with job.room():
             record = self._run(job, record, cfgs, deadline)
         self._last.record = record
         if record.winner is None:
