@@ -1,35 +1,31 @@
-"""Cfgs on disk: one JSON file per operation, whole at any moment, shared by processes and threads."""
+"""Cfgs on disk: a readable JSON file per operation that nothing acknowledged is ever lost from."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
+import functools
 import os
-import secrets
 import stat
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Generic, Literal
-
-import filelock
+from typing import Any, Generic, Literal, get_args
 
 from ..core import changes, codec
-from ..core.errors import BadNameError, ConfigTypeError, RecordFormatError, StoreError
+from ..core.errors import BadNameError, ConfigTypeError, RecordFormatError, SettingError, StoreError
 from ..core.invocation import Cfg
 from ..core.key import Key
+from ..core.record import Record
 from ..settings import Settings
-from . import snapshot
-from .store import StoredEntry
+from . import files
+from .ledger import Found, Ledger
+from .store import Source, StoredEntry
 
 CacheStatus = Literal["read-write", "read-only", "memory-only"]
-
-# A writer holds the lock for one read and one write of the file; a minute means that its holder hangs.
-_LOCK_SECONDS = 60.0
+OnFault = Literal["warn", "raise"]
 
 
 class StoreWarning(UserWarning):
@@ -37,7 +33,7 @@ class StoreWarning(UserWarning):
 
 
 class PersistentCache(Generic[Cfg]):
-    """The cfgs of one operation in one readable JSON file."""
+    """The cfgs of one operation: a JSON file at `path`, and a folder beside it with what was put since."""
 
     def __init__(
         self,
@@ -48,24 +44,30 @@ class PersistentCache(Generic[Cfg]):
         cfg_type: type[Cfg] | None = None,
         *,
         durable: bool = False,
+        on_fault: OnFault = "warn",
     ) -> None:
         if callable(path) and not isinstance(path, os.PathLike):
             # The documented short form: PersistentCache(path, loader, dumper).
-            path, loader, dumper = None, path, loader
+            path, loader, dumper = None, path, dumper or loader
+        if on_fault not in get_args(OnFault):
+            raise SettingError(f"on_fault={on_fault!r} is unknown; use 'warn' or 'raise'")
         self.path: str = str(_path(os.fspath(opname), path))
         self.loader = loader
         self.dumper = dumper
         self.cfg_type = cfg_type
         self.durable = durable
+        self.on_fault = on_fault
         self.status: CacheStatus = "read-write"
         self.reason = ""
-        self._kept: dict[Key, Any] = {}
+        _refuse_odd_files(Path(self.path))
+        self._ledger = Ledger(os.path.realpath(self.path), durable=durable, report=self._say)
+        self._kept: dict[Key, StoredEntry] = {}
+        # Put while the disk did not take it: served from here, written when it can be.
         self._unwritten: dict[Key, dict[str, Any]] = {}
-        self._entries: Mapping[Key, Mapping[str, Any]] = {}
-        self._seen: tuple[int, ...] | None = None
         self._said: set[str] = set()
         self._mutex = threading.RLock()
-        _refuse_odd_files(Path(self.path))
+        self._closing = weakref.finalize(self, _fold_at_exit, self._ledger)
+        _open_caches.add(self)
 
     def get(self, device: str, op_id: str, call_key: str) -> Cfg | None:
         """The cfg that was put under a key, or None."""
@@ -81,14 +83,13 @@ class PersistentCache(Generic[Cfg]):
     def lookup(self, key: Key) -> StoredEntry | None:
         """The entry of a key with all that is known about it, or None."""
         with self._mutex:
-            if key in self._kept:
-                return self._kept[key]  # type: ignore[no-any-return]
-            self._refresh()
-            raw = self._entries.get(key)
-            if raw is None:
+            if self._up_to_date() and key in self._kept:
+                return self._kept[key]
+            found = self._find(key)
+            if found is None:
                 return None
             try:
-                entry = self._load(raw)
+                entry = self._load(found)
             except ConfigTypeError as error:
                 self._say(f"the entry for {key} in {self.path} does not fit and is passed over: {error}")
                 return None
@@ -97,22 +98,46 @@ class PersistentCache(Generic[Cfg]):
 
     def keep(self, key: Key, entry: StoredEntry) -> None:
         """Keeps an entry with all that is known about it."""
+        key = Key(*key)
         for part in key:
             if not isinstance(part, str):
                 raise ConfigTypeError(f"a key is three strings, (device, op_id, call_key); got {tuple(key)!r}")
         raw = self._dump(entry)
+        # What comes back must be what went in, before anybody is told that it is kept.
+        loaded = self._load(Found(raw, os.getuid()))
         with self._mutex:
-            # What comes back must be what went in, before anybody is told that it is kept.
-            self._kept[key] = self._load(raw)
+            self._kept[key] = loaded
             self._unwritten[key] = raw
-            self._flush()
+            self._write(key, entry.record)
         changes.note(key, entry.cfg)
+
+    def record(self, device: str, op_id: str, call_key: str) -> Record | None:
+        """The full record of the tuning behind an entry, or None."""
+        key = Key(device, op_id, call_key)
+        with self._mutex:
+            self._up_to_date()
+            found = self._find(key)
+            content = files.read(self._ledger.record_path(key, found.raw)) if found is not None else None
+        return None if content is None else Record.loads(content.data.decode(), self._load_cfg)
 
     def keys(self) -> list[tuple[str, str, str]]:
         """Every key that is kept, sorted."""
         with self._mutex:
-            self._refresh()
-            return sorted({*self._entries, *self._unwritten})
+            self._up_to_date()
+            return sorted({*self._ledger.keys(), *self._unwritten})
+
+    def fold(self) -> bool:
+        """Brings the file at `path` up to date; False where another process is at it right now."""
+        with self._mutex:
+            return self._fold()
+
+    def close(self) -> None:
+        """Folds what is pending; the cache can still be used."""
+        with self._mutex:
+            if self._unwritten:
+                self._flush()
+            if self._ledger._pending and self.status == "read-write":
+                self._fold()
 
     def __len__(self) -> int:
         return len(self.keys())
@@ -121,99 +146,150 @@ class PersistentCache(Generic[Cfg]):
         """As messages name it."""
         return self.path
 
+    def _up_to_date(self) -> bool:
+        """True where nothing changed on disk; else looks, and forgets what was read before."""
+        try:
+            if self._ledger.unchanged():
+                return True
+            self._ledger.look()
+        except RecordFormatError as error:
+            self._degrade("read-only", f"{self.path} is left as it is: {error}")
+            return True
+        except OSError as error:
+            self._degrade("memory-only", f"{self.path} cannot be read ({_why(error)})")
+            return True
+        self._kept = {key: self._kept[key] for key in self._unwritten}
+        return False
+
+    def _find(self, key: Key) -> Found | None:
+        if key in self._unwritten:
+            return Found(self._unwritten[key], os.getuid())
+        try:
+            # A hand-edited file does not move the counter; on this path there is time to look for one.
+            if files.identity(self._ledger.path) != self._ledger._snapshot_id:
+                self._ledger.look()
+            return self._ledger.find(key)
+        except RecordFormatError as error:
+            self._degrade("read-only", f"{self.path} is left as it is: {error}")
+        except OSError as error:
+            self._degrade("memory-only", f"{self.path} cannot be read ({_why(error)})")
+        return None
+
+    def _write(self, key: Key, record: Record | None) -> None:
+        self._flush()
+        if key in self._unwritten or record is None:
+            return
+        found = self._find(key)
+        try:
+            text = record.dumps().encode()
+            if found is not None:
+                path = self._ledger.record_path(key, found.raw)
+                files.make_folder(os.path.dirname(path))
+                files.write(path, text, durable=self.durable)
+        # The cfg is safe; its record is for people.
+        except (OSError, TypeError) as error:
+            self._say(f"the record of {key} could not be written beside {self.path}: {error}")
+
+    def _flush(self) -> None:
+        """Writes what is not on disk yet."""
+        was, self.status, self.reason = self.status, "read-write", ""
+        self._up_to_date()
+        # A file that is newer, or that can't be read, is somebody's: never replaced by what this process has.
+        if self.status != "read-write":
+            return
+        try:
+            for key in list(self._unwritten):
+                self._ledger.add(key, self._unwritten[key])
+                del self._unwritten[key]
+        except OSError as error:
+            readable = was != "memory-only" and os.path.exists(self._ledger.path)
+            kind: CacheStatus = "read-only" if readable and _is_forbidden(error) else "memory-only"
+            self._degrade(kind, f"{self._ledger.folder} cannot be written ({_why(error)})")
+            return
+        if self._ledger.wants_folding:
+            self._fold()
+
+    def _fold(self) -> bool:
+        try:
+            return self._ledger.fold()
+        except RecordFormatError as error:
+            self._degrade("read-only", f"{self.path} is left as it is: {error}")
+        # Nothing is lost: what was put lies in the folder, and every reader looks there.
+        except OSError as error:
+            self._say(
+                f"{self.path} could not be brought up to date ({_why(error)}); its entries are safe in "
+                f"{self._ledger.folder} and are folded when that works again"
+            )
+        return False
+
     def _dump(self, entry: StoredEntry) -> dict[str, Any]:
-        cfg = codec.encode(self.dumper(entry.cfg) if self.dumper else entry.cfg)
-        raw = {
-            "cfg": cfg,
+        return {
+            "cfg": codec.encode(self.dumper(entry.cfg) if self.dumper else entry.cfg),
             "source": entry.source,
             "objective": entry.objective,
             "when": entry.when or datetime.now(UTC).isoformat(timespec="microseconds"),
             "by": entry.by or f"ejkernel-ops {version()}",
             "environment": dict(entry.environment),
-            "summary": dict(entry.summary),
+            "summary": codec.encode(dict(entry.summary)),
         }
-        return {**raw, "sha256": checksum(raw)}
 
-    def _load(self, raw: Mapping[str, Any]) -> StoredEntry:
-        data = raw["cfg"]
-        cfg = self.loader(data) if self.loader else data if self.cfg_type is None else codec.decode(self.cfg_type, data)
-        # A line that somebody edited says nothing reliable about how its cfg was found.
-        if raw.get("sha256") != checksum(raw):
-            return StoredEntry(cfg, environment=_strings(raw.get("environment")))
-        return StoredEntry(cfg, **{name: raw[name] for name in raw if name not in ("cfg", "sha256")})
+    def _load_cfg(self, data: Any) -> Any:
+        if self.loader:
+            return self.loader(data)
+        return data if self.cfg_type is None else codec.decode(self.cfg_type, data)
 
-    def _refresh(self) -> None:
-        """Reads the file if it is another one than was read last."""
-        try:
-            with open(self.path, encoding="utf-8", errors="surrogateescape") as file:
-                seen = _identity(os.fstat(file.fileno()))
-                if seen == self._seen:
-                    return
-                text = file.read()
-        except FileNotFoundError:
-            self._entries, self._seen = {}, None
-            return
-        except OSError as error:
-            self._degrade("memory-only", f"{self.path} cannot be read ({error.strerror})")
-            return
-        try:
-            content = snapshot.read(text)
-        except RecordFormatError as error:
-            self._degrade("read-only", f"{self.path} is left as it is: {error}")
-            return
-        self._entries, self._seen = content.entries, seen
-        if content.damage:
-            aside = self._set_aside(text)
-            self._say(
-                f"{self.path} is damaged ({content.damage}); {len(content.entries)} entries were kept"
-                + (f", and the file as it was is now {aside}" if aside else "")
-            )
-
-    def _set_aside(self, text: str) -> str:
-        aside = f"{self.path}.damaged-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
-        try:
-            _replace(aside, text, durable=False)
-        # A folder that can't be written keeps the damaged file where it is; nothing will replace it either.
-        except OSError:
-            return ""
-        return aside
-
-    def _flush(self) -> None:
-        """Adds what is not on disk yet to what is there."""
-        try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with self._lock():
-                self.status, self.reason = "read-write", ""
-                self._refresh()
-                # A file that is newer, or that can't be read, is somebody's: never replaced by what this process has.
-                if self.status != "read-write":
-                    return
-                entries = {**self._entries, **self._unwritten}
-                _replace(self.path, snapshot.write(entries), durable=self.durable)
-        except (OSError, filelock.Timeout) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self._degrade("memory-only", f"{self.path} cannot be written ({why})")
-            return
-        self._unwritten.clear()
-
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        with filelock.FileLock(self.path + ".lock", timeout=_LOCK_SECONDS):
-            yield
+    def _load(self, found: Found) -> StoredEntry:
+        raw = found.raw
+        return StoredEntry(
+            cfg=self._load_cfg(raw["cfg"]),
+            environment=_strings(raw.get("environment")),
+            source=raw["source"] if raw.get("source") in get_args(Source) else "hand",
+            objective=raw["objective"] if raw.get("objective") in ("forward", "forward+backward") else None,
+            when=str(raw.get("when", "")),
+            by=str(raw.get("by", "")),
+            summary=raw["summary"] if isinstance(raw.get("summary"), dict) else {},
+            trusted=found.owner == os.getuid(),
+        )
 
     def _degrade(self, status: CacheStatus, reason: str) -> None:
         self.status, self.reason = status, reason
-        self._say(
+        message = (
             f"the config store is {status}: {reason}; tuned configs are kept for this process only. "
             "Set EJKERNEL_PERSISTENT_CACHE_DIR, or path=, to a folder that can be written"
         )
+        if self.on_fault == "raise":
+            raise StoreError(message)
+        self._say(message, once_for=(status, reason))
 
-    def _say(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
+    def _say(self, message: str, once_for: Any = None) -> None:
+        if (once_for or message) not in self._said:
+            self._said.add(once_for or message)
             warnings.warn(message, StoreWarning, stacklevel=4)
 
 
+_open_caches: weakref.WeakSet[PersistentCache[Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # A lock that another thread of the parent held would stay locked for ever, and two processes are two writers.
+    for cache in list(_open_caches):
+        cache._mutex = threading.RLock()
+        cache._ledger.writer = os.urandom(8).hex()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _fold_at_exit(ledger: Ledger) -> None:
+    try:
+        if ledger._pending:
+            ledger.fold()
+    # The process is ending and its entries are safe in their files: the next one folds them.
+    except (OSError, RecordFormatError):
+        pass
+
+
+@functools.cache
 def version() -> str:
     """This package's version."""
     try:
@@ -221,12 +297,6 @@ def version() -> str:
     # Used from a source tree that was never installed.
     except metadata.PackageNotFoundError:
         return "0+source"
-
-
-def checksum(raw: Mapping[str, Any]) -> str:
-    """What an entry's line must add up to."""
-    content = {name: value for name, value in raw.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def default_folder() -> Path:
@@ -263,42 +333,15 @@ def _refuse_odd_files(path: Path) -> None:
         raise StoreError(f"{path} is {kind}; give the path of a JSON file, such as {path / 'ops.json'}")
 
 
-def _identity(found: os.stat_result) -> tuple[int, ...]:
-    # A rename always brings another inode or time; size catches editors that write in place within one tick.
-    return (found.st_ino, found.st_mtime_ns, found.st_size)
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
-def _strings(value: Any) -> dict[str, str]:
+def _is_forbidden(error: OSError) -> bool:
+    import errno
+
+    return error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def _strings(value: Any) -> Mapping[str, str]:
     return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
-
-
-def _replace(path: str, text: str, *, durable: bool) -> None:
-    """Writes a whole file under a temporary name, then renames it: a reader sees the old or the new one."""
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
-    # Exclusive: a link that somebody planted under this name is an error, not followed. The umask sets the mode.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            # Permissions that somebody gave the old file stay.
-            with contextlib.suppress(FileNotFoundError):
-                os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
-            file.write(text)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    if durable:
-        _sync_folder(folder)
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -197,7 +197,9 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if self._store is None or hit.record is None:
             return
         record = hit.record
-        entry = StoredEntry(hit.cfg, record.environment, "autotune", hit.objective, summary=record.summary())
+        entry = StoredEntry(
+            hit.cfg, record.environment, "autotune", hit.objective, summary=record.summary(), record=record
+        )
         try:
             self._store.keep(key, entry)
         # A cfg that is not JSON, or a store that cannot take it: this process has the answer all the same.

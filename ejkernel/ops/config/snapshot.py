@@ -2,84 +2,186 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from json.decoder import scanstring  # type: ignore[attr-defined]  # as old as json, and as public as it gets
 from typing import Any
 from urllib.parse import quote, unquote
 
 from ..core import codec
 from ..core.errors import RecordFormatError
 from ..core.key import Key
-from ..core.record import FORMAT
+from .files import LARGEST_ENTRY
 
+FORMAT = 1
 # Sorts behind every key, so that each entry's line ends in a comma and lines merge without a conflict at the end.
 _LAST = "~format"
 
-
-@dataclass(frozen=True)
-class Content:
-    """The entries of a file, as JSON, and what was wrong with it."""
-
-    entries: Mapping[Key, Mapping[str, Any]]
-    damage: str = ""
+Raw = Mapping[str, Any]
 
 
 def spell(key: Key) -> str:
     """A key as one string; `|` stays free for the device, which has one of its own."""
-    return f"{key.device}|{quote(key.op_id, safe=' @:')}|{quote(key.call_key, safe=' @:')}"
+    return f"{key.device}|{quote(key.op_id, safe=' @:', errors='surrogatepass')}|" + quote(
+        key.call_key, safe=" @:", errors="surrogatepass"
+    )
 
 
 def read_key(text: str) -> Key:
     """The key that `spell` wrote."""
     device, op_id, call_key = text.rsplit("|", 2)
-    return Key(device, unquote(op_id), unquote(call_key))
+    return Key(device, unquote(op_id, errors="surrogatepass"), unquote(call_key, errors="surrogatepass"))
 
 
-def write(entries: Mapping[Key, Mapping[str, Any]]) -> str:
-    """The whole file."""
-    lines = sorted(f"{codec.dumps(spell(key))}: {codec.dumps(entry)}," for key, entry in entries.items())
-    return "\n".join(["{", *lines, f'"{_LAST}": {FORMAT}', "}", ""])
+def key_hash(name: str) -> str:
+    """A spelled key as a file name: what a key holds never becomes a path."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-def read(text: str) -> Content:
+def order(raw: Raw) -> tuple[int, str, str]:
+    """Later entries of a key compare greater: first by how many of its puts the writer had seen, then by clock."""
+    seq = raw.get("seq")
+    return (seq if isinstance(seq, int) else 0, str(raw.get("when", "")), str(raw.get("writer", "")))
+
+
+def seal(name: str, raw: Raw) -> dict[str, Any]:
+    """The entry with the checksum of its key and content."""
+    return {**raw, "sha256": _checksum(name, raw)}
+
+
+def is_whole(name: str, raw: Raw) -> bool:
+    """Is this what was written? An entry without a checksum was written by hand, and is taken as it is."""
+    return "sha256" not in raw or raw["sha256"] == _checksum(name, raw)
+
+
+def _checksum(name: str, raw: Raw) -> str:
+    content = {field: value for field, value in raw.items() if field != "sha256"}
+    text = json.dumps([name, content], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def line(name: str, raw: Raw) -> str:
+    """An entry as its line of the file."""
+    return f"{_dumps(name)}: {_dumps(raw)},"
+
+
+def _dumps(value: Any) -> str:
+    # What a line of text can't hold is escaped: lone surrogates, and the separators that str.splitlines knows.
+    return codec.dumps(value).translate(_ESCAPES).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_ESCAPES = {code: f"\\u{code:04x}" for code in (0x7F, 0x85, 0x2028, 0x2029)}
+
+
+def parse(text: str) -> tuple[str, Raw] | None:
+    """One line, or None where it is not an entry."""
+    if len(text) > LARGEST_ENTRY:
+        return None
+    try:
+        data = json.loads("{" + text.strip().removesuffix(",") + "}", object_pairs_hook=_unique, parse_constant=_refuse)
+    # RecursionError: brackets by the thousand, which no writer of ours makes.
+    except (ValueError, RecursionError):
+        return None
+    if len(data) != 1:
+        return None
+    (name, raw), *_ = data.items()
+    return (name, raw) if is_entry(name, raw) else None
+
+
+def is_entry(name: Any, raw: Any) -> bool:
+    """Does this look like a key and its entry?"""
+    return isinstance(name, str) and name.count("|") >= 2 and isinstance(raw, dict) and "cfg" in raw
+
+
+@dataclass
+class Snapshot:
+    """The lines of a file by key; a line is parsed when it is asked for."""
+
+    lines: dict[str, str] = field(default_factory=dict)
+    damage: str = ""
+
+    def find(self, name: str) -> Raw | None:
+        """The entry of a spelled key; None where there is none, or where its line is damaged."""
+        text = self.lines.get(name)
+        found = parse(text) if text is not None else None
+        return found[1] if found and found[0] == name and is_whole(name, found[1]) else None
+
+    def text(self) -> str:
+        """The whole file."""
+        ordered = [self.lines[name] for name in sorted(self.lines)]
+        return "\n".join(["{", *ordered, f'"{_LAST}": {FORMAT}', "}", ""])
+
+
+def read(data: bytes) -> Snapshot:
     """The entries of a file; a damaged one gives every line that is still whole."""
+    text = data.decode("utf-8", "replace")
     if not text.strip():
-        return Content({}, "the file is empty" if text else "")
+        return Snapshot(damage="the file is empty" if data else "")
+    quick = _by_lines(text)
+    return quick if quick is not None else _by_json(text)
+
+
+def _by_lines(text: str) -> Snapshot | None:
+    """A file as we write it, without parsing its entries; None for any other."""
+    rows = text.rstrip("\n").split("\n")
+    if len(rows) < 3 or rows[0] != "{" or rows[-1] != "}" or not rows[-2].startswith(f'"{_LAST}": '):
+        return None
+    _check_format(rows[-2])
+    lines: dict[str, str] = {}
+    for text_line in rows[1:-2]:
+        if not text_line.startswith('"') or not text_line.endswith("},"):
+            return None
+        try:
+            name, end = scanstring(text_line, 1)
+        except ValueError:
+            return None
+        if text_line[end : end + 3] != ": {" or name.count("|") < 2:
+            return None
+        _put(lines, name, text_line)
+    return Snapshot(lines)
+
+
+def _check_format(text_line: str) -> None:
+    found = text_line.partition(": ")[2].strip().rstrip(",")
+    if found.isdigit() and int(found) > FORMAT:
+        raise RecordFormatError(f"it has format {found}, and this version reads format {FORMAT}: a newer one wrote it")
+
+
+def _put(lines: dict[str, str], name: str, text_line: str) -> None:
+    # A merge in git can leave two lines of one key: the later entry wins, as everywhere.
+    if name in lines:
+        old, new = parse(lines[name]), parse(text_line)
+        if new is None or (old is not None and order(old[1]) > order(new[1])):
+            return
+    lines[name] = text_line
+
+
+def _by_json(text: str) -> Snapshot:
+    """Any other JSON that holds entries; what is no JSON is searched line by line."""
     try:
         data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
-    # RecursionError: brackets by the thousand, which no writer of ours makes.
     except (ValueError, RecursionError) as error:
-        return _salvage(text, str(error))
+        return _salvage(text.splitlines(), str(error))
     if not isinstance(data, dict):
-        return Content({}, f"it holds a {type(data).__name__}, not an object")
+        return Snapshot(damage=f"it holds a {type(data).__name__}, not an object")
     found = data.pop(_LAST, FORMAT)
-    if found != FORMAT:
-        raise RecordFormatError(f"the file has format {found!r}; this version reads format {FORMAT}")
-    entries: dict[Key, Mapping[str, Any]] = {}
-    bad = 0
-    for name, entry in data.items():
-        bad += not _add(entries, name, entry)
-    return Content(entries, f"{bad} entries are not entries" if bad else "")
+    _check_format(f": {found}")
+    lines = {name: line(name, raw) for name, raw in data.items() if is_entry(name, raw)}
+    bad = len(data) - len(lines)
+    return Snapshot(lines, f"{bad} of its items are no entries" if bad else "")
 
 
-def _salvage(text: str, reason: str) -> Content:
-    entries: dict[Key, Mapping[str, Any]] = {}
-    for line in text.splitlines():
-        try:
-            data = json.loads("{" + line.strip().rstrip(",") + "}", object_pairs_hook=_unique, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            continue
-        for name, entry in data.items():
-            _add(entries, name, entry)
-    return Content(entries, reason)
-
-
-def _add(entries: dict[Key, Mapping[str, Any]], name: str, entry: Any) -> bool:
-    if name.count("|") < 2 or not isinstance(entry, dict) or "cfg" not in entry:
-        return False
-    entries[read_key(name)] = entry
-    return True
+def _salvage(texts: Iterable[str], reason: str) -> Snapshot:
+    lines: dict[str, str] = {}
+    for text_line in texts:
+        if text_line.startswith(f'"{_LAST}": '):
+            _check_format(text_line)
+        found = parse(text_line)
+        if found is not None and is_whole(*found):
+            _put(lines, found[0], line(*found))
+    return Snapshot(lines, reason)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -89,5 +191,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def _refuse(constant: str) -> Callable[..., Any]:
+def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, final, runtime_checkable
 
 from ..core.key import Key
-from ..core.record import Objective
+from ..core.record import Objective, Record
 
 Source = Literal["autotune", "imported", "hand"]
 
@@ -24,6 +24,10 @@ class StoredEntry:
     when: str = ""
     by: str = ""
     summary: Mapping[str, Any] = field(default_factory=dict)
+    # The whole record, on its way into a store; a store gives it back on request only.
+    record: Record | None = None
+    # False for what another user, or a pack, brought: checked against the kernel's candidates before it runs.
+    trusted: bool = True
 
 
 class Mapped(Protocol):
@@ -46,6 +50,9 @@ class Store(Protocol):
     def keep(self, key: Key, entry: StoredEntry) -> None:
         """Keeps an entry."""
 
+    def keys(self) -> list[tuple[str, str, str]]:
+        """Every key, sorted."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,13 @@ class PlainStore:
         """The cfg alone."""
         self.inner.put(*key, entry.cfg)
 
+    def keys(self) -> list[tuple[str, str, str]]:
+        """Not known."""
+        return []
+
     def __str__(self) -> str:
         """As messages name it."""
-        return f"{type(self.inner).__qualname__}"
+        return type(self.inner).__qualname__
 
 
 def as_store(persistent: Any) -> Store:

@@ -12,7 +12,7 @@ import jax
 from ..core import codec
 from ..core.device import environment, same_environment
 from ..core.errors import ConfigTypeError, TuningError
-from ..core.kernel import check_cfg_type
+from ..core.kernel import Kernel, check_cfg_type
 from ..core.key import Key
 from ..core.record import Objective, Record
 from ..tuning.job import Job, distinct
@@ -112,6 +112,8 @@ class StoreTier:
             cfg = revived(request, entry.cfg)
         except ConfigTypeError as error:
             return Miss(f"the entry in {self.store} does not fit the kernel: {error}")
+        if not entry.trusted and not _vetted(request, cfg):
+            return Miss(f"the entry in {self.store} is another user's, and not among the kernel's candidates")
         hit = Hit(cfg, self.name, {"level": "persistent"}, entry.objective)
         if not _believed(entry.environment, request.device):
             known = ", ".join(f"{k} {v}" for k, v in entry.environment.items()) or "unknown"
@@ -121,6 +123,15 @@ class StoreTier:
         if not _covers(entry.objective, request.objective):
             return Miss(f"the entry in {self.store} was tuned for {entry.objective} alone", (replace(hit, keep=False),))
         return hit
+
+
+def _vetted(request: Request, cfg: Any) -> bool:
+    """May a cfg that somebody else brought run: is it a candidate, or does the kernel itself call it valid?"""
+    offered = candidates(request)
+    if len(distinct([*offered, cfg])) == len(distinct(offered)):
+        return True
+    judges = type(request.kernel).valid_cfg is not Kernel.valid_cfg
+    return judges and request.kernel.valid_cfg(request.inv, cfg) is True
 
 
 def _believed(kept: Mapping[str, str], device: jax.Device) -> bool:

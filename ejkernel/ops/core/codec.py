@@ -58,6 +58,8 @@ def _encode(value: Any, where: str, depth: int) -> Any:
         return {name: _encode(v, f"{where}.{name}", depth + 1) for name, v in fields.items()}
     if is_model(type(value)):
         return _encode(value.model_dump(mode="json"), where, depth + 1)
+    if callable(getattr(value, "model_dump", None)) and not isinstance(value, type):
+        return _encode(value.model_dump(), where, depth + 1)
     if is_named_tuple(type(value)):
         return {name: _encode(getattr(value, name), f"{where}.{name}", depth + 1) for name in value._fields}
     if isinstance(value, (list, tuple)):

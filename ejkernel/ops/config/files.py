@@ -1,0 +1,137 @@
+"""The few file operations that a store needs; the only file of this room that touches the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+
+# One entry: no config comes near it, and a hostile file cannot fill the memory.
+LARGEST_ENTRY = 1 << 20
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file held when it was read, and which file that was."""
+
+    data: bytes
+    identity: tuple[int, ...]
+    owner: int
+
+
+def read(path: str, limit: int | None = None) -> Content | None:
+    """A whole plain file, or None where there is none; links are not followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path} is not a plain file")
+        if limit is not None and found.st_size > limit:
+            return Content(b"", _identity(found), found.st_uid)
+        parts = []
+        while part := os.read(descriptor, max(found.st_size, 1 << 16)):
+            parts.append(part)
+        return Content(b"".join(parts), _identity(found), found.st_uid)
+    finally:
+        os.close(descriptor)
+
+
+def identity(path: str) -> tuple[int, ...] | None:
+    """Which file lies here now; None where there is none."""
+    try:
+        return _identity(os.stat(path, follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    # A rename always brings another inode or time; size catches editors that write in place within one tick.
+    return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def size(path: str) -> int:
+    """Bytes of a file, -1 where there is none."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return -1
+
+
+def write(path: str, data: bytes, *, durable: bool) -> None:
+    """Writes a whole file under a temporary name, then renames it: a reader sees the old or the new one."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
+    # Exclusive: a link that somebody planted under this name is an error, not followed. The umask sets the mode.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            _keep_mode(path, descriptor)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if durable:
+        sync_folder(folder)
+
+
+def _keep_mode(path: str, descriptor: int) -> None:
+    # Permissions that somebody gave the old file stay.
+    with contextlib.suppress(FileNotFoundError):
+        os.fchmod(descriptor, stat.S_IMODE(os.stat(path).st_mode))
+
+
+def append_byte(path: str) -> int:
+    """Makes a file one byte longer, a counter that needs no lock, and says how long it is now."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        os.write(descriptor, b".")
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def names(folder: str) -> list[str]:
+    """What lies in a folder; nothing where there is none."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def remove(path: str) -> None:
+    """Removes a file, unless another process was faster."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def move(path: str, to: str) -> None:
+    """Renames a file, unless another process was faster."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, to)
+
+
+def make_folder(path: str) -> None:
+    """A folder and its parents, as the umask says."""
+    os.makedirs(path, exist_ok=True)
+
+
+def sync_folder(path: str) -> None:
+    """Has the names in a folder survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

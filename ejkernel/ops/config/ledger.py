@@ -1,0 +1,286 @@
+"""Entries on disk: one immutable file for each put, and a snapshot that they are folded into now and then.
+
+`path` is the snapshot, `path.d` the folder of the entry files. A put writes one file and takes no lock. A fold, under
+a lock that nobody waits for, merges the entry files into a new snapshot, reads that back, and only then removes them.
+So whatever was put is in the snapshot or in the folder at any moment; readers look into the folder first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import filelock
+
+from ..core.key import Key
+from . import files
+from .snapshot import Raw, Snapshot, is_whole, key_hash, line, order, parse, read, read_key, seal, spell
+
+# Up to this size the snapshot is brought up to date by every put.
+SMALL = 64 * 1024
+# Beyond it entry files may gather: so many, or this share of the snapshot's entries, whichever is more.
+_PENDING = 512
+_PENDING_SHARE = 1 / 64
+# A temporary file that is older was left by a process that died.
+_STALE_SECONDS = 3600.0
+# Another process may fold between two looks; more often than this in a row something else is wrong.
+_TRIES = 8
+
+_NAME = re.compile(r"([0-9a-f]{24})\.(\d{1,18})\.([0-9a-f]{16})\.json")
+
+
+@dataclass(frozen=True)
+class Found:
+    """An entry as it lies on disk, and whose file it is in."""
+
+    raw: Raw
+    owner: int
+
+
+@dataclass
+class Ledger:
+    """The files behind one store."""
+
+    path: str
+    durable: bool = False
+    # Told about a damaged file, with what was kept of it.
+    report: Callable[[str], None] = lambda message: None
+    writer: str = field(default_factory=lambda: secrets.token_hex(8))
+    _pending: dict[str, list[str]] = field(default_factory=dict)
+    _snapshot: Snapshot = field(default_factory=Snapshot)
+    _snapshot_id: tuple[int, ...] | None = None
+    _snapshot_owner: int = -1
+    _count: int | None = None
+
+    def __post_init__(self) -> None:
+        """Names the folder and what lies in it."""
+        self.folder = self.path + ".d"
+        self.counter = os.path.join(self.folder, "changes")
+
+    def unchanged(self) -> bool:
+        """Has nobody put or folded anything since the last look?"""
+        return files.size(self.counter) == self._count
+
+    def look(self) -> None:
+        """Learns what lies on disk now."""
+        count = files.size(self.counter)
+        # The folder before the snapshot: what a fold removes from the one is in the other by then.
+        self._index(files.names(self.folder))
+        if files.identity(self.path) != self._snapshot_id or self._snapshot_id is None:
+            self._load()
+        self._count = count
+
+    def _index(self, names: list[str]) -> None:
+        self._pending = {}
+        for name in names:
+            match = _NAME.fullmatch(name)
+            if match:
+                self._pending.setdefault(match[1], []).append(name)
+        for chain in self._pending.values():
+            chain.sort(key=_sequence, reverse=True)
+
+    def _load(self) -> None:
+        content = files.read(self.path)
+        if content is None:
+            self._snapshot, self._snapshot_id, self._snapshot_owner = Snapshot(), None, -1
+            return
+        loaded = read(content.data)
+        self._snapshot, self._snapshot_id, self._snapshot_owner = loaded, content.identity, content.owner
+        if loaded.damage:
+            self._set_aside(content.data, loaded)
+
+    def _set_aside(self, data: bytes, loaded: Snapshot) -> None:
+        aside = f"{self.path}.damaged-{key_hash(data.decode('latin-1'))[:8]}"
+        kept = f"{self.path} is damaged ({loaded.damage}); {len(loaded.lines)} entries of it were kept"
+        try:
+            if files.identity(aside) is None:
+                files.write(aside, data, durable=self.durable)
+        except OSError as error:
+            # Then nothing may replace the damaged file, or what it holds would be lost.
+            self._snapshot.damage = "kept in place"
+            self.report(f"{kept}, and it stays where it is, since no copy can be made ({error.strerror})")
+            return
+        self.report(f"{kept}, and the file as it was is in {aside}")
+
+    def find(self, key: Key) -> Found | None:
+        """The newest entry of a key, as of the last look."""
+        name = spell(key)
+        for _ in range(_TRIES):
+            found = self._find(name)
+            if not isinstance(found, _Gone):
+                return found
+            self.look()
+        raise OSError(f"entries of {self.path} vanish faster than they can be read")
+
+    def _find(self, name: str) -> Found | _Gone | None:
+        best: Found | None = None
+        for file_name in list(self._pending.get(key_hash(name), ())):
+            # Two writers that had seen the same entries count alike: then the clock decides, so both are read.
+            if best is not None and _sequence(file_name) < order(best.raw)[0]:
+                break
+            content = files.read(os.path.join(self.folder, file_name), files.LARGEST_ENTRY)
+            if content is None:
+                return _Gone()
+            parsed = parse(content.data.decode("utf-8", "replace"))
+            if parsed is None or parsed[0] != name or not is_whole(*parsed):
+                self._condemn(file_name)
+                continue
+            if best is None or order(parsed[1]) > order(best.raw):
+                best = Found(parsed[1], content.owner)
+        raw = self._snapshot.find(name)
+        if raw is not None and (best is None or order(raw) > order(best.raw)):
+            best = Found(raw, self._snapshot_owner)
+        if raw is None and name in self._snapshot.lines:
+            self._condemn_line(name)
+        return best
+
+    def _condemn(self, file_name: str) -> None:
+        path = os.path.join(self.folder, file_name)
+        files.move(path, path + ".damaged")
+        self._pending[file_name[:24]].remove(file_name)
+        self.report(f"{path} is damaged; it is set aside as {file_name}.damaged, every other entry is kept")
+
+    def _condemn_line(self, name: str) -> None:
+        self.report(
+            f"the line of {read_key(name)} in {self.path} does not fit its checksum and is passed over; if you edited "
+            'it by hand, remove its "sha256", which makes it yours'
+        )
+
+    def keys(self) -> list[Key]:
+        """Every key, sorted."""
+        found = {read_key(name) for name in self._snapshot.lines}
+        for chain in self._pending.values():
+            content = files.read(os.path.join(self.folder, chain[0]), files.LARGEST_ENTRY)
+            parsed = parse(content.data.decode("utf-8", "replace")) if content else None
+            if parsed is not None:
+                found.add(read_key(parsed[0]))
+        return sorted(found)
+
+    def next_seq(self, key: Key) -> int:
+        """One more than any put of this key that was seen."""
+        name = spell(key)
+        raw = self._snapshot.find(name)
+        seen = [_sequence(n) for n in self._pending.get(key_hash(name), ())]
+        return max([0 if raw is None else order(raw)[0], *seen]) + 1
+
+    def add(self, key: Key, raw: Raw) -> Raw:
+        """Writes an entry; when this returns it is on disk."""
+        name = spell(key)
+        sealed = seal(name, {**raw, "seq": self.next_seq(key), "writer": self.writer})
+        file_name = f"{key_hash(name)}.{sealed['seq']}.{self.writer}.json"
+        path = os.path.join(self.folder, file_name)
+        try:
+            files.write(path, line(name, sealed).encode(), durable=self.durable)
+        except FileNotFoundError:
+            files.make_folder(self.folder)
+            files.write(path, line(name, sealed).encode(), durable=self.durable)
+        self._pending.setdefault(key_hash(name), []).insert(0, file_name)
+        self._tell()
+        return sealed
+
+    def _tell(self) -> None:
+        """Lets every other process know that there is something to look at."""
+        count = files.append_byte(self.counter)
+        # If that was the only change since the last look there is nothing to look at here.
+        if self._count is not None and count in (self._count + 1, 1):
+            self._count = count
+
+    def record_path(self, key: Key, raw: Raw) -> str:
+        """Where the full record of an entry lies: made from the key, never taken from a file."""
+        seq, _, writer = order(raw)
+        safe = key_hash(writer) if not re.fullmatch(r"[0-9a-f]{16}", writer) else writer
+        return os.path.join(self.folder, "records", f"{key_hash(spell(key))}.{seq}.{safe}.json")
+
+    @property
+    def wants_folding(self) -> bool:
+        """Is the snapshot small, or are there enough entry files to pay for a new one?"""
+        pending = sum(map(len, self._pending.values()))
+        if not pending:
+            return False
+        small = (self._snapshot_id[3] if self._snapshot_id else 0) <= SMALL
+        return small or pending >= max(_PENDING, len(self._snapshot.lines) * _PENDING_SHARE)
+
+    def fold(self, drop: Callable[[Key, Raw], bool] | None = None) -> bool:
+        """Merges the entry files into the snapshot; False where another process is at it. `drop` prunes."""
+        files.make_folder(self.folder)
+        try:
+            lock = filelock.FileLock(os.path.join(self.folder, "fold.lock"), timeout=0)
+            with lock:
+                self._fold(drop)
+        except filelock.Timeout:
+            return False
+        self._tell()
+        self.look()
+        return True
+
+    def _fold(self, drop: Callable[[Key, Raw], bool] | None) -> None:
+        self.look()
+        if self._snapshot.damage == "kept in place":
+            raise OSError(f"{self.path} is damaged and cannot be copied aside")
+        merged = Snapshot(dict(self._snapshot.lines))
+        folded: list[tuple[str, str, Raw]] = []
+        for chain in list(self._pending.values()):
+            for file_name in list(chain):
+                content = files.read(os.path.join(self.folder, file_name), files.LARGEST_ENTRY)
+                if content is None:
+                    continue
+                parsed = parse(content.data.decode("utf-8", "replace"))
+                if parsed is None or not is_whole(*parsed) or key_hash(parsed[0]) != file_name[:24]:
+                    self._condemn(file_name)
+                    continue
+                name, raw = parsed
+                old = merged.find(name)
+                if old is None or order(raw) > order(old):
+                    merged.lines[name] = line(name, raw)
+                folded.append((file_name, name, raw))
+        dropped = self._drop(merged, drop) if drop is not None else set()
+        if not folded and not dropped:
+            return
+        if files.identity(self.path) != self._snapshot_id:
+            # Somebody edited it this very moment: leave everything as it is, the next fold sees both.
+            return
+        files.write(self.path, merged.text().encode(), durable=self.durable)
+        self._remove_what_is_held(folded, dropped)
+        self._sweep()
+
+    def _drop(self, merged: Snapshot, drop: Callable[[Key, Raw], bool]) -> set[str]:
+        dropped = set()
+        for name in list(merged.lines):
+            raw = merged.find(name)
+            if raw is not None and drop(read_key(name), raw):
+                del merged.lines[name]
+                dropped.add(name)
+        return dropped
+
+    def _remove_what_is_held(self, folded: list[tuple[str, str, Raw]], dropped: set[str]) -> None:
+        """Removes the entry files that the snapshot, as it lies on disk, holds or has outlived."""
+        content = files.read(self.path)
+        if content is None:
+            return
+        there = read(content.data)
+        for file_name, name, raw in folded:
+            held = there.find(name)
+            if name in dropped or (held is not None and order(held) >= order(raw)):
+                files.remove(os.path.join(self.folder, file_name))
+
+    def _sweep(self) -> None:
+        """Removes temporary files of processes that died long ago."""
+        beside, name = os.path.split(self.path)
+        for folder, start in ((self.folder, "."), (beside, f".{name}.")):
+            for left in files.names(folder):
+                if left.startswith(start) and left.endswith(".tmp"):
+                    found = files.identity(os.path.join(folder, left))
+                    if found and time.time() - found[2] / 1e9 > _STALE_SECONDS:
+                        files.remove(os.path.join(folder, left))
+
+
+class _Gone:
+    """A file that was there at the last look and is not any more: a fold took it."""
+
+
+def _sequence(file_name: str) -> int:
+    return int(file_name.split(".")[1])
