@@ -65,6 +65,21 @@ def peel(value: Any) -> Peeled:
     return Peeled(value, tuple(batches), forward_mode)
 
 
+def public_module(module: str) -> str:
+    """Where users know JAX's own functions from: without the private part, which moves from version to version."""
+    return module.replace("jax._src.", "jax.", 1)
+
+
+def global_value(context: Any) -> Any:
+    """What a user context holds in threads that set nothing of their own."""
+    return getattr(context, "_obj", context).get_global()
+
+
+def set_global_value(context: Any, value: Any) -> None:
+    """Sets that, which has every jitted function traced again."""
+    getattr(context, "_obj", context).set_global(value)
+
+
 def varying_axes(value: Any) -> frozenset[str]:
     """The manual mesh axes over which a value inside shard_map differs."""
     seen = jax.typeof(value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,8 +75,12 @@ def forget_invocations() -> None:
 
 def _copied(value: Any) -> Any:
     # Plain containers are copied, whatever they hold is not: arrays and kernels stay the objects they are.
-    if type(value) is dict:
-        return {key: _copied(v) for key, v in value.items()}
-    if type(value) in (list, tuple, set):
+    if type(value) in (dict, OrderedDict, defaultdict):
+        same = copy.copy(value)
+        same.update({key: _copied(v) for key, v in value.items()})
+        return same
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_copied, value))
+    if type(value) in (list, tuple, set, deque):
         return type(value)(_copied(v) for v in value)
     return value

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import jax
 
+from .. import _jax
 from ..core import changes
 from ..core.errors import ConfigTypeError, KeyPartError, ScopeError
 from ..core.invocation import Cfg
@@ -163,7 +164,7 @@ class overlay_cache(_Scope):
 def refresh() -> None:
     """Has every jitted function, the user's own included, choose again at its next call; each compiles once more."""
     # A value of its own: JAX compares by identity, so no program compiled so far matches it.
-    _in_force.set_global(_Shadow({}))
+    _jax.set_global_value(_in_force, _Shadow({}))
     changes.note_everything()
 
 
@@ -179,7 +180,7 @@ def current_scope() -> _Scope:
 def _interned(mapping: dict[Key, Any]) -> _Shadow:
     # Equal overlays share compiled programs, and JAX compares by identity.
     # The global value is part of it: after a refresh, programs made under this overlay before are old.
-    base = _in_force.get_global()
+    base = _jax.global_value(_in_force)
     content = (id(base), *sorted((key, *_content(cfg)) for key, cfg in mapping.items()))
     with _shadows_lock:
         shadow = _shadows.get(content)

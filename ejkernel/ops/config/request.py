@@ -12,7 +12,7 @@ import jax
 from ..core.device import device_fingerprint, device_of, get_device_platform
 from ..core.errors import KernelError
 from ..core.invocation import Invocation
-from ..core.kernel import Kernel, check_class, key_builder_of, versioned
+from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
 from ..core.key import Key
 from ..core.record import Objective, Record
 from ..core.variants import variant
@@ -64,7 +64,7 @@ class Request:
 
 def ask(inv: Invocation[Any, Any], kernel: Kernel[Any, Any], objective: Objective) -> Request:
     """The question that a call asks."""
-    check_class(type(kernel))
+    check_kernel(kernel)
     if inv.op_id != kernel.op_id:
         raise KernelError(f"the invocation is one of {inv.op_id!r}, but the kernel is {kernel.op_id!r}")
     device = device_of(inv)

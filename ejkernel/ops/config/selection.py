@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -114,12 +115,18 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         request = ask(inv, kernel, _objective(policy))
         return self._decide(request, lambda: self._propose(request, self._tiers(policy)))
 
-    def tune(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
-        """Tunes this call now, whatever is known already, and keeps the result; for offline tuning."""
+    def tune(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], repetitions: int = 1) -> Decision:
+        """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
         request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
-        self._tuned.pop(request.key, None)
-        self.cache._failed.pop(request.key, None)
-        return self._propose(request, (self._autotune(sole_answers=False), HeuristicsTier()))
+        decisions = []
+        for _ in range(repetitions):
+            self._tuned.pop(request.key, None)
+            self.cache._failed.pop(request.key, None)
+            decisions.append(self._propose(request, (self._autotune(sole_answers=False), HeuristicsTier())))
+        best = min(decisions, key=_winner_seconds)
+        if best is not decisions[-1] and best.record is not None:
+            self._keep(request, Hit(best.cfg, "autotune", objective=request.objective, record=best.record), ())
+        return best
 
     def _tiers(self, policy: AutotunePolicy) -> Sequence[Tier]:
         """The list that the policy makes of the tiers."""
@@ -251,6 +258,12 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             f"{request.key} was tuned by this selector before and is not in its cache any more; "
             "keep the entry, call cache.clear(), or pass forbid_reautotune=False"
         )
+
+
+def _winner_seconds(decision: Decision) -> float:
+    record = decision.record
+    seconds = None if record is None or record.winner is None else record.trials[record.winner].seconds
+    return math.inf if seconds is None else seconds
 
 
 def _objective(policy: AutotunePolicy) -> Objective:

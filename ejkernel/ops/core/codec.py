@@ -7,7 +7,7 @@ import enum
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import ConfigTypeError
@@ -83,6 +83,9 @@ def decode(kind: Any, data: Any) -> Any:
 def _decode(kind: Any, data: Any, where: str) -> Any:
     if kind is Any or kind is None or isinstance(kind, typing.TypeVar):
         return data
+    if kind is _Unknown:
+        plain = data is None or isinstance(data, (bool, int, float, str))
+        return _expect(plain, data, where, "an annotation that can be read from outside; define the class in a module")
     if kind is type(None):
         return _expect(data is None, data, where, "null")
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
@@ -97,17 +100,16 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         return _build(kind, {n: data[n] for n in data if names.get(n, True)} if isinstance(data, dict) else data, where)
     if is_model(kind):
         try:
-            return kind.model_validate(data)
+            # As JSON, since a strict model takes a list for a tuple only there; by name, as it was dumped.
+            return kind.model_validate_json(json.dumps(data), by_name=True, by_alias=False)
         # pydantic's ValidationError is a ValueError.
         except ValueError as error:
             raise ConfigTypeError(f"{where}: {error}") from error
     if is_named_tuple(kind):
         return _build(kind, data, where)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        try:
-            return kind(data)
-        except ValueError as error:
-            raise ConfigTypeError(f"{where}: {error}") from error
+        member = next((m for m in kind if _encode(m.value, where, 0) == data and _alike(m.value, data)), None)
+        return _expect(member is not None, data, where, f"one of {[m.value for m in kind]}") and member
     return _decode_plain(origin or kind, inner, data, where)
 
 
@@ -122,14 +124,28 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
     raise ConfigTypeError(f"{where}: no member of the union fits ({'; '.join(reasons)})")
 
 
+def _hints(kind: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind)
+    # A class defined inside a function may have annotations that name things we can't see: then one by one.
+    except NameError:
+        pass
+    found: dict[str, Any] = {}
+    for name, annotation in {
+        n: a for base in reversed(kind.__mro__) for n, a in vars(base).get("__annotations__", {}).items()
+    }.items():
+        probe = type("Probe", (), {"__annotations__": {name: annotation}, "__module__": kind.__module__})
+        try:
+            found.update(typing.get_type_hints(probe))
+        except NameError:
+            found[name] = _Unknown
+    return found
+
+
 def _build(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise ConfigTypeError(f"{where} needs an object, got {describe(data)}")
-    try:
-        hints = typing.get_type_hints(kind)
-    # A class defined inside a function may have annotations that name things we can't see.
-    except NameError:
-        hints = {}
+    hints = _hints(kind)
     values = {name: _decode(hints.get(name, Any), value, f"{where}.{name}") for name, value in data.items()}
     try:
         return kind(**values)
@@ -146,10 +162,10 @@ def _decode_plain(kind: Any, inner: tuple[Any, ...], data: Any, where: str) -> A
             return tuple(_decode(inner[0], v, f"{where}[{i}]") for i, v in enumerate(data))
         _expect(len(data) == len(inner), data, where, f"{len(inner)} items")
         return tuple(_decode(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(inner, data, strict=True)))
-    if kind in (list, typing.Sequence, set, frozenset):
+    if kind in (list, Sequence, set, frozenset):
         _expect(isinstance(data, list), data, where, "a list")
         items = [_decode(inner[0] if inner else Any, v, f"{where}[{i}]") for i, v in enumerate(data)]
-        return items if kind in (list, typing.Sequence) else kind(items)
+        return items if kind in (list, Sequence) else kind(items)
     if isinstance(kind, type) and issubclass(kind, Mapping):
         _expect(isinstance(data, dict), data, where, "an object")
         value_kind = inner[1] if len(inner) == 2 else Any
@@ -163,6 +179,15 @@ def _decode_plain(kind: Any, inner: tuple[Any, ...], data: Any, where: str) -> A
     if kind is object or not isinstance(kind, type):
         return data
     raise ConfigTypeError(f"{where}: a {kind.__qualname__} cannot be rebuilt from JSON; pass a loader")
+
+
+def _alike(value: Any, data: Any) -> bool:
+    # 1, 1.0 and True are equal to Python and three values to JSON.
+    return not isinstance(data, (bool, int, float)) or type(value) is type(data) or isinstance(value, type(data))
+
+
+class _Unknown:
+    """The type of a field whose annotation names something that can't be seen from outside its function."""
 
 
 def _expect(fits: bool, data: Any, where: str, what: str) -> Any:

@@ -6,6 +6,8 @@ import contextlib
 import functools
 import platform as host
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from importlib import metadata
@@ -16,6 +18,7 @@ import jax
 
 from .. import _jax
 from .errors import SettingError
+from .stable import is_array
 
 _target: ContextVar[jax.Device | None] = ContextVar("ejkernel_target_device", default=None)
 
@@ -54,9 +57,9 @@ def device_of(inv: Any) -> jax.Device:
         if isinstance(leaf, (jax.ShapeDtypeStruct, jax.core.Tracer)):
             traced = True
             mesh_device = mesh_device or _mesh_device(leaf)
-        elif isinstance(leaf, jax.Array):
+        elif is_array(leaf):
             concrete = True
-            if not leaf.is_deleted() and leaf.committed:
+            if isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.committed:
                 return min(leaf.devices(), key=lambda d: d.id)
     if concrete and not traced:
         return default_device()
@@ -81,7 +84,9 @@ def _attached(mesh: Any) -> jax.Device | None:
     wanted = getattr(mesh, "abstract_device", None)
     if wanted is None:
         return None
-    return next((d for d in jax.local_devices(backend=wanted.platform) if d.device_kind == wanted.device_kind), None)
+    # Older versions do not say the platform: then the default one.
+    devices = jax.local_devices(backend=getattr(wanted, "platform", None))
+    return next((d for d in devices if d.device_kind == wanted.device_kind), None)
 
 
 def _first(mesh: Any) -> jax.Device | None:
@@ -122,14 +127,25 @@ def cpu_kind() -> str:
     # Not Linux, or a sandbox that hides it.
     except OSError:
         text = ""
-    return read_cpu_kind(text, machine=host.machine(), processor=host.processor())
+    return read_cpu_kind(text, machine=host.machine(), processor=_apple_model() or host.processor())
+
+
+def _apple_model() -> str:
+    # There Python knows a processor as 'arm' or 'i386' alone.
+    if sys.platform != "darwin":
+        return ""
+    asked = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def read_cpu_kind(cpuinfo: str, *, machine: str, processor: str) -> str:
     """The same from the text of /proc/cpuinfo, or from what Python knows where there is none."""
 
     def field(name: str) -> str:
-        found = re.search(rf"^{name}\s*:\s*(.*)$", cpuinfo, re.MULTILINE | re.IGNORECASE)
+        found = re.search(rf"^{name}[ \t]*:[ \t]*(.*)$", cpuinfo, re.MULTILINE | re.IGNORECASE)
         return " ".join(found.group(1).split()) if found else ""
 
     model = field("model name") or field("Hardware")

@@ -148,15 +148,28 @@ def _checked(kernel: str, names: Sequence[str], grads: Any, args: Sequence[Any])
 
 
 def _of_argument(kernel: str, name: str, grad: Any, arg: Any) -> list[Any]:
-    leaves, tree = jax.tree_util.tree_flatten(arg)
-    if grad is None:
-        return [_no_gradient(leaf) for leaf in leaves if is_array(leaf)]
-    parts, grad_tree = jax.tree_util.tree_flatten(grad, is_leaf=lambda part: part is None)
-    if len(parts) != len(leaves):
+    found: list[Any] = []
+
+    # None in a gradient stands for everything that the argument has there.
+    def add(part: Any, there: Any) -> None:
+        if part is None:
+            found.extend(_no_gradient(leaf) for leaf in jax.tree_util.tree_leaves(there) if is_array(leaf))
+        elif is_array(there):
+            found.append(_of_leaf(kernel, name, part, there))
+        elif jax.tree_util.tree_structure(there) != jax.tree_util.tree_structure(0):
+            raise ValueError("a gradient without structure for an argument that has one")
+
+    try:
+        jax.tree_util.tree_map(add, grad, arg, is_leaf=lambda part: part is None)
+    except GradientError:
+        raise
+    # What JAX raises where one tree is no prefix of the other.
+    except (ValueError, TypeError) as error:
+        shape, wanted = jax.tree_util.tree_structure(grad), jax.tree_util.tree_structure(arg)
         raise GradientError(
-            f"vjp of kernel {kernel} returned a gradient for {name} of structure {grad_tree}, not {tree}"
-        )
-    return [_of_leaf(kernel, name, part, leaf) for part, leaf in zip(parts, leaves, strict=True) if is_array(leaf)]
+            f"vjp of kernel {kernel} returned a gradient for {name} of structure {shape}, not {wanted}"
+        ) from error
+    return found
 
 
 def _of_leaf(kernel: str, name: str, part: Any, leaf: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from .. import _jax
 from . import stable
-from .errors import KernelError
+from .errors import KernelError, KeyPartError
 
 Cfg = TypeVar("Cfg")
 Out = TypeVar("Out")
@@ -68,7 +68,9 @@ class Invocation(Generic[Cfg, Out]):
         return key
 
 
-def _add(parts: dict[str, str], name: str, value: Any) -> None:
+def _add(parts: dict[str, str], name: str, value: Any, depth: int = 0) -> None:
+    if depth > stable.DEEPEST:
+        raise KeyPartError(f"{name[:40]}... is nested deeper than {stable.DEEPEST} levels, or contains itself")
     # Containers are opened, so that a difference is named by its place; structure that holds nothing is kept as such.
     # A leaf that JAX cannot open is a static value.
     if stable.is_array(value):
@@ -77,12 +79,12 @@ def _add(parts: dict[str, str], name: str, value: Any) -> None:
     if type(value) in (list, tuple) and value:
         parts[name] = f"{type(value).__name__} of {len(value)}"
         for index, item in enumerate(value):
-            _add(parts, f"{name}[{index}]", item)
+            _add(parts, f"{name}[{index}]", item, depth + 1)
         return
     if type(value) is dict and value and all(isinstance(key, str) for key in value):
         parts[name] = f"dict of {len(value)}"
         for key in sorted(value):
-            _add(parts, f"{name}[{key!r}]", value[key])
+            _add(parts, f"{name}[{key!r}]", value[key], depth + 1)
         return
     parts[name] = _text(stable.form(value, name))
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from .errors import BadNameError, KernelError
 from .invocation import Cfg, Invocation, Out
-from .variants import has_any, variant
+from .variants import has_any, lonely_half, variant
 
 _OP_ID = re.compile(r"[A-Za-z0-9_.-]+")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -147,6 +147,12 @@ def _check_op_id(op_id: Any, cls: type) -> str:
     return op_id
 
 
+def check_kernel(kernel: Kernel[Any, Any]) -> None:
+    """Raises unless the kernel keeps the contract, whatever its own constructor did."""
+    check_class(type(kernel))
+    _check_op_id(kernel.op_id, type(kernel))
+
+
 def check_class(cls: type[Kernel[Any, Any]]) -> None:
     """Raises unless the class keeps the contract; looked at once, when it is first made or used."""
     if cls._checked:
@@ -155,8 +161,8 @@ def check_class(cls: type[Kernel[Any, Any]]) -> None:
     for method, spelling in (("run", "run(self, *args, cfg, **kwargs)"), ("heuristic_cfg", "heuristic_cfg(self, inv)")):
         if not has_any(cls, method):
             raise KernelError(f"kernel {name} has no {method}; define {spelling}")
-    for one, other in (("fwd_with_residuals", "vjp"), ("vjp", "fwd_with_residuals")):
-        if has_any(cls, one) and not has_any(cls, other):
-            raise KernelError(f"kernel {name} defines {one} without {other}; an own gradient needs both")
+    half = lonely_half(cls)
+    if half:
+        raise KernelError(f"kernel {name} defines {half}; an own gradient is a forward and a vjp of one level")
     _check_op_id(cls.op_id, cls)
     cls._checked = True

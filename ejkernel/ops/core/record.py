@@ -96,20 +96,26 @@ class Record:
         """The record that `dumps` wrote; `load_cfg` rebuilds the cfgs."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise RecordFormatError(f"this is not a record: {error}") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else None
             raise RecordFormatError(f"record format {found!r} is unknown; this version reads format {FORMAT}")
         try:
-            return Record(
+            record = Record(
                 **{name: _tuples(data[name]) for name in _PLAIN},
                 key=dict(data["key"]),
                 environment=dict(data["environment"]),
                 trials=tuple(_trial(t, load_cfg) for t in data["trials"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise RecordFormatError(f"the record is damaged: {error!r}") from error
+        places = [record.winner, record.heuristic, record.runner_up, *record.tied]
+        if any(
+            place is not None and not (isinstance(place, int) and 0 <= place < len(record.trials)) for place in places
+        ):
+            raise RecordFormatError("the record is damaged: it points to a trial that it does not hold")
+        return record
 
 
 _PLAIN = (

@@ -10,17 +10,19 @@ import json
 import math
 import re
 import types
+from collections import defaultdict
 from collections.abc import Mapping, Set
 from typing import Any
 
 import jax
 import numpy as np
 
+from .. import _jax
 from . import codec
 from .errors import KeyPartError
 
 # Deeper than any real argument; also what ends a container that holds itself.
-_DEEPEST = 64
+DEEPEST = 64
 
 
 def short_hash(text: str, length: int = 16) -> str:
@@ -46,8 +48,8 @@ def from_json(text: str, kind: Any = None) -> Any:
 
 def form(value: Any, name: str = "value", depth: int = 0) -> Any:
     """A JSON value that tells this static value, and its type, from every other."""
-    if depth > _DEEPEST:
-        raise KeyPartError(f"{name} is nested deeper than {_DEEPEST} levels, or contains itself")
+    if depth > DEEPEST:
+        raise KeyPartError(f"{name} is nested deeper than {DEEPEST} levels, or contains itself")
     # Enums first: an IntEnum is an int as well.
     if isinstance(value, enum.Enum):
         return ["enum", type_name(type(value)), value.name or repr(value.value)]
@@ -80,8 +82,7 @@ def form(value: Any, name: str = "value", depth: int = 0) -> Any:
 def type_name(kind: Any) -> str:
     """Module and qualified name of a class or function."""
     module = getattr(kind, "__module__", None) or ""
-    # JAX moves functions between its private modules from version to version; the public name stays.
-    module = "jax" if module.startswith("jax._src") else module
+    module = _jax.public_module(module)
     name = getattr(kind, "__qualname__", None) or getattr(kind, "__name__", None) or ""
     return f"{module}.{name}"
 
@@ -179,8 +180,8 @@ def _sharding(value: Any, inner: Any) -> Any:
 def _container(value: Any, inner: Any) -> Any:
     if isinstance(value, Mapping):
         items = [[inner(k, f" key {k!r}"), inner(v, f"[{k!r}]")] for k, v in value.items()]
-        # JAX sorts a plain dict's keys, so their order is not part of the call; any other mapping keeps it.
-        ordered = sorted(items, key=json.dumps) if type(value) is dict else items
+        # JAX sorts the keys of these two, so their order is not part of the call; any other mapping keeps it.
+        ordered = sorted(items, key=json.dumps) if type(value) in (dict, defaultdict) else items
         return [type_name(type(value)), ordered]
     if isinstance(value, (list, tuple)):
         return [type_name(type(value)), [inner(v, f"[{i}]") for i, v in enumerate(value)]]

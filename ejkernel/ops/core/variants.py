@@ -41,6 +41,15 @@ def gradient(kernel: Any, *, platform: str, method: str | None = None) -> tuple[
     return None
 
 
+def lonely_half(cls: type) -> str:
+    """A forward pass or a `vjp` where no level of the class has both; empty where there is none."""
+    pairs = [("fwd_with_residuals" + suffix, "vjp" + suffix) for suffix in _SUFFIXES]
+    if any(_defines(cls, one) and _defines(cls, other) for one, other in pairs):
+        return ""
+    either = [pair for pair in pairs for pair in (pair, pair[::-1])]
+    return next((f"{one} without {other}" for one, other in either if _defines(cls, one)), "")
+
+
 def _defines(cls: type, name: str) -> bool:
     found = getattr(cls, name, None)
     return callable(found) and not getattr(found, "_is_absent", False)

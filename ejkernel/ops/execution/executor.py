@@ -22,7 +22,7 @@ from ..core.bind import bind
 from ..core.device import default_device, device_fingerprint, device_of, get_device_platform, target_device
 from ..core.errors import GradientError, KernelError
 from ..core.invocation import Cfg, Invocation, Out
-from ..core.kernel import Kernel, check_class, key_builder_of, versioned
+from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
 from ..core.key import Key
 from ..core.variants import gradient
 from ..registry import record_call
@@ -150,7 +150,7 @@ class Executor(Generic[Cfg, Out]):
 
     def _call(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The long way: any call at all."""
-        check_class(type(kernel))
+        check_kernel(kernel)
         options, keywords = split(kernel, kwargs)
         taken = take(kernel, args, keywords)
         peeled = [_jax.peel(leaf) for leaf in taken.leaves]

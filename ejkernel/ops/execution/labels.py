@@ -33,7 +33,8 @@ def json_label(op_id: str, call_hash: str, cfg: Any, prefix: str | None = None) 
 
 
 def _plain(text: str) -> str:
-    return quote(text, safe="")
+    # Python leaves '~' as it is; a label has letters, digits and '_.-%' alone.
+    return quote(text, safe="").replace("~", "%7E")
 
 
 def parse_label(text: str) -> tuple[str, str]:

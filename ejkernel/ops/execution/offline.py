@@ -13,7 +13,7 @@ from ..core.key import Key
 from ..registry import recorded_calls
 from ..tuning.tuner import Tuner
 from .labels import find_labels_in_lowered, parse_label
-from .results import AutotuneData, AutotuningResult, Entry, Measurement
+from .results import AutotuningResult, Entry
 
 Recorded = tuple[Key, Any, Invocation[Any, Any]]
 
@@ -46,16 +46,5 @@ def _tune_all(
     for number, (key, kernel, inv) in enumerate(calls, 1):
         if show_progress:
             print(f"tuning {number} of {len(calls)}: {key.op_id} {key.call_key}", file=sys.stderr)
-        entries.append(Entry(key.op_id, key.call_key, _best_of(selector, inv, kernel, repetitions)))
+        entries.append(Entry(key.op_id, key.call_key, selector.tune(inv, kernel, repetitions).cfg))
     return AutotuningResult(device, tuple(entries))
-
-
-def _best_of(selector: Any, inv: Invocation[Any, Any], kernel: Any, repetitions: int) -> Any:
-    decisions = [selector.tune(inv, kernel) for _ in range(repetitions)]
-    timed = []
-    for decision in decisions:
-        record = decision.record
-        seconds = None if record is None or record.winner is None else record.trials[record.winner].seconds
-        if seconds is not None:
-            timed.append(Measurement(decision.cfg, seconds))
-    return AutotuneData(timed).fastest_config if timed else decisions[-1].cfg

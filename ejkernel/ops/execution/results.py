@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from ..config.cache import overlay_cache
-from ..core.errors import TuningError
+from ..core.errors import ScopeError, TuningError
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class AutotuningResult:
 
     device: str
     entries: Sequence[Entry]
-    _entered: list[overlay_cache] = field(default_factory=list, init=False, repr=False, compare=False)
+    # The overlays that the threads using this result are in.
+    _entered: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
 
     def as_overlay(self) -> overlay_cache:
         """The cfgs as an overlay."""
@@ -57,10 +59,13 @@ class AutotuningResult:
     def __enter__(self) -> Self:
         overlay = self.as_overlay()
         overlay.__enter__()
-        self._entered.append(overlay)
+        self._entered.stack = [*getattr(self._entered, "stack", ()), overlay]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._entered.pop().__exit__(kind, error, trace)
+        stack = getattr(self._entered, "stack", [])
+        if not stack:
+            raise ScopeError("a result was left that this thread had not entered")
+        stack.pop().__exit__(kind, error, trace)

@@ -1,0 +1,273 @@
+"""The project as a whole: public names, documented paths, the order of rooms, and what an import costs."""
+
+from __future__ import annotations
+
+import ast
+import compileall
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ejkernel
+import ejkernel.ops
+
+PACKAGE = Path(ejkernel.__file__).parent
+OPS = PACKAGE / "ops"
+FILES = sorted(OPS.rglob("*.py"))
+
+# Each room may import from those before it.
+ROOMS = ("core", "timing", "tuning", "config", "execution", "fleet")
+# Files beside the rooms. Whatever they need is in the first room.
+BESIDE = ("_jax", "_lazy", "registry", "settings")
+
+# Users rely on these. Taking one away breaks them; adding one is a promise.
+PUBLIC = [
+    # core
+    *("Kernel", "Invocation", "Cfg", "Out", "FwdParams", "BwdParams", "OpsError", "Record", "Trial"),
+    *("device_fingerprint", "device_kind", "get_device_platform", "target_device"),
+    *("abstractify", "sharding_fingerprint", "short_hash", "stable_json", "to_json", "from_json"),
+    # caches
+    *("ConfigCache", "overlay_cache", "current_scope", "refresh", "PersistentCache"),
+    # selection
+    *("AutotunePolicy", "policy_override", "forward_autotune_only", "ConfigSelectorChain", "Tuner"),
+    # registry
+    *("record_invocation", "get_invocations"),
+    # execution
+    *("Executor", "ConfigChooser", "vmap_with_config", "pmap_with_config"),
+    *("label", "extract_labels_from_hlo_text", "find_labels_in_lowered", "labels_to_configs"),
+    *("Measurement", "AutotuneData", "Entry", "AutotuningResult"),
+    *("autotune_recorded", "autotune_lowered", "benchmark"),
+]
+
+DOCUMENTED = {
+    "ejkernel.ops.core": "Kernel Invocation",
+    "ejkernel.ops.config.cache": "ConfigCache overlay_cache _cache_overlay",
+    "ejkernel.ops.config.persistent": "PersistentCache",
+    "ejkernel.ops.config.selection": ("AutotunePolicy ConfigSelectorChain Tuner forward_autotune_only policy_override"),
+    "ejkernel.ops.registry": "record_invocation get_invocations",
+    "ejkernel.ops.execution.executor": "Executor ConfigChooser",
+}
+
+
+def python(code: str, *, path: Path = PACKAGE.parent, cwd: Path | None = None) -> str:
+    """What a fresh interpreter prints."""
+    env = {**os.environ, "PYTHONPATH": str(path)}
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def named(path: Path) -> str:
+    """A file of the package as a module's name inside `ejkernel.ops`."""
+    parts = path.relative_to(OPS).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, wherever in it, with every name that might be a module itself."""
+    return imported(path.read_text(encoding="utf-8"), ["ejkernel", "ops", *path.relative_to(OPS).parent.parts])
+
+
+def imported(source: str, package: list[str]) -> set[str]:
+    """The same for a text, as a file of a package."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            module = [*start, *(node.module or "").split(".")] if node.module else start
+            found |= {".".join([*module, alias.name]) for alias in node.names}
+    return found
+
+
+def inside(module: str) -> str | None:
+    """The room, or the file beside the rooms, that a module of `ejkernel.ops` belongs to."""
+    return module.removeprefix("ejkernel.ops.").split(".")[0] if module.startswith("ejkernel.ops.") else None
+
+
+# Rooms.
+
+
+def test_every_file_is_in_a_known_room():
+    """A new room has its place in the order."""
+    assert {inside(f"ejkernel.ops.{named(path)}") for path in FILES if named(path)} <= {*ROOMS, *BESIDE}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if named(p).split(".")[0] in ROOMS], ids=named)
+def test_a_room_imports_only_from_those_before_it(path):
+    """Imports go one way: core, timing, tuning, config, execution, fleet."""
+    own = ROOMS.index(named(path).split(".")[0])
+    leaned_on = {room for room in map(inside, imports(path)) if room in ROOMS}
+    assert {room for room in leaned_on if ROOMS.index(room) > own} == set()
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_file_beside_the_rooms_imports_only_from_core(name):
+    """What every room may use itself leans on the first room alone."""
+    assert {room for room in map(inside, imports(OPS / f"{name}.py")) if room in ROOMS} <= {"core"}
+
+
+def test_the_test_of_rooms_sees_imports_inside_functions():
+    """An import that hides in a function, relative or not, counts as well."""
+    lines = ["def f():", "    from ..execution import executor", "    import ejkernel.ops.config.cache"]
+    found = imported("\n".join(lines), ["ejkernel", "ops", "core"])
+    assert set(map(inside, found)) == {"execution", "config"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: named(p) or "ops")
+def test_ops_imports_nothing_else_of_the_package(path):
+    """`ejkernel.ops` stands by itself within `ejkernel`."""
+    others = {m for m in imports(path) if m.split(".")[0] == "ejkernel" and not f"{m}.".startswith("ejkernel.ops.")}
+    assert others == set()
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.name != "_jax.py"], ids=lambda p: named(p) or "ops")
+def test_only_one_file_knows_private_names_of_jax(path):
+    """`jax._src` is mentioned in `_jax.py` alone."""
+    assert "jax._src" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.name != "settings.py"], ids=lambda p: named(p) or "ops")
+def test_only_one_file_reads_the_environment(path):
+    """The environment is read in `settings.py` alone."""
+    text = path.read_text(encoding="utf-8")
+    assert re.findall(r"\benvironb?\b|\bgetenvb?\b", text) == []
+
+
+def test_a_private_name_that_is_gone_is_a_clear_error():
+    """A missing private name of JAX is an ImportError that names it, the version of JAX and what to do."""
+    import jax
+
+    from ejkernel.ops import OpsError, _jax
+
+    for module, name in [("jax._src.core", "no_such_name"), ("jax._src.no_such_module", "name")]:
+        with pytest.raises(ImportError, match=rf"{module}\.{name}") as caught:
+            _jax._private(module, name)
+        assert jax.__version__ in str(caught.value)
+        assert "install" in str(caught.value)
+        assert isinstance(caught.value, OpsError)
+
+
+# Public names.
+
+
+def test_the_public_names_are_these():
+    """The names of `ejkernel.ops` are pinned."""
+    assert sorted(ejkernel.ops.__all__) == sorted(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_resolves(name):
+    """Each public name is there, and `dir` shows it."""
+    assert getattr(ejkernel.ops, name) is not None
+    assert name in dir(ejkernel.ops)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    """A name that does not exist is the usual error."""
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = ejkernel.ops.no_such_name
+    with pytest.raises(ImportError, match="no_such_name"):
+        exec("from ejkernel.ops import no_such_name")
+
+
+def declared(path: Path) -> dict[str, str]:
+    """The names that a package declares for type checkers, with their modules."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    guarded = [n for n in tree.body if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
+    imported = [n for block in guarded for n in block.body if isinstance(n, ast.ImportFrom)]
+    assert all(alias.asname == alias.name for n in imported for alias in n.names)
+    return {alias.name: "." * n.level + (n.module or "") for n in imported for alias in n.names}
+
+
+@pytest.mark.parametrize("package", ["ejkernel.ops", "ejkernel.ops.core"])
+def test_type_checkers_see_the_names_that_exist(package):
+    """The imports for type checkers and the lazy table name the same things in the same places."""
+    module = importlib.import_module(package)
+    found = declared(Path(module.__file__))
+    assert set(found) == set(module.__all__)
+    for name, where in found.items():
+        assert getattr(importlib.import_module(where, package), name) is getattr(module, name)
+
+
+@pytest.mark.parametrize(("module", "name"), [(m, n) for m, names in DOCUMENTED.items() for n in names.split()])
+def test_a_documented_path_works(module, name):
+    """The paths of the documentation lead to the very things that `ejkernel.ops` names."""
+    found = getattr(importlib.import_module(module), name)
+    assert name.startswith("_") or found is getattr(ejkernel.ops, name)
+
+
+def test_the_package_says_that_it_is_typed():
+    """Type checkers read the package's own annotations."""
+    assert (PACKAGE / "py.typed").exists()
+
+
+# What an import costs.
+
+
+def test_importing_the_package_imports_nothing():
+    """`import ejkernel` adds itself and nothing else."""
+    code = "import sys; before = set(sys.modules); import ejkernel; print(sorted(set(sys.modules) - before))"
+    assert python(code).strip() == "['ejkernel']"
+
+
+def test_importing_ops_does_not_import_jax():
+    """A command line can start, and list the names, without JAX or numpy."""
+    code = (
+        "import sys, ejkernel.ops, ejkernel.ops.core\n"
+        "assert 'Kernel' in dir(ejkernel.ops)\n"
+        "print(sorted({'jax', 'jaxlib', 'numpy'} & set(sys.modules)))"
+    )
+    assert python(code).strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["settings", "registry", "core.record", "core.key", "core.codec", "core.errors"])
+def test_a_module_of_plain_data_does_not_import_jax(module):
+    """What a command line shows without a device needs no JAX."""
+    code = f"import sys, ejkernel.ops.{module}; print(sorted({{'jax', 'jaxlib', 'numpy'}} & set(sys.modules)))"
+    assert python(code).strip() == "[]"
+
+
+def test_touching_every_name_starts_no_backend():
+    """All names can be imported before `jax.distributed.initialize`, which no backend may precede."""
+    code = (
+        "import ejkernel.ops as ops\n"
+        "for name in ops.__all__:\n"
+        "    getattr(ops, name)\n"
+        "import jax\n"
+        "from jax._src import xla_bridge\n"
+        "print(xla_bridge.backends_are_initialized())"
+    )
+    assert python(code).strip() == "False"
+
+
+def test_touching_every_name_costs_little_beside_jax(tmp_path):
+    """All public names together take a small part of the time that `import jax` takes in the same process."""
+    # A copy with its bytecode ready, so that no compiling is measured, also where the sources cannot be written.
+    shutil.copytree(PACKAGE, tmp_path / "ejkernel", ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(tmp_path / "ejkernel", quiet=1)
+    code = (
+        "import time\n"
+        "start = time.perf_counter()\n"
+        "import jax\n"
+        "between = time.perf_counter()\n"
+        "import ejkernel.ops as ops\n"
+        "for name in ops.__all__:\n"
+        "    getattr(ops, name)\n"
+        "end = time.perf_counter()\n"
+        "print(between - start, end - between, ops.__file__)"
+    )
+    runs = [python(code, path=tmp_path, cwd=tmp_path).split(maxsplit=2) for _ in range(3)]
+    assert all(str(tmp_path) in where for *_, where in runs)
+    # The best of three: another process can only make a run slower.
+    jax_s, ours_s = min(((float(a), float(b)) for a, b, _ in runs), key=lambda pair: pair[1] / pair[0])
+    print(f"import jax {1e3 * jax_s:.0f} ms, every public name {1e3 * ours_s:.1f} ms")
+    assert ours_s < 0.15 * jax_s
