@@ -156,7 +156,7 @@ def _of_argument(kernel: str, name: str, grad: Any, arg: Any) -> list[Any]:
             found.extend(_no_gradient(leaf) for leaf in jax.tree_util.tree_leaves(there) if is_array(leaf))
         elif is_array(there):
             found.append(_of_leaf(kernel, name, part, there))
-        elif jax.tree_util.tree_structure(there) != jax.tree_util.tree_structure(0):
+        elif not jax.tree_util.all_leaves([there]):
             raise ValueError("a gradient without structure for an argument that has one")
 
     try:
