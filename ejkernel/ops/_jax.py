@@ -70,6 +70,11 @@ def public_module(module: str) -> str:
     return module.replace("jax._src.", "jax.", 1)
 
 
+def key_implementation(dtype: Any) -> str:
+    """The generator behind a dtype of PRNG keys, as `jax.random.key` calls it."""
+    return str(dtype._impl.name)
+
+
 def global_value(context: Any) -> Any:
     """What a user context holds in threads that set nothing of their own."""
     return getattr(context, "_obj", context).get_global()

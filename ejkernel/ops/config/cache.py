@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self
 from weakref import WeakValueDictionary
@@ -28,8 +30,6 @@ class ConfigCache(Generic[Cfg]):
         self._data: dict[Key, Cfg] = {}
         # What an entry was tuned for, where that is known; a cfg put by hand has none.
         self._objectives: dict[Key, Objective] = {}
-        # Keys whose candidates all failed in this process, with the reasons.
-        self._failed: dict[Key, str] = {}
         # Moves with every clear, so that those who remember a key by hand can tell.
         self._generation = 0
         self._lock = threading.Lock()
@@ -96,11 +96,24 @@ _shadows_lock = threading.Lock()
 _cache_overlay: ContextVar[tuple[Mapping[Key, Any], ...]] = ContextVar("ejkernel_cache_overlay", default=())
 
 
+@dataclass
+class _Block:
+    """A `with` block that a thread is in."""
+
+    owner: object
+    context: Any
+    before: tuple[Mapping[Key, Any], ...]
+    # Left already, but out of order: it ends with the block inside it.
+    is_left: bool = False
+
+
 class _Entered(threading.local):
     """The `with` blocks that this thread is in, outermost first."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[object, Any, Token[tuple[Mapping[Key, Any], ...]]]] = []
+        self.stack: list[_Block] = []
+        # Owners of blocks that ended after they were left out of order: leaving those once more is no second error.
+        self.ended: deque[object] = deque(maxlen=64)
 
 
 _entered = _Entered()
@@ -126,7 +139,8 @@ class _Scope:
         # An empty overlay changes nothing, so it must not make JAX trace anything again.
         context = _in_force(_interned(merged)) if merged else contextlib.nullcontext()
         context.__enter__()
-        _entered.stack.append((self, context, _cache_overlay.set(layers)))
+        _entered.stack.append(_Block(self, context, _cache_overlay.get()))
+        _cache_overlay.set(layers)
         return self
 
     def _outer(self) -> tuple[Mapping[Key, Any], ...]:
@@ -137,18 +151,25 @@ class _Scope:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         stack = _entered.stack
-        if not stack or stack[-1][0] is not self:
+        if self in _entered.ended and not any(block.owner is self for block in stack):
+            _entered.ended.remove(self)
+            return
+        if not stack or stack[-1].owner is not self:
+            for block in reversed(stack):
+                if block.owner is self and not block.is_left:
+                    block.is_left = True
+                    break
             raise ScopeError(
                 "an overlay was left in another order than it was entered, or in another thread; "
                 "do not await or yield inside `with overlay_cache(...)`"
             )
-        _, context, token = stack.pop()
-        context.__exit__(kind, error, trace)
-        try:
-            _cache_overlay.reset(token)
-        # Entered in one context and left in another of the same thread: only the inspection variable is affected.
-        except ValueError:
-            _cache_overlay.set(())
+        stack[-1].is_left = True
+        while stack and stack[-1].is_left:
+            block = stack.pop()
+            if block.owner is not self:
+                _entered.ended.append(block.owner)
+            block.context.__exit__(None, None, None)
+            _cache_overlay.set(block.before)
 
 
 class overlay_cache(_Scope):
@@ -181,17 +202,26 @@ def _interned(mapping: dict[Key, Any]) -> _Shadow:
     # Equal overlays share compiled programs, and JAX compares by identity.
     # The global value is part of it: after a refresh, programs made under this overlay before are old.
     base = _jax.global_value(_in_force)
-    content = (id(base), *sorted((key, *_content(cfg)) for key, cfg in mapping.items()))
+    content = _content_of(mapping, base)
     with _shadows_lock:
         shadow = _shadows.get(content)
-        if shadow is None:
+        # A cfg that was changed since, such as a dict, is not what it was made for any more.
+        if shadow is None or _content_of(shadow.mapping, base) != content:
             shadow = _shadows[content] = _Shadow(mapping, base)
         return shadow
 
 
+def _content_of(mapping: Mapping[Key, Any], base: object) -> tuple[Any, ...]:
+    return (id(base), *sorted((key, *_content(cfg)) for key, cfg in mapping.items()))
+
+
 def _content(cfg: Any) -> tuple[str, str]:
     try:
-        return type_name(type(cfg)), stable_json(cfg)
-    # A cfg without a stable form is the same only as itself; the shadow keeps it alive, so its address stays its own.
+        text = stable_json(cfg)
     except KeyPartError:
+        text = ""
+    # A cfg without a stable form, or with arrays, whose values a key does not see, is the same only as itself; the
+    # shadow keeps it alive, so its address stays its own.
+    if not text or '["array",' in text:
         return "object", str(id(cfg))
+    return type_name(type(cfg)), text

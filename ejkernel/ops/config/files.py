@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
+import time
 from dataclasses import dataclass
 
 # One entry: no config comes near it, and a hostile file cannot fill the memory.
 LARGEST_ENTRY = 1 << 20
+
+
+class NotPlainError(OSError):
+    """A link, a folder or a device where a plain file should be."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,15 @@ def read(path: str, limit: int | None = None) -> Content | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        # ELOOP is how O_NOFOLLOW refuses a link, ENXIO how a socket answers.
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise NotPlainError(error.errno, "it is not a plain file", path) from error
+        raise
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(f"{path} is not a plain file")
+            raise NotPlainError(errno.EINVAL, "it is not a plain file", path)
         if limit is not None and found.st_size > limit:
             return Content(b"", _identity(found), found.st_uid)
         parts = []
@@ -74,6 +85,7 @@ def write(path: str, data: bytes, *, durable: bool) -> None:
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
+            _stamp(descriptor)
             if durable:
                 os.fsync(descriptor)
         finally:
@@ -88,9 +100,21 @@ def write(path: str, data: bytes, *, durable: bool) -> None:
 
 
 def _keep_mode(path: str, descriptor: int) -> None:
-    # Permissions that somebody gave the old file stay.
-    with contextlib.suppress(FileNotFoundError):
-        os.fchmod(descriptor, stat.S_IMODE(os.stat(path).st_mode))
+    try:
+        old = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    # Permissions that somebody gave the old file stay; those of what a link points to are not ours to take.
+    if stat.S_ISREG(old.st_mode) and old.st_mode != os.fstat(descriptor).st_mode:
+        os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+
+
+def _stamp(descriptor: int) -> None:
+    # The kernel's clock may tick only every few milliseconds, and inodes are used again: a file that was replaced
+    # twice within a tick must not look like the first one. Where times cannot be set its own clock has to do.
+    now = time.time_ns()
+    with contextlib.suppress(OSError):
+        os.utime(descriptor, ns=(now, now))
 
 
 def append_byte(path: str) -> int:
@@ -123,9 +147,16 @@ def move(path: str, to: str) -> None:
         os.rename(path, to)
 
 
-def make_folder(path: str) -> None:
+def make_folder(path: str, *, durable: bool = False) -> None:
     """A folder and its parents, as the umask says."""
+    above, fresh = path, []
+    while durable and above != os.path.dirname(above) and not os.path.isdir(above):
+        above = os.path.dirname(above)
+        fresh.append(above)
     os.makedirs(path, exist_ok=True)
+    # A new folder is a name in the one above it.
+    for parent in fresh:
+        sync_folder(parent)
 
 
 def sync_folder(path: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ class TuningWarning(UserWarning):
     """A tuning that did not go as it should."""
 
 
-def candidates(request: Request) -> list[Any]:
+def candidates(request: Request, empty: Callable[[str], None] = lambda message: None) -> list[Any]:
     """The heuristic cfg, then what the kernel says may be measured, without what it calls invalid."""
     kernel, inv = request.kernel, request.inv
     heuristic = check_cfg_type(kernel, request.hook("heuristic_cfg")(inv), "heuristic_cfg")
@@ -36,11 +35,9 @@ def candidates(request: Request) -> list[Any]:
             "correct it, or turn tuning off with allow_autotune=False"
         ) from error
     if not offered:
-        warnings.warn(
+        empty(
             f"candidate_cfgs of kernel {versioned(kernel)} gave nothing for {request.key}, so the heuristic cfg is "
-            "used; return at least one cfg, or do not define it",
-            TuningWarning,
-            stacklevel=2,
+            "used; return at least one cfg, or do not define it"
         )
     for cfg in offered:
         check_cfg_type(kernel, cfg, "a candidate")

@@ -7,6 +7,7 @@ So whatever was put is in the snapshot or in the folder at any moment; readers l
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -16,9 +17,10 @@ from dataclasses import dataclass, field
 
 import filelock
 
+from ..core.errors import RecordFormatError
 from ..core.key import Key
 from . import files
-from .snapshot import Raw, Snapshot, is_whole, key_hash, line, order, parse, read, read_key, seal, spell
+from .snapshot import Raw, Snapshot, is_whole, key_hash, line, order, owned, parse, read, read_key, seal, spell
 
 # Up to this size the snapshot is brought up to date by every put.
 SMALL = 64 * 1024
@@ -30,7 +32,10 @@ _STALE_SECONDS = 3600.0
 # Another process may fold between two looks; more often than this in a row something else is wrong.
 _TRIES = 8
 
-_NAME = re.compile(r"([0-9a-f]{24})\.(\d{1,18})\.([0-9a-f]{16})\.json")
+# An entry file that was read: its name, its spelled key and what it held.
+_Folded = tuple[str, str, Raw]
+
+ENTRY_NAME = re.compile(r"([0-9a-f]{24})\.(\d{1,18})\.([0-9a-f]{16})\.json")
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,11 @@ class Ledger:
         self.folder = self.path + ".d"
         self.counter = os.path.join(self.folder, "changes")
 
+    @property
+    def newer(self) -> str:
+        """Why nothing may be written here: a newer version wrote the snapshot; empty where that is not so."""
+        return self._snapshot.newer
+
     def unchanged(self) -> bool:
         """Has nobody put or folded anything since the last look?"""
         return files.size(self.counter) == self._count
@@ -77,18 +87,21 @@ class Ledger:
     def _index(self, names: list[str]) -> None:
         self._pending = {}
         for name in names:
-            match = _NAME.fullmatch(name)
+            match = ENTRY_NAME.fullmatch(name)
             if match:
                 self._pending.setdefault(match[1], []).append(name)
         for chain in self._pending.values():
             chain.sort(key=_sequence, reverse=True)
 
-    def _load(self) -> None:
+    def _load(self, *, thoroughly: bool = False) -> None:
         content = files.read(self.path)
         if content is None:
             self._snapshot, self._snapshot_id, self._snapshot_owner = Snapshot(), None, -1
             return
         loaded = read(content.data)
+        # Every line of a large file is checked when it is asked for, or all of them once one was found damaged.
+        if thoroughly or len(content.data) <= SMALL:
+            loaded = loaded.checked()
         self._snapshot, self._snapshot_id, self._snapshot_owner = loaded, content.identity, content.owner
         if loaded.damage:
             self._set_aside(content.data, loaded)
@@ -122,42 +135,63 @@ class Ledger:
             # Two writers that had seen the same entries count alike: then the clock decides, so both are read.
             if best is not None and _sequence(file_name) < order(best.raw)[0]:
                 break
-            content = files.read(os.path.join(self.folder, file_name), files.LARGEST_ENTRY)
-            if content is None:
-                return _Gone()
-            parsed = parse(content.data.decode("utf-8", "replace"))
-            if parsed is None or parsed[0] != name or not is_whole(*parsed):
-                self._condemn(file_name)
-                continue
-            if best is None or order(parsed[1]) > order(best.raw):
-                best = Found(parsed[1], content.owner)
+            entry = self._entry(file_name)
+            if isinstance(entry, _Gone):
+                return entry
+            if entry is not None and (best is None or order(entry[1].raw) > order(best.raw)):
+                best = entry[1]
         raw = self._snapshot.find(name)
-        if raw is not None and (best is None or order(raw) > order(best.raw)):
-            best = Found(raw, self._snapshot_owner)
         if raw is None and name in self._snapshot.lines:
-            self._condemn_line(name)
+            self._load(thoroughly=True)
+            raw = self._snapshot.find(name)
+        # The same put may lie in both after a fold that was cut short: then the line, which may have been edited.
+        if raw is not None and (best is None or order(raw) >= order(best.raw)):
+            best = Found(raw, self._owner(raw))
         return best
+
+    def _owner(self, raw: Raw) -> int:
+        # A mark is believed only where this user wrote it.
+        owner = raw.get("owner") if self._snapshot_owner == os.getuid() else None
+        return owner if isinstance(owner, int) else self._snapshot_owner
+
+    def _entry(self, file_name: str) -> tuple[str, Found] | _Gone | None:
+        """What an entry file holds, with its spelled key; None where it is damaged or not for this user to read."""
+        path = os.path.join(self.folder, file_name)
+        try:
+            content = files.read(path, files.LARGEST_ENTRY)
+        except PermissionError as error:
+            self.report(f"{path} is another user's and cannot be read ({error.strerror}); it is passed over")
+            return None
+        # Planted, since no writer makes one: moved out of the way as it is, and not followed.
+        except files.NotPlainError:
+            self._condemn(file_name)
+            return None
+        if content is None:
+            return _Gone()
+        parsed = parse(content.data.decode("utf-8", "replace"))
+        if parsed is None or not is_whole(*parsed) or key_hash(parsed[0]) != file_name[:24]:
+            self._condemn(file_name)
+            return None
+        return parsed[0], Found(parsed[1], content.owner)
 
     def _condemn(self, file_name: str) -> None:
         path = os.path.join(self.folder, file_name)
-        files.move(path, path + ".damaged")
         self._pending[file_name[:24]].remove(file_name)
+        try:
+            files.move(path, path + ".damaged")
+        # A folder that this user may only read.
+        except OSError as error:
+            self.report(f"{path} is damaged, and stays where it is ({error.strerror}); every other entry is kept")
+            return
         self.report(f"{path} is damaged; it is set aside as {file_name}.damaged, every other entry is kept")
-
-    def _condemn_line(self, name: str) -> None:
-        self.report(
-            f"the line of {read_key(name)} in {self.path} does not fit its checksum and is passed over; if you edited "
-            'it by hand, remove its "sha256", which makes it yours'
-        )
 
     def keys(self) -> list[Key]:
         """Every key, sorted."""
         found = {read_key(name) for name in self._snapshot.lines}
-        for chain in self._pending.values():
-            content = files.read(os.path.join(self.folder, chain[0]), files.LARGEST_ENTRY)
-            parsed = parse(content.data.decode("utf-8", "replace")) if content else None
-            if parsed is not None:
-                found.add(read_key(parsed[0]))
+        for chain in list(self._pending.values()):
+            entries = (self._entry(file_name) for file_name in list(chain))
+            name = next((entry[0] for entry in entries if isinstance(entry, tuple)), None)
+            found.update(() if name is None else (read_key(name),))
         return sorted(found)
 
     def next_seq(self, key: Key) -> int:
@@ -169,6 +203,11 @@ class Ledger:
 
     def add(self, key: Key, raw: Raw) -> Raw:
         """Writes an entry; when this returns it is on disk."""
+        # A file that was edited or checked out meanwhile does not move the counter; what it holds has been seen too.
+        if files.identity(self.path) != self._snapshot_id:
+            self.look()
+        if self.newer:
+            raise RecordFormatError(self.newer)
         name = spell(key)
         sealed = seal(name, {**raw, "seq": self.next_seq(key), "writer": self.writer})
         file_name = f"{key_hash(name)}.{sealed['seq']}.{self.writer}.json"
@@ -176,10 +215,16 @@ class Ledger:
         try:
             files.write(path, line(name, sealed).encode(), durable=self.durable)
         except FileNotFoundError:
-            files.make_folder(self.folder)
+            files.make_folder(self.folder, durable=self.durable)
             files.write(path, line(name, sealed).encode(), durable=self.durable)
+        try:
+            self._tell()
+        except OSError:
+            # Nobody would hear of it. It is put again when that works, and must not pile up here until then.
+            with contextlib.suppress(OSError):
+                files.remove(path)
+            raise
         self._pending.setdefault(key_hash(name), []).insert(0, file_name)
-        self._tell()
         return sealed
 
     def _tell(self) -> None:
@@ -206,46 +251,71 @@ class Ledger:
 
     def fold(self, drop: Callable[[Key, Raw], bool] | None = None) -> bool:
         """Merges the entry files into the snapshot; False where another process is at it. `drop` prunes."""
-        files.make_folder(self.folder)
-        try:
-            lock = filelock.FileLock(os.path.join(self.folder, "fold.lock"), timeout=0)
-            with lock:
-                self._fold(drop)
-        except filelock.Timeout:
-            return False
-        self._tell()
-        self.look()
-        return True
+        files.make_folder(self.folder, durable=self.durable)
+        for _ in range(_TRIES):
+            try:
+                lock = filelock.FileLock(os.path.join(self.folder, "fold.lock"), timeout=0)
+                with lock:
+                    seen = self._fold(drop)
+            except filelock.Timeout:
+                return False
+            self._tell()
+            self.look()
+            # Who put something meanwhile found the lock taken and left it to us.
+            if seen.issuperset(name for chain in self._pending.values() for name in chain):
+                return True
+        return False
 
-    def _fold(self, drop: Callable[[Key, Raw], bool] | None) -> None:
+    def _fold(self, drop: Callable[[Key, Raw], bool] | None) -> set[str]:
+        """Folds once; says which entry files it saw."""
         self.look()
+        if self.newer:
+            raise RecordFormatError(self.newer)
         if self._snapshot.damage == "kept in place":
             raise OSError(f"{self.path} is damaged and cannot be copied aside")
-        merged = Snapshot(dict(self._snapshot.lines))
-        folded: list[tuple[str, str, Raw]] = []
-        for chain in list(self._pending.values()):
-            for file_name in list(chain):
-                content = files.read(os.path.join(self.folder, file_name), files.LARGEST_ENTRY)
-                if content is None:
-                    continue
-                parsed = parse(content.data.decode("utf-8", "replace"))
-                if parsed is None or not is_whole(*parsed) or key_hash(parsed[0]) != file_name[:24]:
-                    self._condemn(file_name)
-                    continue
-                name, raw = parsed
-                old = merged.find(name)
-                if old is None or order(raw) > order(old):
-                    merged.lines[name] = line(name, raw)
-                folded.append((file_name, name, raw))
+        seen = {name for chain in self._pending.values() for name in chain}
+        merged, folded = self.merge()
         dropped = self._drop(merged, drop) if drop is not None else set()
-        if not folded and not dropped:
-            return
+        if not folded and not dropped and not self._snapshot.damage:
+            return seen
         if files.identity(self.path) != self._snapshot_id:
             # Somebody edited it this very moment: leave everything as it is, the next fold sees both.
-            return
+            return set()
         files.write(self.path, merged.text().encode(), durable=self.durable)
-        self._remove_what_is_held(folded, dropped)
+        content = files.read(self.path)
+        if content is not None:
+            there = read(content.data)
+            if there.lines == merged.lines:
+                # Its lines were checked when they were read: they need not be read again.
+                self._snapshot, self._snapshot_id, self._snapshot_owner = there, content.identity, content.owner
+            self._remove_what_is_held(there, folded, dropped)
+            # Where locks do not lock, a peer may have put an older snapshot over ours: then the entries go back.
+            if files.identity(self.path) != content.identity:
+                self._put_back([entry for entry in folded if entry[1] not in dropped])
         self._sweep()
+        return seen
+
+    def merge(self) -> tuple[Snapshot, list[_Folded]]:
+        """The snapshot with the entry files in it, as of the last look, and what was taken from which file."""
+        mine = os.getuid()
+        merged = Snapshot(dict(self._snapshot.lines))
+        if self._snapshot_owner not in (-1, mine):
+            for name in merged.lines:
+                raw = merged.find(name)
+                if raw is not None:
+                    merged.lines[name] = line(name, owned(name, raw, self._snapshot_owner))
+        folded: list[_Folded] = []
+        for file_name in [name for chain in self._pending.values() for name in chain]:
+            entry = self._entry(file_name)
+            if not isinstance(entry, tuple):
+                continue
+            name, found = entry
+            raw = found.raw if found.owner == mine else owned(name, found.raw, found.owner)
+            old = merged.find(name)
+            if old is None or order(raw) > order(old):
+                merged.lines[name] = line(name, raw)
+            folded.append((file_name, name, found.raw))
+        return merged, folded
 
     def _drop(self, merged: Snapshot, drop: Callable[[Key, Raw], bool]) -> set[str]:
         dropped = set()
@@ -256,16 +326,20 @@ class Ledger:
                 dropped.add(name)
         return dropped
 
-    def _remove_what_is_held(self, folded: list[tuple[str, str, Raw]], dropped: set[str]) -> None:
-        """Removes the entry files that the snapshot, as it lies on disk, holds or has outlived."""
-        content = files.read(self.path)
-        if content is None:
-            return
-        there = read(content.data)
+    def _remove_what_is_held(self, there: Snapshot, folded: list[_Folded], dropped: set[str]) -> None:
+        """Removes the entry files that the snapshot, as it was read back from disk, holds or has outlived."""
         for file_name, name, raw in folded:
             held = there.find(name)
             if name in dropped or (held is not None and order(held) >= order(raw)):
                 files.remove(os.path.join(self.folder, file_name))
+
+    def _put_back(self, folded: list[_Folded]) -> None:
+        content = files.read(self.path)
+        there = Snapshot() if content is None else read(content.data)
+        for file_name, name, raw in folded:
+            held = there.find(name)
+            if held is None or order(held) < order(raw):
+                files.write(os.path.join(self.folder, file_name), line(name, raw).encode(), durable=self.durable)
 
     def _sweep(self) -> None:
         """Removes temporary files of processes that died long ago."""

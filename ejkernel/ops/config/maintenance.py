@@ -11,9 +11,9 @@ from typing import Any, Literal
 from ..core.errors import SettingError, StoreError
 from ..core.key import Key
 from . import files
-from .ledger import Ledger
+from .ledger import ENTRY_NAME
 from .persistent import PersistentCache
-from .snapshot import Raw, is_whole, key_hash, parse
+from .snapshot import Raw, Snapshot, is_whole, key_hash, parse, read
 from .store import Store, StoredEntry
 
 Prefer = Literal["newest", "fastest"]
@@ -35,21 +35,26 @@ class Verified:
 
 def verify(cache: PersistentCache[Any]) -> Verified:
     """Reads every entry and checks it; changes nothing."""
-    ledger = Ledger(os.path.realpath(cache.path))
-    ledger.look()
-    damaged = [f"{cache.path}: {ledger._snapshot.damage}"] if ledger._snapshot.damage else []
+    # Not a look of the ledger: that would set damaged files aside.
+    folder = os.path.realpath(cache.path) + ".d"
+    pending = [name for name in files.names(folder) if ENTRY_NAME.fullmatch(name)]
+    content = files.read(os.path.realpath(cache.path))
+    snapshot = Snapshot() if content is None else read(content.data)
+    damaged = [f"{cache.path}: {snapshot.damage}"] if snapshot.damage else []
     names = set()
-    for name in ledger._snapshot.lines:
-        if ledger._snapshot.find(name) is None:
+    for name in snapshot.lines:
+        if snapshot.find(name) is None:
             damaged.append(f"{cache.path}: the line of {name}")
         else:
             names.add(name)
-    pending = [file_name for chain in ledger._pending.values() for file_name in chain]
     for file_name in pending:
-        content = files.read(os.path.join(ledger.folder, file_name), files.LARGEST_ENTRY)
-        parsed = parse(content.data.decode("utf-8", "replace")) if content else None
+        content = files.read(os.path.join(folder, file_name), files.LARGEST_ENTRY)
+        # A fold took it meanwhile.
+        if content is None:
+            continue
+        parsed = parse(content.data.decode("utf-8", "replace"))
         if parsed is None or not is_whole(*parsed) or key_hash(parsed[0]) != file_name[:24]:
-            damaged.append(os.path.join(ledger.folder, file_name))
+            damaged.append(os.path.join(folder, file_name))
         else:
             names.add(parsed[0])
     return Verified(len(names), tuple(damaged), len(pending))
@@ -57,15 +62,19 @@ def verify(cache: PersistentCache[Any]) -> Verified:
 
 def compact(cache: PersistentCache[Any]) -> int:
     """Folds everything into the file, and removes records whose entry is gone; says how many those were."""
-    cache.fold()
     ledger = cache._ledger
-    wanted = set()
-    for key in ledger.keys():
-        found = ledger.find(key)
-        if found is not None:
-            wanted.add(os.path.basename(ledger.record_path(key, found.raw)))
     folder = os.path.join(ledger.folder, "records")
-    gone = [name for name in files.names(folder) if name.endswith(".json") and name not in wanted]
+    # Listed first: a record is written after its entry, so each of these has one by now, if it ever will.
+    records = [name for name in files.names(folder) if name.endswith(".json")]
+    wanted = set()
+    with cache._mutex:
+        cache.fold()
+        ledger.look()
+        for key in ledger.keys():
+            found = ledger.find(key)
+            if found is not None:
+                wanted.add(os.path.basename(ledger.record_path(key, found.raw)))
+    gone = [name for name in records if name not in wanted]
     for name in gone:
         files.remove(os.path.join(folder, name))
     return len(gone)
@@ -83,7 +92,7 @@ def prune(
     if older_than is None and version is None and device is None and op_id is None:
         raise SettingError("prune needs to know what: older_than=, version=, device= or op_id=")
     limit = None if older_than is None else datetime.now(UTC) - older_than
-    removed = []
+    removed: set[Key] = set()
 
     def drop(key: Key, raw: Raw) -> bool:
         fits = (
@@ -92,13 +101,13 @@ def prune(
             and (device is None or key.device == device)
             and (op_id is None or key.op_id == op_id)
         )
-        removed.extend([key] if fits else [])
+        removed.update((key,) if fits else ())
         return fits
 
     with cache._mutex:
         if not cache._ledger.fold(drop):
             raise StoreError(f"{cache.path} is being folded by another process; try again")
-        cache._kept.clear()
+        cache._forget()
     return len(removed)
 
 
@@ -162,16 +171,17 @@ def export_store(cache: PersistentCache[Any], path: str | os.PathLike[str]) -> i
     target = PersistentCache[Any]("", path)
     if files.identity(target.path) is not None:
         raise StoreError(f"{target.path} exists; give the path of a new file")
-    cache.close()
-    cache._ledger.look()
+    with cache._mutex:
+        cache._ledger.look()
+        merged, _ = cache._ledger.merge()
     files.make_folder(os.path.dirname(target.path))
-    files.write(target.path, cache._ledger._snapshot.text().encode(), durable=cache.durable)
-    return len(cache._ledger._snapshot.lines)
+    files.write(target.path, merged.text().encode(), durable=cache.durable)
+    return len(merged.lines)
 
 
 def import_store(cache: PersistentCache[Any], path: str | os.PathLike[str], prefer: Prefer = "newest") -> Merged:
     """Brings the entries of an exported file into a store."""
     if not os.path.isfile(path):
         raise StoreError(f"{os.fspath(path)} is not a file")
-    source = PersistentCache[Any]("", path, cache.loader, cache.dumper, cache.cfg_type)
+    source = PersistentCache[Any]("", path, cache.loader, cache.dumper, cache.cfg_type, on_fault="raise")
     return merge(cache, source, prefer)

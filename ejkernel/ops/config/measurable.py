@@ -60,9 +60,7 @@ def _sharding_obstacle(request: Request, abstract: Sequence[Any]) -> Obstacle | 
 
 
 def _is_integer(leaf: Any) -> bool:
-    return not jax.numpy.issubdtype(leaf.dtype, np.inexact) and not jax.numpy.issubdtype(
-        leaf.dtype, jax.dtypes.extended
-    )
+    return bool(jax.numpy.issubdtype(leaf.dtype, np.integer))
 
 
 def _auto_sharded(leaf: Any) -> bool:

@@ -22,6 +22,7 @@ from ..core.record import Record
 from ..settings import Settings
 from . import files
 from .ledger import Found, Ledger
+from .snapshot import Raw, line, spell
 from .store import Source, StoredEntry
 
 CacheStatus = Literal["read-write", "read-only", "memory-only"]
@@ -59,12 +60,13 @@ class PersistentCache(Generic[Cfg]):
         self.on_fault = on_fault
         self.status: CacheStatus = "read-write"
         self.reason = ""
+        # Not a method: the ledger outlives the cache by its last fold, and must not keep it alive.
+        self._say = _Voice()
         _refuse_odd_files(Path(self.path))
         self._ledger = Ledger(os.path.realpath(self.path), durable=durable, report=self._say)
         self._kept: dict[Key, StoredEntry] = {}
         # Put while the disk did not take it: served from here, written when it can be.
-        self._unwritten: dict[Key, dict[str, Any]] = {}
-        self._said: set[str] = set()
+        self._unwritten: dict[Key, tuple[dict[str, Any], Record | None]] = {}
         self._mutex = threading.RLock()
         self._closing = weakref.finalize(self, _fold_at_exit, self._ledger)
         _open_caches.add(self)
@@ -82,6 +84,7 @@ class PersistentCache(Generic[Cfg]):
 
     def lookup(self, key: Key) -> StoredEntry | None:
         """The entry of a key with all that is known about it, or None."""
+        key = Key(*key)
         with self._mutex:
             if self._up_to_date() and key in self._kept:
                 return self._kept[key]
@@ -90,8 +93,9 @@ class PersistentCache(Generic[Cfg]):
                 return None
             try:
                 entry = self._load(found)
-            except ConfigTypeError as error:
-                self._say(f"the entry for {key} in {self.path} does not fit and is passed over: {error}")
+            # A file can hold what this cfg_type, or a loader of the user's own, does not know.
+            except (TypeError, ValueError, LookupError, AttributeError) as error:
+                self._say(f"the entry for {key} in {self.path} does not fit and is passed over: {error!r}")
                 return None
             self._kept[key] = entry
             return entry
@@ -103,28 +107,44 @@ class PersistentCache(Generic[Cfg]):
             if not isinstance(part, str):
                 raise ConfigTypeError(f"a key is three strings, (device, op_id, call_key); got {tuple(key)!r}")
         raw = self._dump(entry)
+        _check_size(key, entry, raw)
         # What comes back must be what went in, before anybody is told that it is kept.
         loaded = self._load(Found(raw, os.getuid()))
         with self._mutex:
             self._kept[key] = loaded
-            self._unwritten[key] = raw
-            self._write(key, entry.record)
-        changes.note(key, entry.cfg)
+            self._unwritten[key] = raw, entry.record
+            changes.note(key, entry.cfg)
+            self._flush()
 
     def record(self, device: str, op_id: str, call_key: str) -> Record | None:
         """The full record of the tuning behind an entry, or None."""
         key = Key(device, op_id, call_key)
         with self._mutex:
             self._up_to_date()
+            if key in self._unwritten:
+                return self._unwritten[key][1]
             found = self._find(key)
-            content = files.read(self._ledger.record_path(key, found.raw)) if found is not None else None
-        return None if content is None else Record.loads(content.data.decode(), self._load_cfg)
+            if found is None:
+                return None
+            path = self._ledger.record_path(key, found.raw)
+            try:
+                content = files.read(path)
+                return None if content is None else Record.loads(content.data.decode(), self._load_cfg)
+            # ValueError: damaged, or of another format. The cfg stands without it.
+            except (OSError, ValueError, TypeError, RecursionError) as error:
+                self._say(f"the record in {path} cannot be read: {error}")
+                return None
 
     def keys(self) -> list[tuple[str, str, str]]:
         """Every key that is kept, sorted."""
         with self._mutex:
             self._up_to_date()
-            return sorted({*self._ledger.keys(), *self._unwritten})
+            try:
+                known = self._ledger.keys()
+            except OSError as error:
+                self._degrade("memory-only", f"{self.path} cannot be read ({_why(error)})")
+                known = []
+            return sorted({*known, *self._kept, *self._unwritten})
 
     def fold(self) -> bool:
         """Brings the file at `path` up to date; False where another process is at it right now."""
@@ -152,42 +172,41 @@ class PersistentCache(Generic[Cfg]):
             if self._ledger.unchanged():
                 return True
             self._ledger.look()
-        except RecordFormatError as error:
-            self._degrade("read-only", f"{self.path} is left as it is: {error}")
-            return True
         except OSError as error:
             self._degrade("memory-only", f"{self.path} cannot be read ({_why(error)})")
             return True
-        self._kept = {key: self._kept[key] for key in self._unwritten}
+        self._forget()
         return False
+
+    def _forget(self) -> None:
+        """Forgets what was read from disk."""
+        self._kept = {key: self._kept[key] for key in self._unwritten}
 
     def _find(self, key: Key) -> Found | None:
         if key in self._unwritten:
-            return Found(self._unwritten[key], os.getuid())
+            return Found(self._unwritten[key][0], os.getuid())
         try:
             # A hand-edited file does not move the counter; on this path there is time to look for one.
             if files.identity(self._ledger.path) != self._ledger._snapshot_id:
                 self._ledger.look()
-            return self._ledger.find(key)
-        except RecordFormatError as error:
-            self._degrade("read-only", f"{self.path} is left as it is: {error}")
+            found = self._ledger.find(key)
         except OSError as error:
             self._degrade("memory-only", f"{self.path} cannot be read ({_why(error)})")
-        return None
+            return None
+        if self._ledger.newer:
+            self._degrade("read-only", f"{self.path} is left as it is: {self._ledger.newer}")
+        elif not self._unwritten:
+            # Reading works again, and nothing waits to be written.
+            self.status, self.reason = "read-write", ""
+        return found
 
-    def _write(self, key: Key, record: Record | None) -> None:
-        self._flush()
-        if key in self._unwritten or record is None:
-            return
-        found = self._find(key)
+    def _write_record(self, key: Key, raw: Raw, record: Record) -> None:
+        path = self._ledger.record_path(key, raw)
         try:
-            text = record.dumps().encode()
-            if found is not None:
-                path = self._ledger.record_path(key, found.raw)
-                files.make_folder(os.path.dirname(path))
-                files.write(path, text, durable=self.durable)
+            files.make_folder(os.path.dirname(path), durable=self.durable)
+            files.write(path, record.dumps().encode(), durable=self.durable)
         # The cfg is safe; its record is for people.
-        except (OSError, TypeError) as error:
+        except (OSError, TypeError, ValueError) as error:
             self._say(f"the record of {key} could not be written beside {self.path}: {error}")
 
     def _flush(self) -> None:
@@ -198,9 +217,14 @@ class PersistentCache(Generic[Cfg]):
         if self.status != "read-write":
             return
         try:
-            for key in list(self._unwritten):
-                self._ledger.add(key, self._unwritten[key])
+            for key, (raw, record) in list(self._unwritten.items()):
+                sealed = self._ledger.add(key, raw)
                 del self._unwritten[key]
+                if record is not None:
+                    self._write_record(key, sealed, record)
+        except RecordFormatError as error:
+            self._degrade("read-only", f"{self.path} is left as it is: {error}")
+            return
         except OSError as error:
             readable = was != "memory-only" and os.path.exists(self._ledger.path)
             kind: CacheStatus = "read-only" if readable and _is_forbidden(error) else "memory-only"
@@ -216,10 +240,13 @@ class PersistentCache(Generic[Cfg]):
             self._degrade("read-only", f"{self.path} is left as it is: {error}")
         # Nothing is lost: what was put lies in the folder, and every reader looks there.
         except OSError as error:
-            self._say(
+            message = (
                 f"{self.path} could not be brought up to date ({_why(error)}); its entries are safe in "
                 f"{self._ledger.folder} and are folded when that works again"
             )
+            if self.on_fault == "raise":
+                raise StoreError(message) from error
+            self._say(message)
         return False
 
     def _dump(self, entry: StoredEntry) -> dict[str, Any]:
@@ -259,11 +286,18 @@ class PersistentCache(Generic[Cfg]):
         )
         if self.on_fault == "raise":
             raise StoreError(message)
-        self._say(message, once_for=(status, reason))
+        self._say(message)
 
-    def _say(self, message: str, once_for: Any = None) -> None:
-        if (once_for or message) not in self._said:
-            self._said.add(once_for or message)
+
+class _Voice:
+    """Says each thing once."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def __call__(self, message: str) -> None:
+        if message not in self.said:
+            self.said.add(message)
             warnings.warn(message, StoreWarning, stacklevel=4)
 
 
@@ -275,6 +309,8 @@ def _after_fork() -> None:
     for cache in list(_open_caches):
         cache._mutex = threading.RLock()
         cache._ledger.writer = os.urandom(8).hex()
+        # Another thread of the parent may have been in the middle of a look.
+        cache._ledger._count = None
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -282,7 +318,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _fold_at_exit(ledger: Ledger) -> None:
     try:
-        if ledger._pending:
+        # Somebody may have removed the store meanwhile: then it stays away.
+        if ledger._pending and files.names(ledger.folder):
             ledger.fold()
     # The process is ending and its entries are safe in their files: the next one folds them.
     except (OSError, RecordFormatError):
@@ -303,10 +340,12 @@ def default_folder() -> Path:
     """Where stores live unless told otherwise."""
     chosen = Settings.read().cache_dir
     if chosen:
-        return Path(chosen).expanduser()
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("ejkernel", appauthor=False))
+    folder = Path(platformdirs.user_cache_dir("ejkernel", appauthor=False))
+    # A user id without a home, as containers have: as if that were the root, never a folder `~` in the working one.
+    return folder if folder.is_absolute() else Path(os.sep, ".cache", "ejkernel")
 
 
 def _path(opname: str, path: Any) -> Path:
@@ -321,7 +360,7 @@ def _path(opname: str, path: Any) -> Path:
 
 
 def _refuse_odd_files(path: Path) -> None:
-    if path.is_symlink() and not path.exists():
+    if os.path.islink(path) and not os.path.exists(path):
         raise StoreError(f"{path} is a link to nothing; give the path of a JSON file")
     try:
         mode = path.stat().st_mode
@@ -331,6 +370,20 @@ def _refuse_odd_files(path: Path) -> None:
     if not stat.S_ISREG(mode):
         kind = "a directory" if stat.S_ISDIR(mode) else "not a plain file"
         raise StoreError(f"{path} is {kind}; give the path of a JSON file, such as {path / 'ops.json'}")
+
+
+def _check_size(key: Key, entry: StoredEntry, raw: Raw) -> None:
+    try:
+        size = len(line(spell(key), raw).encode())
+    # A number of thousands of digits, or an environment that is not made of strings.
+    except (TypeError, ValueError) as error:
+        raise ConfigTypeError(f"{codec.describe(entry.cfg)} cannot be written as JSON: {error}") from error
+    # A little is left for the count, the writer and the checksum that are still to come.
+    if size > files.LARGEST_ENTRY - 1024:
+        raise ConfigTypeError(
+            f"{codec.describe(entry.cfg)} takes {size:,} bytes with its key, and an entry may have "
+            f"{files.LARGEST_ENTRY - 1024:,}; keep what is large elsewhere and its name in the cfg"
+        )
 
 
 def _why(error: OSError) -> str:

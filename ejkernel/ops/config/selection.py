@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 import warnings
@@ -26,6 +27,7 @@ from ..tuning.tuner import Tuner as Tuner
 from ..tuning.turn import turn
 from .cache import ConfigCache
 from .events import Teller
+from .failures import failures_of
 from .flights import Flights
 from .persistent import StoreWarning, default_folder
 from .policy import AutotunePolicy as AutotunePolicy
@@ -84,7 +86,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         # How decisions are agreed on between processes; the identity in one.
         self._decide: Callable[[Request, Propose], Decision] = alone
         self._unwritable: set[str] = set()
-        self._said: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
 
     @property
     def policy(self) -> AutotunePolicy:
@@ -120,9 +122,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
         decisions = []
         for _ in range(repetitions):
-            self._tuned.pop(request.key, None)
-            self.cache._failed.pop(request.key, None)
-            decisions.append(self._propose(request, (self._autotune(sole_answers=False), HeuristicsTier())))
+            failures_of(self.tuner).pop(request.key, None)
+            decisions.append(self._propose(request, (self._unless_off(again=True), HeuristicsTier())))
         best = min(decisions, key=_winner_seconds)
         if best is not decisions[-1] and best.record is not None:
             self._keep(request, Hit(best.cfg, "autotune", objective=request.objective, record=best.record), ())
@@ -149,15 +150,17 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             return Off("autotune", "off (allow_autotune=False)")
         if policy.cache_miss_fallback != "autotune":
             return Off("autotune", f"off (cache_miss_fallback={policy.cache_miss_fallback!r})")
+        return self._unless_off(sole_answers=not policy.allow_heuristics)
+
+    def _unless_off(self, *, sole_answers: bool = False, again: bool = False) -> Tier:
+        """The tier that tunes, as far as the environment lets it; `again` tunes whatever is known already."""
         if not self._settings.autotune:
             return Off("autotune", "off (EJKERNEL_OPS_AUTOTUNE)")
         limit = self._settings.tune_seconds
         if limit is not None and seconds_spent() >= limit:
             return Off("autotune", f"the process has spent its {limit:g} s of tuning (EJKERNEL_OPS_TUNE_SECONDS)")
-        return self._autotune(sole_answers=not policy.allow_heuristics)
-
-    def _autotune(self, *, sole_answers: bool) -> AutotuneTier:
-        return AutotuneTier(self._tune, self.cache._failed, self._said, sole_answers)
+        tune = functools.partial(self._tune, again=again)
+        return AutotuneTier(tune, failures_of(self.tuner), self._said, sole_answers)
 
     def _propose(self, request: Request, tiers: Sequence[Tier]) -> Decision:
         with contextlib.ExitStack() as held:
@@ -174,7 +177,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
                 self._keep(request, answer, misses)
                 return Decision(answer.cfg, answer.source, tuple(misses), answer.record)
             if answer.seeds is not None:
-                request = replace(request, seeds=answer.seeds)
+                # None at all: they were measured with the rest, and failed with it.
+                request = replace(request, seeds=(*request.seeds, *answer.seeds) if answer.seeds else ())
             if answer.reason:
                 misses.append((tier.name, answer.reason))
         self._tell("error", request.key, misses=tuple(misses))
@@ -195,6 +199,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             self._guesses[key] = hit.cfg
             self._tell("heuristics", key, cfg=hit.cfg, reason=dict(misses).get("autotune", ""))
         elif hit.record is not None:
+            self._tuned[key] = (self.cache._generation, request.objective)
             self.cache._keep(key, hit.cfg, objective=hit.objective)
             self._guesses.pop(key, None)
             if self.persist_autotune and hit.record.stop != "settled":
@@ -220,14 +225,15 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
                     stacklevel=2,
                 )
 
-    def _tune(self, request: Request, job: Job) -> Record:
+    def _tune(self, request: Request, job: Job, *, again: bool) -> Record:
         """Runs a job, one at a time on a device, within what the process may still spend."""
-        self._refuse_a_second_time(request)
+        if not again:
+            self._refuse_a_second_time(request)
         job = replace(
             job,
             seconds=self._seconds_left(),
             turn=lambda: turn(request.key.device, default_folder() / "locks"),
-            settled=lambda: self._settled(request),
+            settled=(lambda: None) if again else (lambda: self._settled(request)),
         )
         self._tell("autotune_start", request.key, candidates=len(job.candidates), objective=job.objective)
         start = time.perf_counter()
@@ -239,7 +245,6 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         finally:
             seconds = time.perf_counter() - start
             self._tell("autotune_finish", request.key, cfg=cfg, seconds=seconds, record=record)
-        self._tuned[request.key] = (self.cache._generation, request.objective)
         return record
 
     def _seconds_left(self) -> float | None:

@@ -11,11 +11,14 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..core import codec
-from ..core.errors import RecordFormatError
 from ..core.key import Key
 from .files import LARGEST_ENTRY
 
 FORMAT = 1
+# Deeper than any entry that we write, whose cfg has at most 64 levels; far from where Python's own limit is.
+_DEEPEST = 80
+# Counts of puts stay far below; what a file claims beyond it is no count.
+_LARGEST_SEQ = 10**15
 # Sorts behind every key, so that each entry's line ends in a comma and lines merge without a conflict at the end.
 _LAST = "~format"
 
@@ -43,7 +46,8 @@ def key_hash(name: str) -> str:
 def order(raw: Raw) -> tuple[int, str, str]:
     """Later entries of a key compare greater: first by how many of its puts the writer had seen, then by clock."""
     seq = raw.get("seq")
-    return (seq if isinstance(seq, int) else 0, str(raw.get("when", "")), str(raw.get("writer", "")))
+    counts = isinstance(seq, int) and 0 <= seq < _LARGEST_SEQ
+    return (int(seq) if counts else 0, str(raw.get("when", "")), str(raw.get("writer", "")))  # type: ignore[arg-type]
 
 
 def seal(name: str, raw: Raw) -> dict[str, Any]:
@@ -92,7 +96,19 @@ def parse(text: str) -> tuple[str, Raw] | None:
 
 def is_entry(name: Any, raw: Any) -> bool:
     """Does this look like a key and its entry?"""
-    return isinstance(name, str) and name.count("|") >= 2 and isinstance(raw, dict) and "cfg" in raw
+    fits = isinstance(name, str) and name.count("|") >= 2 and isinstance(raw, dict) and "cfg" in raw
+    return fits and _is_shallow(raw, _DEEPEST)
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_shallow(item, levels - 1) for item in inner if isinstance(item, (dict, list)))
+
+
+def owned(name: str, raw: Raw, owner: int) -> Raw:
+    """The entry with the user whose file it was found in, so that folding it does not make it the folder's own."""
+    marked = {**raw, "owner": owner}
+    return seal(name, marked) if "sha256" in raw else marked
 
 
 @dataclass
@@ -101,6 +117,8 @@ class Snapshot:
 
     lines: dict[str, str] = field(default_factory=dict)
     damage: str = ""
+    # Why the file must not be replaced: a newer version wrote it. Lines that still fit their checksum can be read.
+    newer: str = ""
 
     def find(self, name: str) -> Raw | None:
         """The entry of a spelled key; None where there is none, or where its line is damaged."""
@@ -112,6 +130,13 @@ class Snapshot:
         """The whole file."""
         ordered = [self.lines[name] for name in sorted(self.lines)]
         return "\n".join(["{", *ordered, f'"{_LAST}": {FORMAT}', "}", ""])
+
+    def checked(self) -> Snapshot:
+        """Only the lines that are as they were written."""
+        good = {name: text for name, text in self.lines.items() if self.find(name) is not None}
+        bad = len(self.lines) - len(good)
+        reason = f'{bad} of its lines do not fit their checksum; a line that you edit is yours without its "sha256"'
+        return Snapshot(good, self.damage or (reason if bad else ""), self.newer)
 
 
 def read(data: bytes) -> Snapshot:
@@ -128,7 +153,7 @@ def _by_lines(text: str) -> Snapshot | None:
     rows = text.rstrip("\n").split("\n")
     if len(rows) < 3 or rows[0] != "{" or rows[-1] != "}" or not rows[-2].startswith(f'"{_LAST}": '):
         return None
-    _check_format(rows[-2])
+    newer = _newer(rows[-2])
     lines: dict[str, str] = {}
     for text_line in rows[1:-2]:
         if not text_line.startswith('"') or not text_line.endswith("},"):
@@ -139,23 +164,38 @@ def _by_lines(text: str) -> Snapshot | None:
             return None
         if text_line[end : end + 3] != ": {" or name.count("|") < 2:
             return None
-        _put(lines, name, text_line)
-    return Snapshot(lines)
+        if '"sha256": ' in text_line:
+            _put(lines, name, text_line)
+        else:
+            found = parse(text_line)
+            if found is None:
+                return None
+            _put_parsed(lines, *found)
+    return Snapshot(lines, newer=newer)
 
 
-def _check_format(text_line: str) -> None:
-    found = text_line.partition(": ")[2].strip().rstrip(",")
-    if found.isdigit() and int(found) > FORMAT:
-        raise RecordFormatError(f"it has format {found}, and this version reads format {FORMAT}: a newer one wrote it")
+def _newer(text_line: str) -> str:
+    found = text_line.partition(": ")[2].strip().rstrip(",").lstrip("0")
+    # Not int(): a number of thousands of digits is an error there.
+    is_newer = found.isascii() and found.isdigit() and (len(found), found) > (len(str(FORMAT)), str(FORMAT))
+    return (
+        f"it has format {found[:9]}, and this version reads format {FORMAT}: a newer one wrote it" if is_newer else ""
+    )
 
 
 def _put(lines: dict[str, str], name: str, text_line: str) -> None:
-    # A merge in git can leave two lines of one key: the later entry wins, as everywhere.
+    # A merge in git can leave two lines of one key: the later entry wins, as everywhere; a damaged line never does.
     if name in lines:
-        old, new = parse(lines[name]), parse(text_line)
-        if new is None or (old is not None and order(old[1]) > order(new[1])):
+        old, new = Snapshot(lines).find(name), Snapshot({name: text_line}).find(name)
+        if new is None or (old is not None and order(old) > order(new)):
             return
     lines[name] = text_line
+
+
+def _put_parsed(lines: dict[str, str], name: str, raw: Raw) -> None:
+    # Who writes a line by hand does not write %2C for a comma.
+    name = name if "sha256" in raw else spell(read_key(name))
+    _put(lines, name, line(name, raw))
 
 
 def _by_json(text: str) -> Snapshot:
@@ -166,22 +206,25 @@ def _by_json(text: str) -> Snapshot:
         return _salvage(text.splitlines(), str(error))
     if not isinstance(data, dict):
         return Snapshot(damage=f"it holds a {type(data).__name__}, not an object")
-    found = data.pop(_LAST, FORMAT)
-    _check_format(f": {found}")
-    lines = {name: line(name, raw) for name, raw in data.items() if is_entry(name, raw)}
-    bad = len(data) - len(lines)
-    return Snapshot(lines, f"{bad} of its items are no entries" if bad else "")
+    newer = _newer(f": {data.pop(_LAST, FORMAT)}")
+    entries = {name: raw for name, raw in data.items() if is_entry(name, raw)}
+    lines: dict[str, str] = {}
+    for name, raw in entries.items():
+        _put_parsed(lines, name, raw)
+    bad = len(data) - len(entries)
+    return Snapshot(lines, f"{bad} of its items are no entries" if bad else "", newer)
 
 
 def _salvage(texts: Iterable[str], reason: str) -> Snapshot:
     lines: dict[str, str] = {}
+    newer = ""
     for text_line in texts:
         if text_line.startswith(f'"{_LAST}": '):
-            _check_format(text_line)
+            newer = newer or _newer(text_line)
         found = parse(text_line)
         if found is not None and is_whole(*found):
-            _put(lines, found[0], line(*found))
-    return Snapshot(lines, reason)
+            _put_parsed(lines, *found)
+    return Snapshot(lines, reason, newer)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -114,15 +114,21 @@ class StoreTier:
             return Miss(f"the entry in {self.store} does not fit the kernel: {error}")
         if not entry.trusted and not _vetted(request, cfg):
             return Miss(f"the entry in {self.store} is another user's, and not among the kernel's candidates")
-        hit = Hit(cfg, self.name, {"level": "persistent"}, entry.objective)
+        objective = entry.objective or _known_objective(request, cfg)
+        hit = Hit(cfg, self.name, {"level": "persistent"}, objective)
         if not _believed(entry.environment, request.device):
             known = ", ".join(f"{k} {v}" for k, v in entry.environment.items()) or "unknown"
             # Not kept in memory: there it would stand in the way of a tuning that is allowed later.
             aged = replace(hit, data={**hit.data, "environment": known}, keep=False)
             return Miss(f"the entry in {self.store} is from another environment ({known})", (aged,))
-        if not _covers(entry.objective, request.objective):
-            return Miss(f"the entry in {self.store} was tuned for {entry.objective} alone", (replace(hit, keep=False),))
+        if not _covers(objective, request.objective):
+            return Miss(f"the entry in {self.store} was tuned for {objective} alone", (replace(hit, keep=False),))
         return hit
+
+
+def _known_objective(request: Request, cfg: Any) -> Objective | None:
+    # A store that keeps cfgs alone does not know; where memory has the same cfg, it does.
+    return next((seed.objective for seed in request.seeds if seed.cfg == cfg), None)
 
 
 def _vetted(request: Request, cfg: Any) -> bool:
@@ -189,8 +195,8 @@ class AutotuneTier:
     tune: Tune
     # Keys whose candidates all failed before, with the reasons.
     failed: dict[Key, str]
-    # Operations whose calls cannot be measured, once that was said.
-    said: set[str]
+    # What was said of which operation.
+    said: set[tuple[str, str]]
     # Answer with a sole candidate, unmeasured: where no heuristics tier comes behind.
     sole_answers: bool = False
     name = "autotune"
@@ -199,15 +205,15 @@ class AutotuneTier:
         """The winner of a tuning."""
         if request.key in self.failed:
             return Miss(f"failed before in this process: {self.failed[request.key]}", ())
-        cfgs = candidates(request)
+        cfgs = candidates(request, empty=lambda message: self._say_once(("empty", request.key.op_id), message))
         if len(distinct(cfgs)) == 1:
             sole = Hit(cfgs[0], self.name, keep=False)
             return sole if self.sole_answers else Miss("one candidate, nothing to measure")
         found = obstacle(request, cfgs[0])
         if found is not None:
-            if found.surprising and request.key.op_id not in self.said:
-                self.said.add(request.key.op_id)
-                _warn(f"{request.key} is not tuned: {found.reason}. Until then stores and heuristics serve")
+            if found.surprising:
+                message = f"{request.key} is not tuned: {found.reason}. Until then stores and heuristics serve"
+                self._say_once(("obstacle", request.key.op_id), message)
             return Miss(found.reason)
         try:
             record = self.tune(request, job_for(request, cfgs))
@@ -218,6 +224,11 @@ class AutotuneTier:
         cfg = check_cfg_type(request.kernel, record.cfg, "the tuner's choice")
         # What was asked for, even where the tuner had to time less: asking again would find no more.
         return Hit(cfg, self.name, objective=request.objective, record=record)
+
+    def _say_once(self, what: tuple[str, str], message: str) -> None:
+        if what not in self.said:
+            self.said.add(what)
+            _warn(message)
 
 
 def _warn_of_failure(request: Request, error: TuningError) -> None:

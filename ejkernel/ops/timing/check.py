@@ -38,7 +38,9 @@ def _pairs(out: Any, reference: Any) -> list[tuple[str, tuple[Any, Any]]]:
 
 
 def _compare_leaf(got: Any, want: Any, tolerance: float | None) -> tuple[float, str]:
-    if not hasattr(want, "dtype"):
+    if not hasattr(want, "dtype") or not hasattr(got, "dtype"):
+        if hasattr(want, "dtype") != hasattr(got, "dtype"):
+            return math.inf, f"{type(got).__qualname__} instead of {type(want).__qualname__}"
         return (0.0, "") if got == want else (math.inf, f"{got!r} instead of {want!r}")
     if np.shape(got) != np.shape(want) or got.dtype != want.dtype:
         return math.inf, f"{got.dtype}{list(np.shape(got))} instead of {want.dtype}{list(np.shape(want))}"
@@ -64,10 +66,13 @@ def _compare_floats(got: Any, want: Any, limit: float) -> tuple[float, str]:
     got, want = got[finite], want[finite]
     if want.size == 0:
         return 0.0, ""
-    scale = math.sqrt(float(np.mean(np.abs(want) ** 2)))
     off = np.abs(got - want)
-    if scale == 0.0:
+    # Over the largest first: squares of huge values are infinite, those of tiny ones zero.
+    largest = float(np.max(np.abs(want)))
+    if largest == 0.0:
         return (0.0, "") if not off.any() else (math.inf, f"up to {off.max():.3g} where all should be zero")
+    want, off = want / largest, off / largest
+    scale = math.sqrt(float(np.mean(np.abs(want) ** 2)))
     mean, worst = math.sqrt(float(np.mean(off**2))) / scale, float(off.max()) / scale
     if mean > limit or worst > limit * _WORST_OVER_MEAN:
         return worst, f"off by {mean:.3g} (RMS) and {worst:.3g} (worst) of the reference's RMS; allowed {limit:.3g}"

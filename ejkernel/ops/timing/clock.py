@@ -1,21 +1,45 @@
-"""How long one call takes."""
+"""How long programs take: clocks behind one small interface."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
 
+@dataclass(frozen=True)
+class Run:
+    """One candidate's turn in a round."""
+
+    number: int
+    # What its jitted function is called: how a profiler's trace knows it.
+    name: str
+    call: Callable[..., Any]
+    leaves: Sequence[Any]
+    # How often in a row.
+    calls: int = 1
+
+
 class Clock(Protocol):
-    """Seconds of one call; a test brings its own."""
+    """Seconds of one program; a test brings its own."""
 
     name: str
 
     def time(self, call: Callable[..., Any], leaves: Sequence[Any], calls: int) -> float:
         """Seconds per call over so many calls in a row."""
+
+
+@runtime_checkable
+class RoundClock(Protocol):
+    """A clock that times a whole round at once."""
+
+    name: str
+
+    def round(self, runs: Sequence[Run]) -> Mapping[int, float | Exception]:
+        """Seconds per call of each, or what it raised."""
 
 
 class WallClock:
@@ -30,3 +54,15 @@ class WallClock:
             out = call(*leaves)
         jax.block_until_ready(out)
         return (time.perf_counter() - start) / calls
+
+
+def in_turns(clock: Clock, runs: Sequence[Run]) -> dict[int, float | Exception]:
+    """A round by a clock that times one program at a time."""
+    found: dict[int, float | Exception] = {}
+    for run in runs:
+        try:
+            found[run.number] = clock.time(run.call, run.leaves, run.calls)
+        # Whatever a candidate raises is the candidate's outcome.
+        except Exception as error:
+            found[run.number] = error
+    return found

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .. import _jax
 from ..core.stable import is_array, jax_dtype
 
 # One byte or less is data (quantised values), any value of it harmless; wider integers are mostly indices, lengths
@@ -64,7 +65,7 @@ def random_like(leaf: Any, rng: np.random.Generator) -> Any:
     dtype = jax_dtype(leaf.dtype)
     if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
         seeds = rng.integers(0, 2**31, size=int(np.prod(leaf.shape, dtype=np.int64)))
-        impl = str(jax.random.key_impl(leaf)) if not isinstance(leaf, jax.ShapeDtypeStruct) else None
+        impl = _jax.key_implementation(dtype)
         made = jax.vmap(lambda seed: jax.random.key(seed, impl=impl))(jax.numpy.asarray(seeds, dtype=np.uint32))
         return made.reshape(leaf.shape)
     values = _values(leaf.shape, dtype, rng)
@@ -84,7 +85,10 @@ def _values(shape: tuple[int, ...], dtype: Any, rng: np.random.Generator) -> np.
     if jax.numpy.issubdtype(kind, np.complexfloating):
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(kind)
     if jax.numpy.issubdtype(kind, np.floating):
-        return rng.standard_normal(shape, dtype=np.float32).astype(kind)
+        normal = rng.standard_normal(shape, dtype=np.float32)
+        made = normal.astype(kind)
+        # Some narrow types have no sign.
+        return made if np.isfinite(made.astype(np.float32)).all() else np.abs(normal).astype(kind)
     if kind == np.bool_:
         return rng.integers(0, 2, shape).astype(kind)
     if kind.itemsize <= _WIDEST_DATA_INT:

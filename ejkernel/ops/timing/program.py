@@ -19,6 +19,8 @@ UNTRACEABLE = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+# What JAX says where a function was compiled beforehand.
+_COMPILED = "lowered and compiled for a particular signature"
 # What JAX raises where a function has no derivative, or not one of this kind.
 UNDIFFERENTIABLE = (TypeError, ValueError, NotImplementedError)
 
@@ -76,7 +78,9 @@ def compiled(fn: Callable[..., Any], call: Call, leaves: Sequence[Any], objectiv
             notes = f"cannot be differentiated, timed forward: {first_line(error)}"
     try:
         return Program(jax.jit(run).lower(*leaves).compile(), "forward", notes)
-    except UNTRACEABLE as error:
+    except (*UNTRACEABLE, TypeError) as error:
+        if not isinstance(error, UNTRACEABLE) and _COMPILED not in str(error):
+            raise
         return Program(run, "forward", f"cannot be jitted, timed as it is: {first_line(error)}")
 
 

@@ -15,6 +15,8 @@ from ..core.stable import short_hash
 _WAIT_SECONDS = 600.0
 
 _locks: dict[str, threading.RLock] = {}
+# Turns that the thread that holds a device's lock is in: a tuning inside a tuning already has its turn.
+_depths: dict[str, int] = {}
 _locks_lock = threading.Lock()
 
 
@@ -23,8 +25,14 @@ def turn(device: str, folder: Path | None) -> Iterator[None]:
     """Waits until nobody else times anything on this device; without a folder, nobody else in this process."""
     with _locks_lock:
         mine = _locks.setdefault(device, threading.RLock())
-    with mine, _between_processes(device, folder):
-        yield
+    with mine:
+        depth = _depths.get(device, 0)
+        _depths[device] = depth + 1
+        try:
+            with _between_processes(device, folder) if depth == 0 else contextlib.nullcontext():
+                yield
+        finally:
+            _depths[device] = depth
 
 
 @contextlib.contextmanager

@@ -1,0 +1,27 @@
+"""Calls whose candidates all failed in this process, so that nothing tries them again."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..core.key import Key
+from ..tuning.tuner import Tuner
+
+# By tuner: another one may do what this one could not. Our own are all alike.
+_of_ours: dict[Key, str] = {}
+_of_others: WeakKeyDictionary[Any, dict[Key, str]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def failures_of(tuner: Any) -> dict[Key, str]:
+    """The failed calls of a tuner, with the reasons."""
+    if type(tuner) is Tuner:
+        return _of_ours
+    try:
+        with _lock:
+            return _of_others.setdefault(tuner, {})
+    # Neither hashable nor weakly referable: then by its type.
+    except TypeError:
+        return _of_others.setdefault(type(tuner), {})
