@@ -20,7 +20,21 @@ import filelock
 from ..core.errors import RecordFormatError
 from ..core.key import Key
 from . import files
-from .snapshot import Raw, Snapshot, is_whole, key_hash, line, order, owned, parse, read, read_key, seal, spell
+from .snapshot import (
+    Raw,
+    Snapshot,
+    is_whole,
+    key_hash,
+    line,
+    order,
+    owned,
+    parse,
+    read,
+    read_key,
+    read_thoroughly,
+    seal,
+    spell,
+)
 
 # Up to this size the snapshot is brought up to date by every put.
 SMALL = 64 * 1024
@@ -98,10 +112,9 @@ class Ledger:
         if content is None:
             self._snapshot, self._snapshot_id, self._snapshot_owner = Snapshot(), None, -1
             return
-        loaded = read(content.data)
         # Every line of a large file is checked when it is asked for, or all of them once one was found damaged.
-        if thoroughly or len(content.data) <= SMALL:
-            loaded = loaded.checked()
+        thoroughly = thoroughly or len(content.data) <= SMALL
+        loaded = read_thoroughly(content.data) if thoroughly else read(content.data)
         self._snapshot, self._snapshot_id, self._snapshot_owner = loaded, content.identity, content.owner
         if loaded.damage:
             self._set_aside(content.data, loaded)

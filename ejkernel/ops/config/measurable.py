@@ -16,6 +16,7 @@ from ..core.device import device_fingerprint
 from ..core.variants import has_any
 from ..timing.around import explicit_mesh, on_local_devices
 from ..timing.inputs import is_concrete
+from ..timing.memory import free_memory
 from .request import Request
 
 # A tuning holds inputs, outputs and a reference at once; beyond this share of what is free it would compete with
@@ -104,21 +105,3 @@ def _output_bytes(request: Request, cfg: Any) -> int:
 def _bytes(leaf: Any) -> int:
     # Extended dtypes (keys) know their size as well.
     return math.prod(int(size) for size in leaf.shape) * int(getattr(leaf.dtype, "itemsize", 4))
-
-
-def free_memory(device: jax.Device) -> int | None:
-    """Bytes that can still be used on a device, or None where that is not known."""
-    stats = device.memory_stats()
-    if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-    return _host_memory() if device.platform == "cpu" else None
-
-
-def _host_memory() -> int | None:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            found = {line.split(":")[0]: line.split()[1] for line in file}
-        return int(found["MemAvailable"]) * 1024
-    # Not Linux: nothing is known, so nothing is refused.
-    except (OSError, KeyError):
-        return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from json.decoder import scanstring  # type: ignore[attr-defined]  # as old as json, and as public as it gets
 from typing import Any
@@ -107,7 +109,7 @@ def _is_shallow(value: Any, levels: int) -> bool:
 
 def owned(name: str, raw: Raw, owner: int) -> Raw:
     """The entry with the user whose file it was found in, so that folding it does not make it the folder's own."""
-    marked = {**raw, "owner": owner}
+    marked = {field: value for field, value in raw.items() if field != "sha256"} | {"owner": owner}
     return seal(name, marked) if "sha256" in raw else marked
 
 
@@ -131,13 +133,6 @@ class Snapshot:
         ordered = [self.lines[name] for name in sorted(self.lines)]
         return "\n".join(["{", *ordered, f'"{_LAST}": {FORMAT}', "}", ""])
 
-    def checked(self) -> Snapshot:
-        """Only the lines that are as they were written."""
-        good = {name: text for name, text in self.lines.items() if self.find(name) is not None}
-        bad = len(self.lines) - len(good)
-        reason = f'{bad} of its lines do not fit their checksum; a line that you edit is yours without its "sha256"'
-        return Snapshot(good, self.damage or (reason if bad else ""), self.newer)
-
 
 def read(data: bytes) -> Snapshot:
     """The entries of a file; a damaged one gives every line that is still whole."""
@@ -146,6 +141,16 @@ def read(data: bytes) -> Snapshot:
         return Snapshot(damage="the file is empty" if data else "")
     quick = _by_lines(text)
     return quick if quick is not None else _by_json(text)
+
+
+def read_thoroughly(data: bytes) -> Snapshot:
+    """The same with every line checked: those that are not as they were written are left out."""
+    found = read(data)
+    bad = sum(found.find(name) is None for name in found.lines)
+    if not bad:
+        return found
+    reason = f'{bad} of its lines do not fit their checksum; a line that you edit is yours without its "sha256"'
+    return _salvage(data.decode("utf-8", "replace"), found.damage or reason)
 
 
 def _by_lines(text: str) -> Snapshot | None:
@@ -203,7 +208,7 @@ def _by_json(text: str) -> Snapshot:
     try:
         data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        return _salvage(text.splitlines(), str(error))
+        return _salvage(text, str(error))
     if not isinstance(data, dict):
         return Snapshot(damage=f"it holds a {type(data).__name__}, not an object")
     newer = _newer(f": {data.pop(_LAST, FORMAT)}")
@@ -215,10 +220,14 @@ def _by_json(text: str) -> Snapshot:
     return Snapshot(lines, f"{bad} of its items are no entries" if bad else "", newer)
 
 
-def _salvage(texts: Iterable[str], reason: str) -> Snapshot:
+# Where a line of ours ends, also when what follows is no line break any more.
+_END = re.compile(r'(?<="sha256": "[0-9a-f]{16}"\},)[^"]*')
+
+
+def _salvage(text: str, reason: str) -> Snapshot:
     lines: dict[str, str] = {}
     newer = ""
-    for text_line in texts:
+    for text_line in itertools.chain.from_iterable(map(_END.split, text.splitlines())):
         if text_line.startswith(f'"{_LAST}": '):
             newer = newer or _newer(text_line)
         found = parse(text_line)

@@ -78,9 +78,11 @@ def compile_all(jobs: Sequence[tuple[int, Callable[[], Any]]], *, workers: int, 
 def _as_they_end(done: queue.SimpleQueue[Built], count: int, deadline: float) -> Iterator[Built]:
     taken: list[float] = []
     last = time.perf_counter()
+    usable = False
     while len(taken) < count:
-        limit = deadline
-        if len(taken) * 2 >= count:
+        # One program there must be, however late.
+        limit = deadline if usable else float("inf")
+        if usable and len(taken) * 2 >= count:
             typical = sorted(taken)[len(taken) // 2]
             limit = min(limit, last + max(_STRAGGLER_SECONDS, _STRAGGLER_TIMES * typical))
         left = limit - time.perf_counter()
@@ -89,6 +91,7 @@ def _as_they_end(done: queue.SimpleQueue[Built], count: int, deadline: float) ->
         except queue.Empty:
             return
         taken.append(built.seconds)
+        usable = usable or not built.failed
         last = time.perf_counter()
         yield built
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from ..core.record import Objective
+from ..core.stable import short_hash
 from .inputs import Call, is_float, random_like
 
 # A computation that looks at values while it is traced; the others are no reason to run it without jit.
@@ -32,6 +33,71 @@ class Program:
     call: Callable[..., Any]
     objective: Objective
     notes: str = ""
+    # JAX's compiled object; None for what runs as it is.
+    executable: Any = None
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A traced program: what is left to do, lowering and compiling, any thread can."""
+
+    name: str
+    objective: Objective
+    notes: str
+    traced: Any
+    # From the executable to a function of the call's arrays.
+    finish: Callable[[Any], Callable[..., Any]]
+    # Instead of all that: what cannot be jitted runs as it is.
+    as_it_is: Callable[..., Any] | None = None
+
+    def lower(self) -> tuple[Any, str]:
+        """The lowered program, and a hash of its text that is equal for equal programs."""
+        lowered = self.traced.lower()
+        text = lowered.as_text()
+        # Which function a callback calls does not stand in the text: then every program is its own.
+        own = self.name if "callback" in text else ""
+        return lowered, own + short_hash(text.replace(self.name, ""))
+
+    def compile(self, lowered: Any) -> Program:
+        """The program, ready to run."""
+        executable = lowered.compile()
+        return Program(self.finish(executable), self.objective, self.notes, executable)
+
+    def build(self) -> Program:
+        """Lowers and compiles at once."""
+        if self.as_it_is is not None:
+            return Program(self.as_it_is, self.objective, self.notes)
+        return self.compile(self.lower()[0])
+
+
+def stage(
+    fn: Callable[..., Any],
+    call: Call,
+    leaves: Sequence[Any],
+    objective: Objective,
+    *,
+    seed: int = 0,
+    name: str = "measured",
+) -> Staged:
+    """Traces what is to be timed, on this thread and in its context; do this in a clean room."""
+    run = forward(fn, call)
+    notes = ""
+    if objective == "forward+backward":
+        try:
+            return _with_gradients(run, call, leaves, seed, name)
+        except UNTRACEABLE:
+            # The forward pass, below, will find and say the same.
+            pass
+        except UNDIFFERENTIABLE as error:
+            notes = f"cannot be differentiated, timed forward: {first_line(error)}"
+    try:
+        traced = jax.jit(_named(run, name)).trace(*leaves)
+    except (*UNTRACEABLE, TypeError) as error:
+        if not isinstance(error, UNTRACEABLE) and _COMPILED not in str(error):
+            raise
+        why = f"cannot be jitted, timed as it is: {first_line(error)}"
+        return Staged(name, "forward", why, None, lambda executable: executable, as_it_is=run)
+    return Staged(name, "forward", notes, traced, lambda executable: executable)
 
 
 def forward(fn: Callable[..., Any], call: Call) -> Callable[..., Any]:
@@ -64,37 +130,25 @@ def _cotangent(out: Any, given: Any) -> Any:
     return given if is_float(out) else np.zeros(out.shape, jax.dtypes.float0)
 
 
-def compiled(fn: Callable[..., Any], call: Call, leaves: Sequence[Any], objective: Objective, seed: int) -> Program:
-    """The program, ready to run; compile it in a clean room."""
-    run = forward(fn, call)
-    notes = ""
-    if objective == "forward+backward":
-        try:
-            return Program(_with_gradients(run, call, leaves, seed), "forward+backward")
-        except UNTRACEABLE:
-            # The forward pass, below, will find and say the same.
-            pass
-        except UNDIFFERENTIABLE as error:
-            notes = f"cannot be differentiated, timed forward: {first_line(error)}"
-    try:
-        return Program(jax.jit(run).lower(*leaves).compile(), "forward", notes)
-    except (*UNTRACEABLE, TypeError) as error:
-        if not isinstance(error, UNTRACEABLE) and _COMPILED not in str(error):
-            raise
-        return Program(run, "forward", f"cannot be jitted, timed as it is: {first_line(error)}")
-
-
-def _with_gradients(run: Callable[..., Any], call: Call, leaves: Sequence[Any], seed: int) -> Callable[..., Any]:
+def _with_gradients(run: Callable[..., Any], call: Call, leaves: Sequence[Any], seed: int, name: str) -> Staged:
     floats = [i for i, leaf in enumerate(call.leaves) if is_float(leaf)]
     if not floats:
         raise TypeError("no argument is a floating-point array")
-    both = jax.jit(forward_and_backward(run, floats))
     # Random, never ones: the gradient of a sum lets the compiler drop work. Arguments, not constants: those it folds.
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(run, *leaves)
     cotangents = jax.tree_util.tree_map(lambda out: random_like(out, rng) if is_float(out) else 0, shapes)
-    program = both.lower(tuple(leaves), cotangents).compile()
-    return lambda *values: program(values, cotangents)
+    traced = jax.jit(_named(forward_and_backward(run, floats), name)).trace(tuple(leaves), cotangents)
+
+    def finish(executable: Any) -> Callable[..., Any]:
+        return lambda *values: executable(values, cotangents)
+
+    return Staged(name, "forward+backward", "", traced, finish)
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    function.__name__ = function.__qualname__ = name
+    return function
 
 
 def first_line(error: BaseException) -> str:

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-# A candidate drops out when even its fastest sample is this much slower than the leader's median: after one round,
-# after two, later. A busy machine can double one sample, hardly three in a row.
-_CLEARLY_SLOWER = (2.0, 1.5, 1.2)
-# A sample shorter than this is mostly the clock's and the dispatch's own noise.
-_SAMPLE_SECONDS = 1e-3
-_MOST_CALLS = 64
-# Rounds beyond the least go on while they are cheap.
-_MOST_ROUNDS = 25
-_RACE_SECONDS = 0.5
-# Differences below this are never believed; above it, twice the spread of the faster one decides.
-_NOISE_FLOOR = 0.01
+# One round: seconds of each candidate in this order, or what it raised.
+Round = Callable[[Sequence[int]], Mapping[int, float | Exception]]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a candidate leaves, when the race ends, and what counts as equal. Found by replaying measured spaces."""
+
+    # What a gap to the leader must be at least, by the number of samples: a busy host slows one sample in ten by a
+    # fifth and more, so two in a row mean little, five a lot.
+    least_gaps: tuple[float, ...] = (1.10, 0.45, 0.30, 0.20, 0.10, 0.06)
+    # And so many standard errors.
+    errors_to_drop: float = 3.0
+    # Differences below this are never believed.
+    tie: float = 0.01
+    # Gaps below so many standard errors are declared as ties.
+    errors_to_tie: float = 3.0
+    most_rounds: int = 40
+    # Which of a candidate's sorted samples stands for it: the middle for a device's own clock; for the host's, whose
+    # noise only ever adds, one further down.
+    quantile: float = 0.25
 
 
 @dataclass
 class Lane:
-    """One candidate in the race."""
+    """One candidate's part of the race: log seconds by round."""
 
-    # Seconds per call over so many calls in a row; whatever it raises ends this lane alone.
-    time: Callable[[int], float]
-    # Not dropped before it has so many samples: what the gain is told against must be known well.
-    least: int = 1
-    samples: list[float] = field(default_factory=list)
+    samples: dict[int, float] = field(default_factory=dict)
     dropped_round: int | None = None
     failure: Exception | None = None
 
@@ -38,85 +45,155 @@ class Lane:
         """Does it still take part?"""
         return self.dropped_round is None and self.failure is None
 
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Its samples in order."""
+        return tuple(math.exp(value) for value in self.samples.values())
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """Who won, who was second, and who could not be told from the winner."""
+    """Who won, in which order the others follow, who could not be told from the winner, and how loud the noise was."""
 
+    lanes: tuple[Lane, ...]
     order: tuple[int, ...]
     tied: tuple[int, ...]
+    rounds: int
+    runs: int
+    # Standard deviation of one sample, as a share, once round effects are divided out.
+    noise: float
     finished: bool
 
 
 def race(
-    lanes: Sequence[Lane], *, warmup: int, rounds: int, seed: int, now: Callable[[], float], deadline: float
+    count: int,
+    sample: Round,
+    *,
+    least_rounds: int = 3,
+    most_runs: float = math.inf,
+    protected: int | None = None,
+    seed: int = 0,
+    rules: Rules | None = None,
+    out_of_time: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Runs the lanes against each other; the earlier lane wins a tie."""
-    calls = [_warm(lane, warmup) for lane in lanes]
+    """Runs candidates against each other; among equals the protected one wins, then the earlier one.
+
+    The protected one, the heuristic, also stays for the least number of rounds: the gain is told against it.
+    """
+    rules = rules or Rules()
+    lanes = tuple(Lane() for _ in range(count))
     shuffled = random.Random(seed)
-    start = now()
-    done = 0
-    while done < max(rounds, 1) or (_unsettled(lanes) and done < _MOST_ROUNDS and now() - start < _RACE_SECONDS):
+    rounds = runs = 0
+    late = False
+    while not _settled(lanes, rounds, least_rounds, rules):
         order = [i for i, lane in enumerate(lanes) if lane.running]
-        if not order or (done and now() >= deadline):
+        late = rounds > 0 and out_of_time()
+        if late or (rounds and runs + len(order) > most_runs):
             break
         shuffled.shuffle(order)
-        for i in order:
-            _sample(lanes[i], calls[i])
-        done += 1
-        _drop(lanes, done)
-    return _outcome(lanes, finished=done >= max(rounds, 1))
+        for i, seconds in sample(order).items():
+            if isinstance(seconds, Exception):
+                lanes[i].failure = seconds
+            else:
+                lanes[i].samples[rounds] = math.log(max(seconds, 1e-12))
+        rounds += 1
+        runs += len(order)
+        _drop(lanes, rounds, rules, protected if rounds < least_rounds else None)
+    return _outcome(lanes, rounds, runs, rules, protected, finished=not late)
 
 
-def _warm(lane: Lane, warmup: int) -> int:
-    """Runs it as often as asked before any sample counts, and finds how many calls make a sample long enough."""
-    seconds = math.inf
-    try:
-        for _ in range(max(warmup, 1)):
-            seconds = min(seconds, lane.time(1))
-    # Whatever a candidate raises is the candidate's outcome.
-    except Exception as error:
-        lane.failure = error
-    return max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_SECONDS / max(seconds, 1e-9))))
-
-
-def _sample(lane: Lane, calls: int) -> None:
-    try:
-        lane.samples.append(lane.time(calls))
-    # As above.
-    except Exception as error:
-        lane.failure = error
-
-
-def _drop(lanes: Sequence[Lane], done: int) -> None:
-    live = [lane for lane in lanes if lane.running]
+def _settled(lanes: Sequence[Lane], rounds: int, least: int, rules: Rules) -> bool:
+    """Is there nothing more to learn?"""
+    live = [i for i, lane in enumerate(lanes) if lane.running]
     if not live:
+        return True
+    if rounds < least:
+        return False
+    if len(live) == 1 or rounds >= rules.most_rounds:
+        return True
+    view = _View(lanes, rules.quantile)
+    leader = view.leader(live)
+    # Everybody left is, for sure, as good as the leader.
+    return all(view.gap(i, leader) + rules.errors_to_tie * view.error(i, leader) < rules.tie for i in live)
+
+
+def _drop(lanes: Sequence[Lane], rounds: int, rules: Rules, kept: int | None) -> None:
+    live = [i for i, lane in enumerate(lanes) if lane.running]
+    if len(live) < 2:
         return
-    best = min(median(lane.samples) for lane in live)
-    limit = best * _CLEARLY_SLOWER[min(done, len(_CLEARLY_SLOWER)) - 1]
-    for lane in live:
-        if min(lane.samples) > limit and len(lane.samples) >= lane.least:
-            lane.dropped_round = done
+    view = _View(lanes, rules.quantile)
+    leader = view.leader(live)
+    for i in live:
+        count = len(lanes[i].samples)
+        least = rules.least_gaps[count - 1] if count <= len(rules.least_gaps) else rules.tie
+        # One sample tells nothing of the noise.
+        needed = least if count == 1 else max(least, rules.errors_to_drop * view.error(i, leader))
+        if i not in (leader, kept) and view.gap(i, leader) > needed:
+            lanes[i].dropped_round = rounds
 
 
-def _unsettled(lanes: Sequence[Lane]) -> bool:
-    return sum(lane.running for lane in lanes) > 1
+class _View:
+    """What the samples say so far, once the effect that each round had on all is divided out."""
+
+    def __init__(self, lanes: Sequence[Lane], quantile: float) -> None:
+        self.lanes = lanes
+        self.quantile = quantile
+        timed = [lane for lane in lanes if lane.samples and lane.failure is None]
+        level = [self._level(list(lane.samples.values())) for lane in timed]
+        every = sorted({r for lane in timed for r in lane.samples})
+        # Two passes are enough: levels from raw samples, round effects from those, then levels again.
+        self.effects = {
+            r: self._level([lane.samples[r] - at for lane, at in zip(timed, level, strict=True) if r in lane.samples])
+            for r in every
+        }
+        self.levels = {id(lane): self._level(self._corrected(lane)) for lane in timed}
+        self.noise = self._noise(timed)
+
+    def _level(self, values: list[float]) -> float:
+        return sorted(values)[int((len(values) - 1) * self.quantile)]
+
+    def _corrected(self, lane: Lane) -> list[float]:
+        return [value - self.effects[r] for r, value in lane.samples.items()]
+
+    def _noise(self, timed: Sequence[Lane]) -> float:
+        # From the differences of samples in a row, pooled over all candidates, which all saw the same machine; their
+        # middle, since spikes are rare and one-sided.
+        steps = [abs(later - earlier) for lane in timed for earlier, later in itertools.pairwise(self._corrected(lane))]
+        return 1.4826 * median(steps) / math.sqrt(2) if steps else math.inf
+
+    def leader(self, live: Sequence[int]) -> int:
+        """The fastest so far."""
+        return min(live, key=lambda i: (self.levels[id(self.lanes[i])], i))
+
+    def gap(self, one: int, other: int) -> float:
+        """How much slower one is, as a difference of logarithms."""
+        return self.levels[id(self.lanes[one])] - self.levels[id(self.lanes[other])]
+
+    def error(self, one: int, other: int) -> float:
+        """The standard error of that gap."""
+        counts = (len(self.lanes[i].samples) for i in (one, other))
+        # 1.2533: a median spreads by so much more than a mean.
+        return 1.2533 * self.noise * math.sqrt(sum(1 / n for n in counts))
 
 
-def _outcome(lanes: Sequence[Lane], *, finished: bool) -> Outcome:
-    timed = [i for i, lane in enumerate(lanes) if lane.failure is None and lane.samples]
-    order = sorted(timed, key=lambda i: (lanes[i].dropped_round is not None, median(lanes[i].samples), i))
-    if not order:
-        return Outcome((), (), finished)
-    tied = [i for i in order if lanes[i].running and not _slower(lanes[i].samples, lanes[order[0]].samples)]
-    winner = min(tied, default=order[0])
-    rest = [i for i in order if i != winner]
-    return Outcome((winner, *rest), tuple(sorted(tied)) if len(tied) > 1 else (), finished)
+def _outcome(
+    lanes: tuple[Lane, ...], rounds: int, runs: int, rules: Rules, protected: int | None, *, finished: bool
+) -> Outcome:
+    timed = [i for i, lane in enumerate(lanes) if lane.samples and lane.failure is None]
+    if not timed:
+        return Outcome(lanes, (), (), rounds, runs, 0.0, finished)
+    view = _View(lanes, rules.quantile)
+    live = [i for i in timed if lanes[i].running]
+    leader = view.leader(live or timed)
+    noise = view.noise if math.isfinite(view.noise) else 0.0
+    equal = [i for i in live if view.gap(i, leader) <= rules.tie] or [leader]
+    winner = protected if protected in equal else min(equal)
+    declared = [i for i in live if view.gap(i, leader) <= max(rules.tie, rules.errors_to_tie * _error(view, i, leader))]
+    rest = sorted((i for i in timed if i != winner), key=lambda i: (not lanes[i].running, view.levels[id(lanes[i])], i))
+    tied = tuple(sorted({*declared, winner}))
+    return Outcome(lanes, (winner, *rest), tied if len(tied) > 1 else (), rounds, runs, noise, finished)
 
 
-def _slower(samples: Sequence[float], best: Sequence[float]) -> bool:
-    # Rounds are paired: what slowed both down cancels.
-    ratios = [a / b for a, b in zip(samples, best, strict=False)]
-    middle = median(ratios)
-    spread = median(abs(r - middle) for r in ratios) / math.sqrt(len(ratios))
-    return middle - 2 * spread > 1 + _NOISE_FLOOR
+def _error(view: _View, one: int, other: int) -> float:
+    error = view.error(one, other)
+    return error if math.isfinite(error) else 0.0
