@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.extend.core
+import jax.interpreters.ad
+import jax.interpreters.batching
+import jax.interpreters.mlir
 
 from .core.errors import JaxChangedError
 
@@ -36,8 +40,8 @@ class Peeled:
     """A tracer taken apart: what it wraps in the end, and which transformations were around it."""
 
     core: Any
-    # (identity of the vmap, its size, the axis), innermost first.
-    batches: tuple[tuple[Any, int, int], ...] = ()
+    # (identity of the vmap, its size, its name or None, the axis), innermost first.
+    batches: tuple[tuple[Any, int, str | None, int], ...] = ()
     forward_mode: bool = False
 
     @property
@@ -55,7 +59,9 @@ def peel(value: Any) -> Peeled:
         if isinstance(value, _BatchTracer):
             if tracer.batch_dim is not None:
                 trace = tracer._trace
-                batches.append((trace.tag, int(trace.axis_data.size), int(tracer.batch_dim)))
+                axis = trace.axis_data
+                name = axis.name if isinstance(axis.name, str) else None
+                batches.append((trace.tag, int(axis.size), name, int(tracer.batch_dim)))
             value = tracer.val
         elif isinstance(value, (_JVPTracer, _LinearizeTracer)):
             forward_mode = forward_mode or isinstance(value, _JVPTracer)
@@ -63,6 +69,56 @@ def peel(value: Any) -> Peeled:
         else:
             break
     return Peeled(value, tuple(batches), forward_mode)
+
+
+# A linear identity that knows only how to be transposed: reverse mode passes, whatever would run it raises.
+_reverse_only_p: Any = jax.extend.core.Primitive("ejkernel_reverse_only")
+
+
+def _refuse(*args: Any, error: Callable[[], Exception], **params: Any) -> Any:
+    raise error()
+
+
+_reverse_only_p.def_impl(_refuse)
+_reverse_only_p.def_abstract_eval(lambda tangent, **params: tangent)
+jax.interpreters.ad.deflinear2(_reverse_only_p, lambda cotangent, tangent, **params: [cotangent])
+jax.interpreters.batching.primitive_batchers[_reverse_only_p] = lambda args, dims, **params: (
+    _reverse_only_p.bind(*args, **params),
+    dims[0],
+)
+jax.interpreters.mlir.register_lowering(_reverse_only_p, lambda context, *args, **params: _refuse(*args, **params))
+
+
+def _is_differentiable(value: Any) -> bool:
+    return bool(jax.numpy.issubdtype(value.dtype, jax.numpy.inexact))
+
+
+def reverse_only(value: Any, error: Callable[[], Exception]) -> Any:
+    """The same value; forward-mode differentiation of it raises."""
+
+    @jax.custom_jvp
+    def same(x: Any) -> Any:
+        return x
+
+    @same.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        return primals[0], _reverse_only_p.bind(tangents[0], error=error)
+
+    return same(value) if _is_differentiable(value) else value
+
+
+def constant(value: Any, error: Callable[[], Exception]) -> Any:
+    """The same value; any differentiation of it raises."""
+
+    @jax.custom_jvp
+    def same(x: Any) -> Any:
+        return x
+
+    @same.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        raise error()
+
+    return same(value) if _is_differentiable(value) else value
 
 
 def public_module(module: str) -> str:

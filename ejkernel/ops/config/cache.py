@@ -102,6 +102,7 @@ class _Block:
 
     owner: object
     context: Any
+    merged: dict[Key, Any]
     before: tuple[Mapping[Key, Any], ...]
     # Left already, but out of order: it ends with the block inside it.
     is_left: bool = False
@@ -136,10 +137,9 @@ class _Scope:
         merged: dict[Key, Any] = {}
         for layer in layers:
             merged.update(layer)
-        # An empty overlay changes nothing, so it must not make JAX trace anything again.
-        context = _in_force(_interned(merged)) if merged else contextlib.nullcontext()
+        context = _context_of(merged)
         context.__enter__()
-        _entered.stack.append(_Block(self, context, _cache_overlay.get()))
+        _entered.stack.append(_Block(self, context, merged, _cache_overlay.get()))
         _cache_overlay.set(layers)
         return self
 
@@ -185,7 +185,14 @@ class overlay_cache(_Scope):
 def refresh() -> None:
     """Has every jitted function, the user's own included, choose again at its next call; each compiles once more."""
     # A value of its own: JAX compares by identity, so no program compiled so far matches it.
+    stack = _entered.stack
+    for block in reversed(stack):
+        block.context.__exit__(None, None, None)
     _jax.set_global_value(_in_force, _Shadow({}))
+    # The overlays that this thread is in come back over the new value.
+    for block in stack:
+        block.context = _context_of(block.merged)
+        block.context.__enter__()
     changes.note_everything()
 
 
@@ -196,6 +203,11 @@ def current_scope() -> _Scope:
         return _Scope((shadow,))
     # A thread that got a copy of its parent's context opts in from inside.
     return _Scope(_cache_overlay.get())
+
+
+def _context_of(merged: dict[Key, Any]) -> Any:
+    # An empty overlay changes nothing, so it must not make JAX trace anything again.
+    return _in_force(_interned(merged)) if merged else contextlib.nullcontext()
 
 
 def _interned(mapping: dict[Key, Any]) -> _Shadow:

@@ -85,7 +85,7 @@ def _too_large(request: Request, cfg: Any, leaves: Sequence[Any]) -> Obstacle | 
     needed = sum(_bytes(leaf) for leaf in batched_leaves(leaves, request.inv.batch_axes))
     # The outputs are asked for only where the inputs are not too much already.
     if needed <= free * _MEMORY_SHARE:
-        needed += _output_bytes(request, cfg) * math.prod(size for size, _ in request.inv.batch_axes or ())
+        needed += _output_bytes(request, cfg) * math.prod(level[0] for level in request.inv.batch_axes or ())
     if needed <= free * _MEMORY_SHARE:
         return None
     size = f"{needed / 2**20:,.0f} MiB"

@@ -10,19 +10,20 @@ import jax
 from .. import _jax
 from .stable import is_array, jax_dtype
 
-# (size, the axis of each array leaf or None), innermost vmap first.
-BatchAxes = tuple[tuple[int, tuple[int | None, ...]], ...]
+# (size, the axis of each array leaf or None), innermost vmap first; a third item is the name of a vmap that has one.
+BatchAxes = tuple[tuple[Any, ...], ...]
 
 
 def find_batch(leaves: Sequence[Any]) -> BatchAxes | None:
     """The vmaps around these arrays, as far as they can be seen."""
     peeled = [_jax.peel(leaf).batches for leaf in leaves]
-    order = _in_order([[tag for tag, _, _ in batches] for batches in peeled])
-    levels = []
+    order = _in_order([[batch[0] for batch in batches] for batches in peeled])
+    levels: list[tuple[Any, ...]] = []
     for tag in order:
-        found = [next(((size, axis) for t, size, axis in batches if t is tag), None) for batches in peeled]
-        size = next(hit[0] for hit in found if hit)
-        levels.append((size, tuple(hit[1] if hit else None for hit in found)))
+        found = [next((batch for batch in batches if batch[0] is tag), None) for batches in peeled]
+        _, size, name, _ = next(hit for hit in found if hit)
+        axes = tuple(hit[3] if hit else None for hit in found)
+        levels.append((size, axes) if name is None else (size, axes, name))
     return tuple(levels) or None
 
 
@@ -54,15 +55,17 @@ def batched_leaves(leaves: Sequence[Any], batch: BatchAxes | None) -> list[Any]:
     if not batch:
         return list(leaves)
     return [
-        jax.ShapeDtypeStruct(batched_shape(leaf.shape, [(n, axes[i]) for n, axes in batch]), jax_dtype(leaf.dtype))
+        jax.ShapeDtypeStruct(
+            batched_shape(leaf.shape, [(level[0], level[1][i]) for level in batch]), jax_dtype(leaf.dtype)
+        )
         for i, leaf in enumerate(leaves)
     ]
 
 
 def over_batch(fn: Callable[..., Any], batch: BatchAxes | None) -> Callable[..., Any]:
     """A function of array leaves, mapped over the batch."""
-    for _, axes in batch or ():
-        fn = jax.vmap(fn, in_axes=axes)
+    for _, axes, *name in batch or ():
+        fn = jax.vmap(fn, in_axes=axes, axis_name=name[0] if name else None)
     return fn
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,26 +29,43 @@ def bind(kernel: Kernel[Any, Any], cfg: Any, inv: Invocation[Any, Any], platform
     if inv.method is None:
         return inner
     if inv.method == "shard_map":
-        return _sharded(kernel, cfg, inv, run, inner)
+        return _sharded(kernel, cfg, inv, run, own, inner)
     raise KernelError(f"method={inv.method!r} is unknown for kernel {versioned(kernel)}; use 'shard_map' or None")
 
 
 def _sharded(
-    kernel: Kernel[Any, Any], cfg: Any, inv: Invocation[Any, Any], run: Callable[..., Any], inner: Callable[..., Any]
+    kernel: Kernel[Any, Any],
+    cfg: Any,
+    inv: Invocation[Any, Any],
+    run: Callable[..., Any],
+    own: tuple[Any, Any] | None,
+    inner: Callable[..., Any],
 ) -> Callable[..., Any]:
     needed = {"mesh": inv.mesh, "in_specs": inv.in_specs, "out_specs": inv.out_specs}
     missing = [name for name, value in needed.items() if value is None]
     if missing:
         raise ShardingError(f"kernel {versioned(kernel)} with method='shard_map' needs {', '.join(missing)} as well")
 
-    def own_way(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(args: Any, kwargs: Any) -> tuple[Any, ...]:
         made = kernel.create_shard_map_wrapper(*args, cfg=cfg, check_vma=inv.check_vma, **needed, **kwargs)
         if not isinstance(made, tuple) or len(made) not in (2, 3):
             raise KernelError(
                 f"create_shard_map_wrapper of kernel {versioned(kernel)} must return (fn, args) or "
                 f"(fn, args, callback), got {made!r}"
             )
-        outs = made[0](*made[1])
+        return made
+
+    @functools.wraps(run)
+    def sharded(*args: Any, cfg: Any, **kwargs: Any) -> Any:
+        made = wrapped(args, kwargs)
+        return made[0](*made[1])
+
+    def own_way(*args: Any, **kwargs: Any) -> Any:
+        made = wrapped(args, kwargs)
+        # With an own gradient the wrapper computes the result alone, and the kernel's vjp its gradient.
+        outs = (
+            made[0](*made[1]) if own is None else own_gradient(versioned(kernel), sharded, *own, cfg)(*args, **kwargs)
+        )
         return outs if len(made) == 2 else made[2](outs, cfg=cfg)
 
     def plain_way(*args: Any, **kwargs: Any) -> Any:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from typing import Any
-
-# Far more than a program learns between two calls of one kernel; whoever is further behind looks at everything.
-_KEPT = 4096
 
 # Moves with every change; read on every call, so a plain module attribute.
 epoch = 0
 
-_log: deque[tuple[Any, Any]] = deque(maxlen=_KEPT)
+# The last change of each key, and of everything at once.
+_latest: dict[Any, tuple[int, Any]] = {}
+_everything = 0
 _lock = threading.Lock()
 
 
@@ -20,20 +18,29 @@ def note(key: Any, cfg: Any) -> None:
     """A key has this cfg now."""
     global epoch
     with _lock:
-        _log.append((key, cfg))
         epoch += 1
+        _latest[key] = (epoch, cfg)
 
 
 def note_everything() -> None:
     """Any key may have another cfg now."""
-    note(None, None)
-
-
-def since(seen: int) -> list[tuple[Any, Any]] | None:
-    """The changes after an epoch as (key, cfg); None where everything may have changed."""
+    global epoch, _everything
     with _lock:
-        count = epoch - seen
-        if count > len(_log):
-            return None
-        recent = [_log[i] for i in range(len(_log) - count, len(_log))]
-    return None if any(key is None for key, _ in recent) else recent
+        epoch += 1
+        _everything = epoch
+        _latest.clear()
+
+
+def everything_since(seen: int) -> bool:
+    """May any key have another cfg than at that epoch?"""
+    return _everything > seen
+
+
+def differs(key: Any, cfg: Any, *, since: int) -> bool:
+    """Was this key given another cfg after that epoch?"""
+    when, now = _latest.get(key, (0, None))
+    if when <= since or now is cfg:
+        return False
+    same = type(now) is type(cfg) and now == cfg
+    # 1, 1.0 and True are equal to Python and three cfgs to a kernel; what compares to an array is another cfg.
+    return not (same is True and repr(now) == repr(cfg))

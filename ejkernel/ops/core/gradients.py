@@ -64,14 +64,7 @@ def own_gradient(
         # What the residuals hold besides arrays: JAX carries only arrays from forward to backward.
         aside: list[Any] = []
 
-        def forward(*primals: Any) -> Any:
-            for primal in primals[count:]:
-                if primal.perturbed:
-                    raise GradientError(
-                        f"kernel {kernel} has its own gradient, which covers positional arguments alone; an array "
-                        "given by keyword is being differentiated: pass it by position, or stop its gradient"
-                    )
-            leaves = [primal.value for primal in primals]
+        def forward(*leaves: Any) -> Any:
             inner, keywords = rebuild(leaves)
             made = fwd(*inner, cfg=cfg, **keywords)
             if not isinstance(made, tuple) or len(made) != 2:
@@ -87,13 +80,16 @@ def own_gradient(
             remaining = iter(kept)
             filled = [next(remaining) if leaf is None else leaf for leaf in others]
             residuals = jax.tree_util.tree_unflatten(residual_tree, filled)
-            dy = jax.tree_util.tree_map(_instantiated, cotangent, is_leaf=_is_symbolic)
             inner, keywords = rebuild(leaves)
-            grads = vjp(residuals, out, dy, *inner, cfg=cfg, **keywords)
+            grads = vjp(residuals, out, cotangent, *inner, cfg=cfg, **keywords)
             return (*_checked(kernel, names_of(run, len(inner)), grads, inner), *map(_no_gradient, leaves[count:]))
 
-        function.defvjp(forward, backward, symbolic_zeros=True)
-        return function(*_equally_varying([flat[i] for i in arrays]))
+        function.defvjp(forward, backward)
+        leaves = _equally_varying([flat[i] for i in arrays])
+        names = _keyword_names(kwargs)
+        guarded = [_jax.reverse_only(leaf, _forward_mode(kernel)) for leaf in leaves[:count]]
+        guarded += [_jax.constant(leaf, _by_keyword(kernel, n)) for leaf, n in zip(leaves[count:], names, strict=True)]
+        return function(*guarded)
 
     return call
 
@@ -111,16 +107,23 @@ def _vary(leaf: Any, axes: frozenset[str]) -> Any:
     return jax.lax.pcast(leaf, tuple(sorted(axes)), to="varying") if axes else leaf
 
 
-def _is_symbolic(leaf: Any) -> bool:
-    return isinstance(leaf, jax.custom_derivatives.SymbolicZero)
+def _forward_mode(kernel: str) -> Callable[[], Exception]:
+    return lambda: GradientError(
+        f"kernel {kernel} has its own gradient, which is reverse mode only (grad, vjp); forward mode (jvp, jacfwd, "
+        "linearize) of it cannot be had: use jacrev, or call the kernel's run directly"
+    )
 
 
-def _instantiated(leaf: Any) -> Any:
-    if not _is_symbolic(leaf):
-        return leaf
-    if leaf.dtype == jax.dtypes.float0:
-        return np.zeros(leaf.shape, leaf.dtype)
-    return jax.numpy.zeros(leaf.shape, leaf.dtype)
+def _by_keyword(kernel: str, name: str) -> Callable[[], Exception]:
+    return lambda: GradientError(
+        f"kernel {kernel} has its own gradient, which covers positional arguments alone, and {name}, given by keyword, "
+        "is being differentiated: pass it by position, or stop its gradient"
+    )
+
+
+def _keyword_names(kwargs: Mapping[str, Any]) -> list[str]:
+    # In the order of the arrays, which is that of the sorted keywords.
+    return [name for name in sorted(kwargs) for leaf in jax.tree_util.tree_leaves(kwargs[name]) if is_array(leaf)]
 
 
 def _no_gradient(leaf: Any) -> Any:

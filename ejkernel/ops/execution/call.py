@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from ..core.errors import KernelError, StaticArgumentError
 from ..core.kernel import Kernel, versioned
@@ -109,15 +111,34 @@ def _static(kernel: Kernel[Any, Any], path: str, value: Any) -> Hashable:
 
 
 def value_key(value: Any, *, soft: bool = True) -> Hashable:
-    """A hashable stand-in that tells values, their types, -0.0 and NaN apart; None for what has none."""
-    if isinstance(value, float):
-        return type(value), value.hex()
+    """A hashable stand-in that tells values, their types, -0.0 and NaN apart, at any depth; None for what has none."""
+    if isinstance(value, (float, complex, np.generic)):
+        return type(value), repr(value)
+    if isinstance(value, (jax.Array, np.ndarray)):
+        # Its values are not looked at: the same array is the same value. The entry keeps it alive.
+        return "array", id(value)
+    if isinstance(value, (tuple, frozenset)):
+        parts = [value_key(part, soft=soft) for part in value]
+        return (
+            None if None in parts else (type(value), frozenset(parts) if isinstance(value, frozenset) else tuple(parts))
+        )
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value).__hash__ is not None:
+        parts = [value_key(getattr(value, field.name), soft=soft) for field in dataclasses.fields(value)]
+        return None if None in parts else (type(value), *parts)
     try:
         hash(value)
     except TypeError:
-        # A dict of block sizes, a list of specs: by content. Past that, nothing is known to stay the same.
-        return ("json", stable_json(value)) if soft else None
+        return _by_content(value) if soft else None
     return type(value), value
+
+
+def _by_content(value: Any) -> Hashable:
+    # A dict of block sizes, a list of specs.
+    if isinstance(value, dict):
+        return dict, tuple((value_key(k), value_key(v)) for k, v in value.items())
+    if isinstance(value, list):
+        return list, tuple(value_key(part) for part in value)
+    return "json", stable_json(value)
 
 
 def kernel_key(kernel: Kernel[Any, Any]) -> Hashable:

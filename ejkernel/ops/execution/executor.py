@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from types import NoneType
+from types import FunctionType, NoneType
 from typing import Any, Generic, Protocol
 
 import jax
@@ -30,8 +31,9 @@ from ..settings import Settings
 from ..timing.inputs import is_concrete, is_float
 from ..timing.program import UNTRACEABLE, first_line
 from .call import RESERVED, Options, Taken, kernel_key, split, take
+from .compiled import Compiled
 from .labels import PREFIX, json_label, label
-from .table import Entry, Table
+from .table import Chosen, Entry, Table, Traced, signature
 
 # Static values that are their own key: cheap to hash, never equal across types once the type stands beside them.
 _ARRAY = _jax.ArrayImpl
@@ -112,7 +114,7 @@ class Executor(Generic[Cfg, Out]):
             return self._call(kernel, args, kwargs)
         entry.hot = True
         try:
-            return entry.fn(*leaves)
+            return (entry.forks.get(signature(leaves), entry.fn) if entry.forks else entry.fn)(*leaves)
         except _NeedsValues:
             return self._call(kernel, args, kwargs)
 
@@ -138,15 +140,13 @@ class Executor(Generic[Cfg, Out]):
         cfg = self.choose_config(kernel, *example_args, **example_kwargs)
         options, keywords = split(kernel, example_kwargs)
         options = replace(options, cfg=cfg)
-        is_static = [not take(kernel, (arg,), {}).leaves for arg in example_args]
         defaults = {name: value for name, value in keywords.items() if not take(kernel, (value,), {}).leaves}
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self._run(kernel, args, {**defaults, **kwargs}, options)
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._run(kernel, args, kwargs, options, fixed=True)
 
-        call.__name__ = kernel.op_id
-        static_argnums = [i for i, static in enumerate(is_static) if static]
-        return jax.jit(call, static_argnums=static_argnums, static_argnames=tuple(defaults))
+        run.__name__ = run.__qualname__ = kernel.op_id
+        return Compiled(kernel, run, defaults)
 
     def _call(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The long way: any call at all."""
@@ -173,9 +173,10 @@ class Executor(Generic[Cfg, Out]):
     def _enter(self, entry: Entry, key: Hashable, kernel: Kernel[Cfg, Out], taken: Taken) -> Any:
         self._now.leaves = taken.leaves
         try:
-            return entry.fn(*taken.leaves)
+            return entry.forks.get(signature(taken.leaves), entry.fn)(*taken.leaves)
         except BaseException as error:
-            looks_at_values = isinstance(error, UNTRACEABLE) and all(is_concrete(leaf) for leaf in taken.leaves)
+            cores = [_jax.peel(leaf).core for leaf in taken.leaves]
+            looks_at_values = isinstance(error, UNTRACEABLE) and all(map(is_concrete, cores))
             if entry.fn is entry.unjitted or not looks_at_values:
                 self._table.drop(key)
                 raise
@@ -197,7 +198,6 @@ class Executor(Generic[Cfg, Out]):
         batch: BatchAxes | None,
         device: jax.Device,
     ) -> Entry:
-        entry = Entry(kernel)
         rebuild = taken.rebuild
 
         def body(*leaves: Any) -> Any:
@@ -206,11 +206,11 @@ class Executor(Generic[Cfg, Out]):
                 raise _NeedsValues
             with target_device(device):
                 own = None if concrete is None else rebuild(concrete)
-                return self._run(kernel, *rebuild(leaves), options, batch=batch, entry=entry, concrete=own)
+                traced = Traced(entry, signature(leaves))
+                return self._run(kernel, *rebuild(leaves), options, batch=batch, traced=traced, concrete=own)
 
         body.__name__ = body.__qualname__ = kernel.op_id
-        entry.fn = jax.jit(body, inline=True)
-        entry.unjitted = body
+        entry = Entry(kernel, body)
         return entry
 
     def _run(
@@ -221,20 +221,21 @@ class Executor(Generic[Cfg, Out]):
         options: Options,
         *,
         batch: BatchAxes | None = None,
-        entry: Entry | None = None,
+        traced: Traced | None = None,
         concrete: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+        fixed: bool = False,
     ) -> Any:
-        """Prepares, chooses and runs; here JAX traces."""
+        """Prepares, chooses and runs; here JAX traces. A fixed cfg is the options' own: nobody is asked."""
         inv = _invocation(kernel, args, kwargs, options, batch)
         asked = inv if concrete is None else self._with_values(kernel, inv, concrete, options)
-        cfg = self.chooser.choose(asked, kernel)
+        cfg = options.cfg if fixed else self.chooser.choose(asked, kernel)
         device = device_of(asked)
         key = None
-        if entry is not None or self._settings.record or (inv.stamp and self._settings.stamp != "none"):
+        if traced is not None or self._settings.record or (inv.stamp and self._settings.stamp != "none"):
             key = Key(device_fingerprint(device), versioned(kernel), inv.make_key(key_builder_of(kernel)))
         # An overlay's answers are under a key of their own in JAX, and say nothing about what the caches hold.
-        if entry is not None and key is not None and key not in overlay_in_force() and options.cfg is None:
-            entry.decisions[key] = cfg
+        if traced is not None and key is not None and key not in overlay_in_force() and options.cfg is None:
+            traced.entry.decisions[key] = Chosen(cfg, traced.signature)
         if self._settings.record and key is not None:
             record_call(key, kernel, _abstract(inv))
         fn = bind(kernel, cfg, inv, get_device_platform(device))
@@ -341,16 +342,10 @@ def _marks(kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]] | None:
 
 def _is_short(value: Any) -> bool:
     """May this attribute of a kernel be part of a short key, which tells values by `==` and type alone?"""
-    # 0.0 equals -0.0, NaN is not itself, and containers may hold either.
-    if isinstance(value, float):
+    # 0.0 equals -0.0, NaN is not itself, and whatever has parts may hold either.
+    if type(value) is float:
         return bool(value) and value == value
-    if isinstance(value, (tuple, frozenset, jax.Array)):
-        return False
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
+    return type(value) in _SHORT or isinstance(value, (type, FunctionType, enum.Enum))
 
 
 def _place(leaves: Sequence[Any]) -> Any:

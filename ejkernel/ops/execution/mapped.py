@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 
 from ..core.kernel import Kernel
+from .call import value_key
 from .executor import Executor
+
+# Sets of keywords that a mapped kernel keeps programs for.
+_MOST = 64
 
 
 def vmap_with_config(executor: Executor[Any, Any], kernel: Kernel[Any, Any], in_axes: Any = 0) -> Callable[..., Any]:
@@ -25,7 +30,17 @@ def pmap_with_config(
 ) -> Callable[..., Any]:
     """The kernel over this process's devices; what is tuned is one device's share. Keywords reach it unmapped."""
 
+    # One pmap for each set of keywords: a new one would compile again.
+    made: OrderedDict[Hashable, Any] = OrderedDict()
+
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        return jax.pmap(lambda *each: executor(kernel, *each, **kwargs), axis_name=axis_name, in_axes=in_axes)(*args)
+        key = tuple((name, value_key(value)) for name, value in kwargs.items())
+        function = made.get(key)
+        if function is None:
+            function = jax.pmap(lambda *each: executor(kernel, *each, **kwargs), axis_name=axis_name, in_axes=in_axes)
+            made[key] = function
+            while len(made) > _MOST:
+                made.popitem(last=False)
+        return function(*args)
 
     return mapped

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import jax
 
 from ..core import changes
 from ..core.key import Key
@@ -14,34 +17,60 @@ from ..core.key import Key
 _MOST = 512
 
 
+def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Shapes and dtypes: which of an entry's programs a call uses."""
+    return tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen while a program was traced, and for calls of which shapes."""
+
+    cfg: Any
+    signature: tuple[Any, ...]
+
+
 class Entry:
     """One jitted function: the calls of one kernel with one set of static values, on one kind of device."""
 
-    __slots__ = ("decisions", "epoch", "fn", "hot", "kernel", "unjitted")
+    __slots__ = ("decisions", "epoch", "fn", "forks", "hot", "kernel", "unjitted")
 
-    fn: Callable[..., Any]
-    unjitted: Callable[..., Any]
-
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, body: Callable[..., Any]) -> None:
         # Kept, since a kernel without comparable attributes is known by its address.
         self.kernel = kernel
+        self.unjitted = body
+        self.fn: Callable[..., Any] = jax.jit(body, inline=True)
         # How far the changes of caches and policies were looked at.
         self.epoch = changes.epoch
         # Used through a short key since it was last looked at: those hits move nothing, being as cheap as can be.
         self.hot = False
-        # What was chosen while it was traced.
-        self.decisions: dict[Key, Any] = {}
+        self.decisions: dict[Key, Chosen] = {}
+        # Functions of their own for shapes whose cfg changed: what other shapes compiled stays.
+        self.forks: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def is_current(self) -> bool:
-        """Would every choice that was made while tracing be made again?"""
-        if self.epoch == changes.epoch:
-            return True
+        """Do the choices that were made while tracing still hold? Those that do not are made again, alone."""
         now = changes.epoch
-        recent = changes.since(self.epoch)
-        if recent is None or any(key in self.decisions and self.decisions[key] != cfg for key, cfg in recent):
+        if self.epoch == now:
+            return True
+        if changes.everything_since(self.epoch):
             return False
+        for key, chosen in list(self.decisions.items()):
+            if changes.differs(key, chosen.cfg, since=self.epoch):
+                body = self.unjitted
+                # A function of its own: JAX keeps programs by function.
+                self.forks[chosen.signature] = jax.jit(lambda *leaves, body=body: body(*leaves), inline=True)
+                del self.decisions[key]
         self.epoch = now
         return True
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The entry that is being traced, and the shapes it is traced for."""
+
+    entry: Entry
+    signature: tuple[Any, ...]
 
 
 class Table:
@@ -49,7 +78,7 @@ class Table:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
-        self._shorts: dict[Hashable, list[Hashable]] = {}
+        self._shorts: dict[Hashable, set[Hashable]] = {}
         self.quick: dict[Hashable, Entry] = {}
         self._lock = threading.Lock()
 
@@ -84,7 +113,7 @@ class Table:
             entry = self._entries.get(key)
             if entry is not None:
                 self.quick[short] = entry
-                self._shorts.setdefault(key, []).append(short)
+                self._shorts.setdefault(key, set()).add(short)
 
     def drop(self, key: Hashable) -> None:
         """Forgets an entry."""

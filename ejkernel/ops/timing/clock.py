@@ -56,10 +56,14 @@ class WallClock:
         return (time.perf_counter() - start) / calls
 
 
-def in_turns(clock: Clock, runs: Sequence[Run]) -> dict[int, float | Exception]:
-    """A round by a clock that times one program at a time."""
+def in_turns(
+    clock: Clock, runs: Sequence[Run], late: Callable[[], bool] = lambda: False
+) -> dict[int, float | Exception]:
+    """A round by a clock that times one program at a time; it ends when it is late, but not before one was timed."""
     found: dict[int, float | Exception] = {}
     for run in runs:
+        if any(not isinstance(seconds, Exception) for seconds in found.values()) and late():
+            break
         try:
             found[run.number] = clock.time(run.call, run.leaves, run.calls)
         # Whatever a candidate raises is the candidate's outcome.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import os
 import queue
 import threading
@@ -18,6 +20,13 @@ from .. import _jax
 # A compile that takes so many times as long as the others, and at least so many seconds, is left behind.
 _STRAGGLER_TIMES = 8.0
 _STRAGGLER_SECONDS = 10.0
+# Of many, the last tenth gets as long again as the rest took, and at least so many seconds: on an H200 one candidate of
+# a norm compiled for over 10 s where 24 others were done in one.
+_LAST_TENTH_SECONDS = 1.0
+# While less than half are done the others tell little: all under way get so many times as long.
+_PATIENCE = 3.0
+# What the end of the process waits for those left behind.
+_LAST_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -40,60 +49,124 @@ def workers_for(platform: str, count: int) -> int:
     return max(1, min(count, 16, cores))
 
 
-def compile_all(jobs: Sequence[tuple[int, Callable[[], Any]]], *, workers: int, deadline: float) -> Iterator[Built]:
-    """Runs compilations in threads and gives each as it ends; what has not ended by then is not given at all.
+# Threads that are compiling now.
+_compiling: set[threading.Thread] = set()
 
-    The threads are daemons: a compilation that never ends delays neither the answer nor the end of the process.
+
+@atexit.register
+def _end_stragglers() -> None:
+    """Ends what still compiles: a thread inside JAX while the interpreter shuts down takes the process down with it."""
+    running = list(_compiling)
+    for thread in running:
+        # Reaches Python code at once, and the compiler when it returns.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+    until = time.perf_counter() + _LAST_SECONDS
+    for thread in running:
+        thread.join(max(until - time.perf_counter(), 0.0))
+
+
+class CompilePool:
+    """Threads that compile what is given to them, from the first one on.
+
+    They are daemons: a compilation that never ends delays neither the answer nor the end of the process.
     """
-    waiting: queue.SimpleQueue[tuple[int, Callable[[], Any]]] = queue.SimpleQueue()
-    done: queue.SimpleQueue[Built] = queue.SimpleQueue()
-    for job in jobs:
-        waiting.put(job)
-    settings = _Settings.here()
-    stop = threading.Event()
 
-    def work() -> None:
-        with settings.entered():
-            while not stop.is_set():
-                try:
-                    number, build = waiting.get_nowait()
-                except queue.Empty:
+    def __init__(self, workers: int) -> None:
+        self._waiting: queue.SimpleQueue[tuple[int, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Built] = queue.SimpleQueue()
+        self._given = 0
+        self._settings = _Settings.here()
+        self._left = False
+        # Of those under way: since when.
+        self._started: dict[int, float] = {}
+        self._workers = workers
+        self._threads = 0
+        for _ in range(workers):
+            self._hire()
+
+    def _hire(self) -> None:
+        self._threads += 1
+        threading.Thread(target=self._work, name="ejkernel-compile", daemon=True).start()
+
+    def give(self, number: int, build: Callable[[], Any]) -> None:
+        """Adds a compilation."""
+        self._given += 1
+        self._waiting.put((number, build))
+
+    def results(self, deadline: float) -> Iterator[Built]:
+        """Each as it ends; what has not ended by the deadline, or is a straggler, is not given at all."""
+        try:
+            yield from self._as_they_end(deadline)
+        finally:
+            self._left = True
+            for _ in range(self._threads):
+                self._waiting.put(None)
+
+    def _as_they_end(self, deadline: float) -> Iterator[Built]:
+        taken: list[float] = []
+        start = last = time.perf_counter()
+        usable = False
+        while len(taken) < self._given:
+            typical = sorted(taken)[len(taken) // 2] if taken else 0.0
+            patience = max(_STRAGGLER_SECONDS, _STRAGGLER_TIMES * typical)
+            half = len(taken) * 2 >= self._given
+            # One program there must be, however late.
+            limit = deadline if usable else float("inf")
+            if usable and half:
+                limit = min(limit, last + patience)
+            if usable and self._given >= 10 and len(taken) >= 0.9 * self._given:
+                limit = min(limit, last + max(_LAST_TENTH_SECONDS, last - start))
+            now = time.perf_counter()
+            late = now >= deadline
+            if self._is_stuck(now - patience * (1.0 if half or late else _PATIENCE)) and (usable or late):
+                return
+            # Wakes up now and then, since who is under way changes.
+            wait = min(limit - now, _STRAGGLER_SECONDS if late else min(_STRAGGLER_SECONDS, deadline - now))
+            try:
+                built = self._done.get(timeout=max(wait, 0.0))
+            except queue.Empty:
+                if time.perf_counter() >= limit:
                     return
-                start = time.perf_counter()
+                continue
+            taken.append(built.seconds)
+            # A number stands for another one's program, which may be still to come.
+            usable = usable or not (built.failed or isinstance(built.outcome, int))
+            last = time.perf_counter()
+            yield built
+
+    def _is_stuck(self, overdue: float) -> bool:
+        """Are all under way since before this time, with nobody free for those that wait?"""
+        under_way = list(self._started.values())
+        lost = sum(since <= overdue for since in under_way)
+        # A straggler's thread is lost to the others: another one takes its place.
+        if not self._waiting.empty() and lost > self._threads - self._workers < self._workers:
+            self._hire()
+            return False
+        return 0 < len(under_way) == lost
+
+    def _work(self) -> None:
+        with self._settings.entered():
+            while (job := self._waiting.get()) is not None and not self._left:
+                number, build = job
+                start = self._started[number] = time.perf_counter()
+                _compiling.add(threading.current_thread())
                 try:
                     outcome: Any = build()
                 # Whatever a candidate raises is the candidate's outcome.
                 except Exception as error:
                     outcome = error
-                done.put(Built(number, outcome, time.perf_counter() - start))
-
-    for _ in range(min(workers, len(jobs))):
-        threading.Thread(target=work, name="ejkernel-compile", daemon=True).start()
-    try:
-        yield from _as_they_end(done, len(jobs), deadline)
-    finally:
-        stop.set()
+                finally:
+                    _compiling.discard(threading.current_thread())
+                    del self._started[number]
+                self._done.put(Built(number, outcome, time.perf_counter() - start))
 
 
-def _as_they_end(done: queue.SimpleQueue[Built], count: int, deadline: float) -> Iterator[Built]:
-    taken: list[float] = []
-    last = time.perf_counter()
-    usable = False
-    while len(taken) < count:
-        # One program there must be, however late.
-        limit = deadline if usable else float("inf")
-        if usable and len(taken) * 2 >= count:
-            typical = sorted(taken)[len(taken) // 2]
-            limit = min(limit, last + max(_STRAGGLER_SECONDS, _STRAGGLER_TIMES * typical))
-        left = limit - time.perf_counter()
-        try:
-            built = done.get(timeout=None if left == float("inf") else max(left, 0.0))
-        except queue.Empty:
-            return
-        taken.append(built.seconds)
-        usable = usable or not built.failed
-        last = time.perf_counter()
-        yield built
+def compile_all(jobs: Sequence[tuple[int, Callable[[], Any]]], *, workers: int, deadline: float) -> Iterator[Built]:
+    """Compiles all of these in threads and gives each as it ends."""
+    pool = CompilePool(min(workers, len(jobs)))
+    for number, build in jobs:
+        pool.give(number, build)
+    yield from pool.results(deadline)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -80,8 +81,19 @@ def _committed(leaf: Any) -> bool:
     return bool(leaf.committed) if isinstance(leaf, jax.Array) and not leaf.is_deleted() else True
 
 
+# A prime: rows of an array never begin at the same place of the block.
+_BLOCK = 1_048_573
+
+
 def _values(shape: tuple[int, ...], dtype: Any, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    kind = np.dtype(dtype)
+    """Random values; a large array repeats a block of them, since drawing every one would take longer than tuning."""
+    count = math.prod(shape)
+    if count <= _BLOCK:
+        return _drawn(shape, np.dtype(dtype), rng)
+    return np.resize(_drawn((_BLOCK,), np.dtype(dtype), rng), shape)
+
+
+def _drawn(shape: tuple[int, ...], kind: np.dtype[Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
     if jax.numpy.issubdtype(kind, np.complexfloating):
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(kind)
     if jax.numpy.issubdtype(kind, np.floating):

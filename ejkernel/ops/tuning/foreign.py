@@ -9,6 +9,7 @@ from typing import Any, Protocol, final
 from ..core.codec import describe
 from ..core.errors import TuningError
 from ..core.record import Record, Trial
+from .field import inputs_of
 from .job import Job, distinct
 from .tuner import Tuner
 
@@ -38,12 +39,15 @@ class ForeignTuner:
         """The record of its choice."""
         cfgs = distinct([*job.candidates, *job.seeds])
         blank = Record(**dict(job.about), objective=job.objective, clock="foreign")
-        with job.turn():
+        # As for our own: real arrays, and nothing of the caller's transformations.
+        with job.room(), job.turn():
             settled = job.settled()
             if settled is not None:
                 return replace(blank, stop="settled", trials=_one(settled[0]), winner=0)
+            call, leaves = inputs_of(job, seed=0)
+            args, kwargs = call.rebuild(leaves)
             try:
-                cfg = self.inner.autotune(self._make_fn(job), job.args, job.kwargs, cfgs)
+                cfg = self.inner.autotune(self._make_fn(job), args, kwargs, cfgs)
             except RuntimeError as error:
                 reason = f"{type(self.inner).__qualname__}.autotune raised {type(error).__name__}: {error}"
                 raise TuningError(reason, [reason]) from error

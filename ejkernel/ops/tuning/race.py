@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-# One round: seconds of each candidate in this order, or what it raised.
+# One round: seconds of each candidate in this order, or what it raised. One that is left out had no turn: time is up.
 Round = Callable[[Sequence[int]], Mapping[int, float | Exception]]
 
 
@@ -75,30 +75,35 @@ def race(
     seed: int = 0,
     rules: Rules | None = None,
     out_of_time: Callable[[], bool] = lambda: False,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Runs candidates against each other; among equals the protected one wins, then the earlier one.
 
-    The protected one, the heuristic, also stays for the least number of rounds: the gain is told against it.
+    The protected one, the heuristic, also stays for the least number of rounds: the gain is told against it. Being out
+    of time ends the race after any round, having enough only one that has had its least number of rounds.
     """
     rules = rules or Rules()
     lanes = tuple(Lane() for _ in range(count))
     shuffled = random.Random(seed)
     rounds = runs = 0
     late = False
-    while not _settled(lanes, rounds, least_rounds, rules):
+    while not late and not _settled(lanes, rounds, least_rounds, rules):
         order = [i for i, lane in enumerate(lanes) if lane.running]
         late = rounds > 0 and out_of_time()
-        if late or (rounds and runs + len(order) > most_runs):
+        if late or (rounds and runs + len(order) > most_runs) or (rounds >= least_rounds and enough()):
             break
         shuffled.shuffle(order)
-        for i, seconds in sample(order).items():
+        found = sample(order)
+        for i, seconds in found.items():
             if isinstance(seconds, Exception):
                 lanes[i].failure = seconds
             else:
                 lanes[i].samples[rounds] = math.log(max(seconds, 1e-12))
         rounds += 1
-        runs += len(order)
-        _drop(lanes, rounds, rules, protected if rounds < least_rounds else None)
+        runs += len(found)
+        late = len(found) < len(order)
+        if not late:
+            _drop(lanes, rounds, rules, protected if rounds < least_rounds else None)
     return _outcome(lanes, rounds, runs, rules, protected, finished=not late)
 
 

@@ -12,20 +12,21 @@ import jax
 from ..timing.clock import Clock, RoundClock, Run, WallClock, in_turns
 from ..timing.profiler import ProfilerClock, ProfilerUnavailable
 from ..timing.program import Program
-from .race import Rules
+from .race import Outcome, Rules, race
 
 # A sample on the host shorter than this is mostly the clock's and the dispatch's own noise.
 _HOST_SAMPLE = 1e-3
 _MOST_HOST_CALLS = 64
-# On a device, whose clock is exact, a few runs of a short kernel even out what the memory does.
-_DEVICE_SAMPLE = 20e-6
-_MOST_DEVICE_CALLS = 4
-# Beyond the least number of rounds a race goes on while it is cheap.
+# On a device, whose clock is exact, some runs of a short kernel even out what the memory does.
+_DEVICE_SAMPLE = 60e-6
+_MOST_DEVICE_CALLS = 16
+# Beyond the least number of rounds a race goes on while it is cheap: rounds of an exact clock say more.
 _ENOUGH_SECONDS = 1.0
+_ENOUGH_DEVICE_SECONDS = 0.6
 
 # The host's noise only ever adds: a lower quantile stands for a candidate. A device's is small and has two sides.
-_HOST_RULES = Rules(quantile=0.25, tie=0.01)
-_DEVICE_RULES = Rules(quantile=0.5, tie=0.004, least_gaps=(0.69, 0.10, 0.03), most_rounds=60)
+HOST_RULES = Rules(quantile=0.25, tie=0.01)
+DEVICE_RULES = Rules(quantile=0.5, tie=0.004, least_gaps=(0.69, 0.10, 0.03), most_rounds=60)
 
 
 class Stopwatch:
@@ -39,15 +40,16 @@ class Stopwatch:
         numbers: Sequence[int],
         *,
         warmup: int,
+        deadline: float = math.inf,
     ) -> None:
         self.programs = [programs[number] for number in numbers]
         self.names = [_module_name(program) for program in self.programs]
         self.leaves = leaves
         self.warmup = warmup
+        self.deadline = deadline
         self.clock: Any = clock or _automatic(self.programs, self.names)
         self.note = ""
         self._calls: dict[int, int] = {}
-        self.enough = time.perf_counter() + _ENOUGH_SECONDS
 
     @property
     def clock_name(self) -> str:
@@ -57,18 +59,47 @@ class Stopwatch:
     @property
     def rules(self) -> Rules:
         """The rules that fit the clock."""
-        return _DEVICE_RULES if isinstance(self.clock, ProfilerClock) else _HOST_RULES
+        return DEVICE_RULES if isinstance(self.clock, ProfilerClock) else HOST_RULES
+
+    def race(self, *, least_rounds: int, protected: int | None = None, seed: int = 0) -> Outcome:
+        """The race of the programs; by the host's clock from the start where the device's cannot be had."""
+        try:
+            return self._race(least_rounds, protected, seed)
+        except ProfilerUnavailable as error:
+            # Times of two clocks do not compare, and each has its own rules: nothing of the first one's is kept.
+            self.clock, self.note = WallClock(), str(error)
+            self._calls.clear()
+        return self._race(least_rounds, protected, seed)
+
+    def _race(self, least_rounds: int, protected: int | None, seed: int) -> Outcome:
+        device = isinstance(self.clock, RoundClock)
+        enough = time.perf_counter() + (_ENOUGH_DEVICE_SECONDS if device else _ENOUGH_SECONDS)
+        return race(
+            len(self.programs),
+            self.round,
+            least_rounds=least_rounds,
+            protected=protected,
+            seed=seed,
+            rules=self.rules,
+            out_of_time=self._late,
+            enough=lambda: time.perf_counter() >= enough,
+        )
 
     def round(self, order: Sequence[int]) -> Mapping[int, float | Exception]:
-        """Seconds of each candidate in this order, or what it raised."""
+        """Seconds of each candidate in this order, or what it raised; without those whose turn came too late."""
+        if not self._calls and self.deadline < math.inf:
+            # The first one wins ties: should the time be up within this round, it must have had its turn.
+            order = sorted(order, key=bool)
         broken = self._warm([place for place in order if place not in self._calls])
-        runs = [self._run(place) for place in order if place not in broken]
-        try:
-            found = self.clock.round(runs) if isinstance(self.clock, RoundClock) else in_turns(self.clock, runs)
-        except ProfilerUnavailable as error:
-            self._fall_back(str(error))
-            return self.round(order)
+        runs = [self._run(place) for place in order if place in self._calls]
+        if not isinstance(self.clock, RoundClock):
+            return {**in_turns(self.clock, runs, self._late), **broken}
+        found = self.clock.round(runs)
+        self._learn(found)
         return {**found, **broken}
+
+    def _late(self) -> bool:
+        return time.perf_counter() >= self.deadline
 
     def _run(self, place: int) -> Run:
         return Run(place, self.names[place], self.programs[place].call, self.leaves, self._calls[place])
@@ -77,6 +108,9 @@ class Stopwatch:
         """Runs newcomers as often as asked before any sample counts, and finds how many calls make a sample."""
         broken: dict[int, Exception] = {}
         for place in places:
+            # One there must be, however late.
+            if self._calls and self._late():
+                break
             call, seconds = self.programs[place].call, math.inf
             try:
                 for _ in range(max(self.warmup, 1)):
@@ -84,7 +118,8 @@ class Stopwatch:
             # Whatever a candidate raises is the candidate's outcome.
             except Exception as error:
                 broken[place] = error
-            self._calls[place] = self._calls_for(seconds)
+            else:
+                self._calls[place] = self._calls_for(seconds)
         return broken
 
     def _once(self, call: Any) -> float:
@@ -95,14 +130,26 @@ class Stopwatch:
         return time.perf_counter() - start
 
     def _calls_for(self, seconds: float) -> int:
-        device = isinstance(self.clock, RoundClock)
-        sample, most = (_DEVICE_SAMPLE, _MOST_DEVICE_CALLS) if device else (_HOST_SAMPLE, _MOST_HOST_CALLS)
-        # The host's clock sees a launch as well: on a device every kernel looks longer, and short ones get more calls.
-        return max(1, min(most, math.ceil(sample / max(seconds / (20 if device else 1), 1e-9))))
+        # The host's clock sees launches and waits: what a kernel takes on a device is known after the first round.
+        if isinstance(self.clock, RoundClock):
+            return 1
+        return max(1, min(_MOST_HOST_CALLS, math.ceil(_HOST_SAMPLE / max(seconds, 1e-9))))
 
-    def _fall_back(self, reason: str) -> None:
-        self.clock, self.note = WallClock(), reason
-        self._calls.clear()
+    def _learn(self, found: Mapping[int, float | Exception]) -> None:
+        for place, seconds in found.items():
+            if not isinstance(seconds, Exception):
+                wanted = math.ceil(_DEVICE_SAMPLE / max(seconds, 1e-9))
+                self._calls[place] = max(1, min(_MOST_DEVICE_CALLS, wanted))
+
+
+def once(clock: Any, program: Program, leaves: Sequence[Any]) -> float:
+    """Seconds of one run by any clock."""
+    if not isinstance(clock, RoundClock):
+        return float(clock.time(program.call, leaves, 1))
+    found = clock.round([Run(0, _module_name(program), program.call, leaves)])[0]
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _automatic(programs: Sequence[Program], names: Sequence[str]) -> Any:

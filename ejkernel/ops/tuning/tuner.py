@@ -21,11 +21,12 @@ from ..core.invocation import Cfg
 from ..core.record import Objective, Record, Trial
 from ..timing import inputs
 from ..timing.clock import Clock, WallClock
-from ..timing.program import first_line, stage
+from ..timing.profiler import ProfilerUnavailable
+from ..timing.program import Program, first_line, stage
 from .field import Field, status_of
 from .job import Job, distinct
-from .race import Outcome, race
-from .stopwatch import Stopwatch
+from .race import Outcome
+from .stopwatch import Stopwatch, once
 
 
 class Tuner(Generic[Cfg]):
@@ -62,7 +63,6 @@ class Tuner(Generic[Cfg]):
     def measure(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
         """Median seconds of `iters` runs after `warmup` runs; array leaves are arguments, all else is constant."""
         objective: Objective = "forward+backward" if getattr(fn, "_ejk_validate_backward", False) else "forward"
-        clock = self.clock or WallClock()
         with _jax.clean_room():
             call = inputs.take_apart(args, kwargs)
             leaves = inputs.concrete(call.leaves, np.random.default_rng(self.seed))
@@ -71,12 +71,18 @@ class Tuner(Generic[Cfg]):
             compile_s = time.perf_counter() - start
             for _ in range(self.warmup):
                 jax.block_until_ready(program.call(*leaves))
-            samples = tuple(clock.time(program.call, leaves, 1) for _ in range(self.iters))
+            clock, samples = self._samples(program, leaves)
         trial = Trial(None, message=program.notes, compile_s=compile_s, samples_s=samples)
-        self._last.record = Record(
-            objective=program.objective, clock=clock.name, seed=self.seed, trials=(trial,), winner=0
-        )
+        self._last.record = Record(objective=program.objective, clock=clock, seed=self.seed, trials=(trial,), winner=0)
         return median(samples)
+
+    def _samples(self, program: Program, leaves: Sequence[Any]) -> tuple[str, tuple[float, ...]]:
+        clock: Any = self.clock or WallClock()
+        try:
+            return clock.name, tuple(once(clock, program, leaves) for _ in range(self.iters))
+        except ProfilerUnavailable as error:
+            wall = WallClock()
+            return f"{wall.name} ({error})", tuple(once(wall, program, leaves) for _ in range(self.iters))
 
     def autotune(
         self,
@@ -110,25 +116,17 @@ class Tuner(Generic[Cfg]):
 
     def _run(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
         field = Field(job, cfgs, seed=self.seed, device=default_device())
-        field.trace()
         field.compile(deadline)
         with job.turn():
             settled = job.settled()
             if settled is not None:
                 found = Trial(settled[0], "skipped", "found by another process meanwhile")
                 return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
-            field.check()
+            field.check(deadline)
             numbers = list(field.programs)
-            watch = Stopwatch(self.clock, field.programs, field.leaves, numbers, warmup=self.warmup)
-            outcome = race(
-                len(numbers),
-                watch.round,
-                least_rounds=self.iters,
-                protected=numbers.index(0) if job.heuristic_first and 0 in numbers else None,
-                seed=self.seed,
-                rules=watch.rules,
-                out_of_time=lambda: time.perf_counter() >= min(deadline, watch.enough),
-            )
+            watch = Stopwatch(self.clock, field.programs, field.leaves, numbers, warmup=self.warmup, deadline=deadline)
+            protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
+            outcome = watch.race(least_rounds=self.iters, protected=protected, seed=self.seed)
         record = replace(record, objective=field.objective, clock=watch.clock_name)
         return _finish(record, job, field, numbers, outcome, late=time.perf_counter() >= deadline)
 
@@ -141,6 +139,8 @@ def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome:
         if lane.failure is not None:
             status = status_of(lane.failure, "runtime")
             trials[number] = replace(trials[number], status=status, message=first_line(lane.failure))
+        elif not lane.samples:
+            trials[number] = replace(trials[number], status="timeout", message="not timed when the time was up")
     field.share_with_twins()
     order = [numbers[place] for place in outcome.order]
     heuristic = 0 if job.heuristic_first else None
