@@ -69,6 +69,8 @@ class Ledger:
     # Told about a damaged file, with what was kept of it.
     report: Callable[[str], None] = lambda message: None
     writer: str = field(default_factory=lambda: secrets.token_hex(8))
+    # Moves with every look that worked: what was taken from an earlier one may be old.
+    looks: int = 0
     _pending: dict[str, list[str]] = field(default_factory=dict)
     _snapshot: Snapshot = field(default_factory=Snapshot)
     _snapshot_id: tuple[int, ...] | None = None
@@ -97,6 +99,7 @@ class Ledger:
         if files.identity(self.path) != self._snapshot_id or self._snapshot_id is None:
             self._load()
         self._count = count
+        self.looks += 1
 
     def _index(self, names: list[str]) -> None:
         self._pending = {}
@@ -254,33 +257,40 @@ class Ledger:
         return os.path.join(self.folder, "records", f"{key_hash(spell(key))}.{seq}.{safe}.json")
 
     @property
+    def _is_small(self) -> bool:
+        return (self._snapshot_id[3] if self._snapshot_id else 0) <= SMALL
+
+    @property
     def wants_folding(self) -> bool:
         """Is the snapshot small, or are there enough entry files to pay for a new one?"""
         pending = sum(map(len, self._pending.values()))
         if not pending:
             return False
-        small = (self._snapshot_id[3] if self._snapshot_id else 0) <= SMALL
-        return small or pending >= max(_PENDING, len(self._snapshot.lines) * _PENDING_SHARE)
+        return self._is_small or pending >= max(_PENDING, len(self._snapshot.lines) * _PENDING_SHARE)
 
     def fold(self, drop: Callable[[Key, Raw], bool] | None = None) -> bool:
         """Merges the entry files into the snapshot; False where another process is at it. `drop` prunes."""
         files.make_folder(self.folder, durable=self.durable)
+        done = False
         for _ in range(_TRIES):
             try:
                 lock = filelock.FileLock(os.path.join(self.folder, "fold.lock"), timeout=0)
                 with lock:
                     seen = self._fold(drop)
             except filelock.Timeout:
-                return False
+                return done
             self._tell()
             self.look()
-            # Who put something meanwhile found the lock taken and left it to us.
-            if seen.issuperset(name for chain in self._pending.values() for name in chain):
-                return True
-        return False
+            if seen is None:
+                continue
+            done = True
+            # Who put something meanwhile found the lock taken and left it to us; a large file can wait.
+            if not self._is_small or seen.issuperset(name for chain in self._pending.values() for name in chain):
+                break
+        return done
 
-    def _fold(self, drop: Callable[[Key, Raw], bool] | None) -> set[str]:
-        """Folds once; says which entry files it saw."""
+    def _fold(self, drop: Callable[[Key, Raw], bool] | None) -> set[str] | None:
+        """Folds once; says which entry files it saw, None where it could not be done."""
         self.look()
         if self.newer:
             raise RecordFormatError(self.newer)
@@ -293,7 +303,7 @@ class Ledger:
             return seen
         if files.identity(self.path) != self._snapshot_id:
             # Somebody edited it this very moment: leave everything as it is, the next fold sees both.
-            return set()
+            return None
         files.write(self.path, merged.text().encode(), durable=self.durable)
         content = files.read(self.path)
         if content is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import os
 import stat
@@ -60,15 +62,18 @@ class PersistentCache(Generic[Cfg]):
         self.on_fault = on_fault
         self.status: CacheStatus = "read-write"
         self.reason = ""
-        # Not a method: the ledger outlives the cache by its last fold, and must not keep it alive.
+        # Not a method: the ledger is held for the end of the process, and must not keep the cache alive.
         self._say = _Voice()
         _refuse_odd_files(Path(self.path))
         self._ledger = Ledger(os.path.realpath(self.path), durable=durable, report=self._say)
+        # What was read since that look of the ledger, or put.
         self._kept: dict[Key, StoredEntry] = {}
+        self._kept_since = 0
         # Put while the disk did not take it: served from here, written when it can be.
         self._unwritten: dict[Key, tuple[dict[str, Any], Record | None]] = {}
         self._mutex = threading.RLock()
-        self._closing = weakref.finalize(self, _fold_at_exit, self._ledger)
+        # A cache that nobody holds any more is folded when the process ends: here no file can be touched safely.
+        weakref.finalize(self, _leave, self._ledger).atexit = False
         _open_caches.add(self)
 
     def get(self, device: str, op_id: str, call_key: str) -> Cfg | None:
@@ -170,8 +175,11 @@ class PersistentCache(Generic[Cfg]):
         """True where nothing changed on disk; else looks, and forgets what was read before."""
         try:
             if self._ledger.unchanged():
-                return True
-            self._ledger.look()
+                # A put or a fold of our own may have looked, and then seen what others did.
+                if self._kept_since == self._ledger.looks:
+                    return True
+            else:
+                self._ledger.look()
         except OSError as error:
             self._degrade("memory-only", f"{self.path} cannot be read ({_why(error)})")
             return True
@@ -181,6 +189,7 @@ class PersistentCache(Generic[Cfg]):
     def _forget(self) -> None:
         """Forgets what was read from disk."""
         self._kept = {key: self._kept[key] for key in self._unwritten}
+        self._kept_since = self._ledger.looks
 
     def _find(self, key: Key) -> Found | None:
         if key in self._unwritten:
@@ -246,7 +255,9 @@ class PersistentCache(Generic[Cfg]):
             )
             if self.on_fault == "raise":
                 raise StoreError(message) from error
-            self._say(message)
+            # A store that cannot be used was named already.
+            if self.status == "read-write":
+                self._say(message)
         return False
 
     def _dump(self, entry: StoredEntry) -> dict[str, Any]:
@@ -316,14 +327,28 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _fold_at_exit(ledger: Ledger) -> None:
-    try:
-        # Somebody may have removed the store meanwhile: then it stays away.
-        if ledger._pending and files.names(ledger.folder):
-            ledger.fold()
-    # The process is ending and its entries are safe in their files: the next one folds them.
-    except (OSError, RecordFormatError):
-        pass
+# Stores of this process with entries that are not folded yet, and whether they are durable.
+_left: dict[str, bool] = {}
+
+
+def _leave(ledger: Ledger) -> None:
+    if ledger._pending:
+        _left[ledger.path] = ledger.durable
+
+
+def _fold_at_exit() -> None:
+    for cache in list(_open_caches):
+        _leave(cache._ledger)
+    for path, durable in _left.items():
+        ledger = Ledger(path, durable=durable)
+        # The process is ending and its entries are safe in their files: the next one folds what cannot be now.
+        with contextlib.suppress(OSError, RecordFormatError):
+            # Somebody may have removed the store meanwhile: then it stays away.
+            if files.names(ledger.folder):
+                ledger.fold()
+
+
+atexit.register(_fold_at_exit)
 
 
 @functools.cache
@@ -343,8 +368,12 @@ def default_folder() -> Path:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
     import platformdirs
 
-    folder = Path(platformdirs.user_cache_dir("ejkernel", appauthor=False))
-    # A user id without a home, as containers have: as if that were the root, never a folder `~` in the working one.
+    try:
+        folder = Path(platformdirs.user_cache_dir("ejkernel", appauthor=False))
+    # A user id without a home, as containers have; older releases answer with `~` itself.
+    except RuntimeError:
+        folder = Path("~")
+    # As if its home were the root: never a folder named `~` in the working directory.
     return folder if folder.is_absolute() else Path(os.sep, ".cache", "ejkernel")
 
 

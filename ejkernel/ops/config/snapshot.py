@@ -149,8 +149,7 @@ def read_thoroughly(data: bytes) -> Snapshot:
     bad = sum(found.find(name) is None for name in found.lines)
     if not bad:
         return found
-    reason = f'{bad} of its lines do not fit their checksum; a line that you edit is yours without its "sha256"'
-    return _salvage(data.decode("utf-8", "replace"), found.damage or reason)
+    return _salvage(data.decode("utf-8", "replace"), found.damage or _mismatch(bad))
 
 
 def _by_lines(text: str) -> Snapshot | None:
@@ -160,6 +159,7 @@ def _by_lines(text: str) -> Snapshot | None:
         return None
     newer = _newer(rows[-2])
     lines: dict[str, str] = {}
+    bad = 0
     for text_line in rows[1:-2]:
         if not text_line.startswith('"') or not text_line.endswith("},"):
             return None
@@ -170,13 +170,17 @@ def _by_lines(text: str) -> Snapshot | None:
         if text_line[end : end + 3] != ": {" or name.count("|") < 2:
             return None
         if '"sha256": ' in text_line:
-            _put(lines, name, text_line)
+            bad += not _put(lines, name, text_line)
         else:
             found = parse(text_line)
             if found is None:
                 return None
             _put_parsed(lines, *found)
-    return Snapshot(lines, newer=newer)
+    return Snapshot(lines, _mismatch(bad) if bad else "", newer)
+
+
+def _mismatch(bad: int) -> str:
+    return f'{bad} of its lines do not fit their checksum; a line that you edit is yours without its "sha256"'
 
 
 def _newer(text_line: str) -> str:
@@ -188,13 +192,16 @@ def _newer(text_line: str) -> str:
     )
 
 
-def _put(lines: dict[str, str], name: str, text_line: str) -> None:
+def _put(lines: dict[str, str], name: str, text_line: str) -> bool:
+    """Adds a line; False where it is one of two for a key and either is damaged."""
+    if name not in lines:
+        lines[name] = text_line
+        return True
     # A merge in git can leave two lines of one key: the later entry wins, as everywhere; a damaged line never does.
-    if name in lines:
-        old, new = Snapshot(lines).find(name), Snapshot({name: text_line}).find(name)
-        if new is None or (old is not None and order(old) > order(new)):
-            return
-    lines[name] = text_line
+    old, new = Snapshot(lines).find(name), Snapshot({name: text_line}).find(name)
+    if new is not None and (old is None or order(new) >= order(old)):
+        lines[name] = text_line
+    return old is not None and new is not None
 
 
 def _put_parsed(lines: dict[str, str], name: str, raw: Raw) -> None:
@@ -230,7 +237,8 @@ def _salvage(text: str, reason: str) -> Snapshot:
     for text_line in itertools.chain.from_iterable(map(_END.split, text.splitlines())):
         if text_line.startswith(f'"{_LAST}": '):
             newer = newer or _newer(text_line)
-        found = parse(text_line)
+        # A line starts with its key, whatever stands before that.
+        found = parse(text_line[max(text_line.find('"'), 0) :])
         if found is not None and is_whole(*found):
             _put_parsed(lines, *found)
     return Snapshot(lines, reason, newer)
