@@ -10,7 +10,7 @@ demo: ## set up and run the first example
 	@.ci/env newest python examples/first_kernel.py
 
 test: ## set up and run the default suite on the oldest and the newest leg
-	@.ci/env every python -m pytest
+	@.ci/env every python -m pytest -n auto
 
 # The oldest leg: mypy reads the stubs of packages that still support Python 3.11.
 lint: ## ruff and mypy, changing nothing

@@ -56,13 +56,12 @@ _compiling: set[threading.Thread] = set()
 @atexit.register
 def _end_stragglers() -> None:
     """Ends what still compiles: a thread inside JAX while the interpreter shuts down takes the process down with it."""
-    running = list(_compiling)
-    for thread in running:
-        # Reaches Python code at once, and the compiler when it returns.
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
     until = time.perf_counter() + _LAST_SECONDS
-    for thread in running:
-        thread.join(max(until - time.perf_counter(), 0.0))
+    while _compiling and time.perf_counter() < until:
+        for thread in list(_compiling):
+            # Reaches Python code at once, and the compiler when it returns; again, since a callback may swallow it.
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+            thread.join(0.05)
 
 
 class CompilePool:
@@ -118,7 +117,8 @@ class CompilePool:
                 limit = min(limit, last + max(_LAST_TENTH_SECONDS, last - start))
             now = time.perf_counter()
             late = now >= deadline
-            if self._is_stuck(now - patience * (1.0 if half or late else _PATIENCE)) and (usable or late):
+            overdue = now - patience * (1.0 if half or late else _PATIENCE)
+            if self._is_stuck(len(taken), overdue) and (usable or late):
                 return
             # Wakes up now and then, since who is under way changes.
             wait = min(limit - now, _STRAGGLER_SECONDS if late else min(_STRAGGLER_SECONDS, deadline - now))
@@ -134,15 +134,17 @@ class CompilePool:
             last = time.perf_counter()
             yield built
 
-    def _is_stuck(self, overdue: float) -> bool:
+    def _is_stuck(self, taken: int, overdue: float) -> bool:
         """Are all under way since before this time, with nobody free for those that wait?"""
         under_way = list(self._started.values())
+        waiting = self._waiting.qsize()
         lost = sum(since <= overdue for since in under_way)
         # A straggler's thread is lost to the others: another one takes its place.
-        if not self._waiting.empty() and lost > self._threads - self._workers < self._workers:
+        if waiting and lost > self._threads - self._workers < self._workers:
             self._hire()
             return False
-        return 0 < len(under_way) == lost
+        # Who is not counted changes hands this moment.
+        return 0 < lost == len(under_way) and taken + lost + waiting == self._given
 
     def _work(self) -> None:
         with self._settings.entered():
