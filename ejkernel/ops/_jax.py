@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.extend.core
 import jax.interpreters.ad
 import jax.interpreters.batching
 import jax.interpreters.mlir
@@ -72,7 +71,7 @@ def peel(value: Any) -> Peeled:
 
 
 # A linear identity that knows only how to be transposed: reverse mode passes, whatever would run it raises.
-_reverse_only_p: Any = jax.extend.core.Primitive("ejkernel_reverse_only")
+_reverse_only_p: Any = _private("jax._src.core", "Primitive")("ejkernel_reverse_only")
 
 
 def _refuse(*args: Any, error: Callable[[], Exception], **params: Any) -> Any:

@@ -25,7 +25,7 @@ def record_invocation(
     dev: str, op_id_v: str, call_key: str, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
     """Remembers one call; the newest of equal keys stays."""
-    call = (kernel, tuple(_copied(a) for a in args), {name: _copied(v) for name, v in kwargs.items()})
+    call = (kernel, tuple(copied(a) for a in args), {name: copied(v) for name, v in kwargs.items()})
     with _lock:
         _calls.setdefault(dev, {}).setdefault(op_id_v, {})[call_key] = call
 
@@ -59,7 +59,7 @@ def get_invocations(dev: str) -> dict[str, dict[str, Call]]:
         kept = {op: dict(calls) for op, calls in _calls.get(dev, {}).items()}
     return {
         op: {
-            call_key: (kernel, tuple(_copied(a) for a in args), {name: _copied(v) for name, v in kwargs.items()})
+            call_key: (kernel, tuple(copied(a) for a in args), {name: copied(v) for name, v in kwargs.items()})
             for call_key, (kernel, args, kwargs) in calls.items()
         }
         for op, calls in kept.items()
@@ -73,14 +73,14 @@ def forget_invocations() -> None:
         _seen.clear()
 
 
-def _copied(value: Any) -> Any:
-    # Plain containers are copied, whatever they hold is not: arrays and kernels stay the objects they are.
+def copied(value: Any) -> Any:
+    """Plain containers anew, at any depth; arrays, kernels and everything else as they are."""
     if type(value) in (dict, OrderedDict, defaultdict):
         same = copy.copy(value)
-        same.update({key: _copied(v) for key, v in value.items()})
+        same.update({key: copied(v) for key, v in value.items()})
         return same
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_copied, value))
+        return type(value)(*map(copied, value))
     if type(value) in (list, tuple, set, deque):
-        return type(value)(_copied(v) for v in value)
+        return type(value)(copied(v) for v in value)
     return value

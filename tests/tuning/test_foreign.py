@@ -113,7 +113,7 @@ def test_it_waits_for_its_turn():
     acts = []
 
     @contextlib.contextmanager
-    def turn():
+    def turn(wait):
         acts.append("enter")
         yield
         acts.append("leave")

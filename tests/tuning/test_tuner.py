@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes import Ran, TableClock
+from fakes import Ran, TableClock, child
+from fakes_tuning import Held
 
 from ejkernel.ops import OpsError, Tuner
+from ejkernel.ops.timing.program import Staged
+from ejkernel.ops.tuning import field
 from ejkernel.ops.tuning.job import Job
 
 X = jnp.ones(8)
@@ -126,14 +130,14 @@ def test_the_winner_runs_at_least_as_often_as_asked():
 
 
 def test_clearly_slower_candidates_are_dropped_earlier():
-    """A candidate ten times slower does not run as often as the winner, and the record says when it went."""
+    """Ten times slower goes at once, five percent once that is clear; the record says when."""
     tuner, ran = table({"a": 10.0, "b": 1.0, "c": 1.05}, iters=8)
     tuner.autotune(ran.make_fn, (X,), {}, "abc")
     slow, winner, close = tuner.record.trials
 
-    assert len(slow.samples_s) < len(winner.samples_s) == len(close.samples_s)
-    assert slow.dropped_round == 1
-    assert winner.dropped_round is None
+    assert len(slow.samples_s) == slow.dropped_round == 1
+    assert 1 < len(close.samples_s) == close.dropped_round < len(winner.samples_s)
+    assert (winner.dropped_round, len(winner.samples_s) >= 8) == (None, True)
 
 
 # Who is right.
@@ -143,6 +147,10 @@ def wrong_tile(x):
     return (x * 2).at[8:16, 16:24].set(0)
 
 
+def wrong_64_tile(x):
+    return (x * 2).at[64:128, 192:256].set(0)
+
+
 WRONG = {
     "another shape": lambda x: (x * 2)[:-1],
     "another rank": lambda x: (x * 2).reshape(-1),
@@ -150,6 +158,8 @@ WRONG = {
     "a NaN": lambda x: (x * 2).at[3, 4].set(jnp.nan),
     "one wrong row": lambda x: (x * 2).at[5].set(x[6] * 2),
     "one wrong tile": wrong_tile,
+    "a wrong 64x64 tile of a larger array": wrong_64_tile,
+    "half a percent": lambda x: x * 2.01,
     "one wrong element": lambda x: (x * 2).at[63, 63].set(99),
     "all of it": lambda x: x * 2.1,
     "zeros": lambda x: x * 0,
@@ -175,7 +185,7 @@ class ByFunction:
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_candidate_cannot_win(wrong):
     """However fast it is, a candidate whose output differs from the first one's is rejected."""
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((64, 64)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((256, 512)), jnp.float32)
     functions = {"right": lambda x: x * 2, "wrong": WRONG[wrong]}
     tuner = Tuner(clock=ByFunction(x * 2))
 
@@ -184,14 +194,89 @@ def test_a_wrong_candidate_cannot_win(wrong):
     assert tuner.record.trials[1].message
 
 
-def test_a_candidate_that_rounds_otherwise_may_win():
-    """What differs by the order of a sum is right."""
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((64, 64)), jnp.float32)
-    functions = {"one": lambda x: x.sum(0), "other": lambda x: jnp.cumsum(x[::-1], 0)[-1]}
-    tuner = Tuner(0, 1)
-    tuner.autotune(functions.get, (x,), {}, ["one", "other"])
+def whole(a, b):
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32).astype(a.dtype)
 
-    assert status_of(tuner) == {"one": "ok", "other": "ok"}
+
+def split(a, b, parts=8):
+    """The same product as a sum of parts, each rounded to the arrays' own type."""
+    pieces = zip(jnp.split(a, parts, 1), jnp.split(b, parts, 0), strict=True)
+    return sum((jnp.matmul(p, q, preferred_element_type=jnp.float32).astype(a.dtype) for p, q in pieces))
+
+
+REASSOCIATED = {
+    "split in eight": split,
+    "split in two": lambda a, b: split(a, b, 2),
+    "other operand first": lambda a, b: whole(b.T, a.T).T,
+    "from the end": lambda a, b: whole(a[:, ::-1], b[::-1]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("other", REASSOCIATED)
+def test_a_candidate_that_rounds_otherwise_may_win(other, dtype):
+    """Sums in another order, split or gathered in the narrow type itself, are right."""
+    shapes = [jax.ShapeDtypeStruct((64, 512), dtype), jax.ShapeDtypeStruct((512, 64), dtype)]
+    functions = {"whole": whole, "other": REASSOCIATED[other]}
+    tuner = Tuner(0, 1)
+    tuner.autotune(functions.get, shapes, {}, ["whole", "other"])
+
+    assert status_of(tuner) == {"whole": "ok", "other": "ok"}
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1.0 + 1e-5, "ok"), (1.0 + 5e-3, "wrong"), (1.5, "wrong")])
+def test_float32_may_be_off_by_rounding_alone(factor, status):
+    """A hundred-thousandth passes, half a percent does not; the size of the error is in the record either way."""
+    functions = {"right": lambda x: x * 2, "off": lambda x: x * (2 * factor)}
+    tuner = Tuner(0, 1)
+    tuner.autotune(functions.get, (jax.ShapeDtypeStruct((64, 64), jnp.float32),), {}, ["right", "off"])
+
+    assert status_of(tuner) == {"right": "ok", "off": status}
+    assert tuner.record.trials[1].error >= 0.5 * (factor - 1.0)
+
+
+def test_a_candidate_that_is_right_on_the_first_inputs_alone_cannot_win():
+    """The second set of inputs finds it."""
+    first = []
+
+    def factor(x):
+        first[:] = first or [np.array(x)]
+        return np.float32(2 if np.array_equal(x, first[0]) else 3)
+
+    def wrong_later(x):
+        return x * jax.pure_callback(factor, jax.ShapeDtypeStruct((), np.float32), x)
+
+    functions = {"right": lambda x: x * 2, "wrong": wrong_later}
+    tuner = Tuner(0, 1)
+
+    assert tuner.autotune(functions.get, (jax.ShapeDtypeStruct((64,), jnp.float32),), {}, ["right", "wrong"]) == "right"
+    assert status_of(tuner) == {"right": "ok", "wrong": "wrong"}
+
+
+def test_an_output_that_is_not_written_is_found(monkeypatch):
+    """Memory that still holds the last right answer is spoilt before every candidate."""
+    memory = np.zeros(64, np.float32)
+    spoil = field._poison
+
+    def spoil_all(expected):
+        memory.fill(np.nan)
+        spoil(expected)
+
+    def write(x):
+        memory[:] = 2 * np.asarray(x)
+        return memory.copy()
+
+    monkeypatch.setattr(field, "_poison", spoil_all)
+    x = jnp.arange(64.0)
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    functions = {
+        "writes": lambda x: jax.pure_callback(write, shape, x),
+        "writes nothing": lambda x: jax.pure_callback(lambda _: memory.copy(), shape, x),
+    }
+    tuner = Tuner(0, 1)
+
+    assert tuner.autotune(functions.get, (x,), {}, ["writes", "writes nothing"]) == "writes"
+    assert status_of(tuner) == {"writes": "ok", "writes nothing": "wrong"}
 
 
 def test_a_reference_decides_who_is_right():
@@ -262,14 +347,6 @@ def test_candidates_of_every_dtype_are_compared(dtype):
 def test_a_wrong_gradient_is_found_where_gradients_are_asked_for():
     """Forward and backward together: an output that is right with a gradient that is not cannot win."""
 
-    def with_gradient(factor):
-        @jax.custom_vjp
-        def fn(x):
-            return x * 2
-
-        fn.defvjp(lambda x: (x * 2, None), lambda _, dy: (dy * factor,))
-        return fn
-
     job = Job(with_gradient, (X,), {}, [2.0, 3.0], objective="forward+backward")
     tuner = Tuner(0, 1)
     tuner.tune(job)
@@ -278,7 +355,188 @@ def test_a_wrong_gradient_is_found_where_gradients_are_asked_for():
     assert tuner.record.objective == "forward+backward"
 
 
+def with_gradient(factor, output=2.0):
+    """Twice the argument, with this factor for its gradient."""
+
+    @jax.custom_vjp
+    def fn(x):
+        return x * output
+
+    fn.defvjp(lambda x: (x * output, None), lambda _, dy: (dy * factor,))
+    return fn
+
+
+def test_a_wrong_gradient_is_found_beside_a_reference():
+    """A reference judges the output; gradients are compared with those of the first one whose output is right."""
+    functions = {
+        "wrong output": with_gradient(9.0, output=3.0),
+        "right": with_gradient(2.0),
+        "wrong gradient": with_gradient(3.0),
+        "also right": lambda x: x + x,
+    }
+    tuner = Tuner(0, 1)
+    tuner.tune(Job(functions.get, (X,), {}, list(functions), objective="forward+backward", reference=lambda x: 2 * x))
+
+    assert status_of(tuner) == {
+        "wrong output": "wrong",
+        "right": "ok",
+        "wrong gradient": "wrong",
+        "also right": "ok",
+    }
+
+
+def no_gradient(x):
+    return jax.lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
+
+
+def test_who_has_no_gradient_cannot_win_where_others_have():
+    """Forward times do not compare with those of forward and backward; the record says why it is out."""
+    functions = {"without": no_gradient, "with": lambda x: x * 2}
+    tuner = Tuner(0, 1)
+    record = tuner.tune(Job(functions.get, (X,), {}, ["without", "with"], objective="forward+backward"))
+
+    assert (record.cfg, record.objective) == ("with", "forward+backward")
+    assert status_of(tuner) == {"without": "compile", "with": "ok"}
+    assert "differentiate" in record.trials[0].message
+
+
+def test_if_nobody_has_a_gradient_all_are_timed_forward():
+    """The record says what was measured in the end, and of each candidate why."""
+    tuner = Tuner(0, 1)
+    job = Job(lambda cfg: lambda x: no_gradient(x) * cfg / cfg, (X,), {}, [2.0, 3.0], objective="forward+backward")
+    record = tuner.tune(job)
+
+    assert (record.winner in (0, 1), record.objective) == (True, "forward")
+    assert all("differentiate" in trial.message for trial in record.trials)
+
+
+# What is equal.
+
+
+class Counting:
+    """A clock that keeps which programs it was given."""
+
+    name = "counting"
+
+    def __init__(self):
+        self.calls = set()
+
+    def time(self, call, leaves, calls):
+        self.calls.add(call)
+        jax.block_until_ready(call(*leaves))
+        return 1.0
+
+
+def test_equal_programs_are_measured_once():
+    """Candidates that are lowered to the same text share one measurement, and the record says with whom."""
+    clock = Counting()
+    tuner = Tuner(clock=clock)
+    tuner.autotune(lambda cfg: lambda x: x * (2 if cfg < 4 else 3) / 2, (X,), {}, [1, 2, 3], reference=lambda x: x)
+    one, *others = tuner.record.trials
+
+    assert len(clock.calls) == 1
+    assert all(trial.samples_s == one.samples_s and repr(one.cfg) in trial.message for trial in others)
+    assert {trial.status for trial in tuner.record.trials} == {"ok"}
+
+
+def test_equal_programs_fail_together_with_the_reason():
+    """What is wrong with one is told of each."""
+    functions = {"right": lambda x: x * 2, "wrong": lambda x: x * 3, "wrong too": lambda x: x * 3}
+    tuner = Tuner(0, 1)
+    tuner.autotune(functions.get, (X,), {}, list(functions))
+
+    assert status_of(tuner) == {"right": "ok", "wrong": "wrong", "wrong too": "wrong"}
+    assert "RMS" in tuner.record.trials[1].message
+    assert "RMS" in tuner.record.trials[2].message
+
+
+def test_programs_that_call_back_are_never_equal():
+    """Which function is called does not stand in the program's text: each is measured by itself."""
+    ran, clock = Ran(), Counting()
+    Tuner(clock=clock).autotune(ran.make_fn, (X,), {}, ["a", "b"])
+
+    assert len(clock.calls) == 2
+
+
+@pytest.mark.parametrize("size", [8, 4096])
+def test_programs_that_differ_in_a_constant_are_not_equal(size):
+    """Arrays that a candidate closes over belong to its program, however large."""
+    drawn = np.random.default_rng(0)
+    tables = {name: jnp.asarray(drawn.standard_normal(size), jnp.float32) for name in ("one", "other")}
+    tuner = Tuner(0, 1)
+    tuner.autotune(lambda cfg: lambda x: x * tables[cfg], (jnp.ones(size),), {}, ["one", "other"])
+
+    assert status_of(tuner) == {"one": "ok", "other": "wrong"}
+
+
+def test_the_earliest_of_equal_programs_stands_for_all(monkeypatch):
+    """Whichever thread was faster: ties go to the earlier candidate, and every one has its samples."""
+    monkeypatch.setattr("ejkernel.ops.tuning.field.workers_for", lambda count: count)
+    gates = [Held(), Held()]
+    functions = [lambda x: gates[0](x) * 2, lambda x: gates[1](x) * 2, lambda x: x * 2]
+    compile_it = Staged.compile
+
+    def compile_and_release(self, lowered):
+        # By now this program is known, and the others find it.
+        for gate in gates:
+            gate.release.set()
+        return compile_it(self, lowered)
+
+    monkeypatch.setattr(Staged, "compile", compile_and_release)
+    tuner = Tuner(0, 1, clock=Counting())
+    record = tuner.tune(Job(functions.__getitem__, (X,), {}, [0, 1, 2], heuristic_first=True))
+
+    assert record.winner == record.heuristic == 0
+    assert all(trial.status == "ok" and trial.samples_s for trial in record.trials)
+    assert record.gain is not None
+
+
 # What fails.
+
+
+@pytest.mark.parametrize("wrong", ["tracing", "running"])
+def test_a_candidate_that_raises_does_not_stop_the_others(wrong):
+    """Its own outcome is kept, with the first line of what it said."""
+
+    def make_fn(cfg):
+        def fn(x):
+            if cfg == "tracing":
+                raise ValueError("no such block\nand a long explanation")
+            if cfg == "running":
+                return x * jax.pure_callback(_fail, jax.ShapeDtypeStruct((), x.dtype))
+            return x * 2
+
+        return fn
+
+    tuner = Tuner(0, 1)
+
+    assert tuner.autotune(make_fn, (X,), {}, [wrong, "good"]) == "good"
+    assert status_of(tuner) == {wrong: "compile" if wrong == "tracing" else "runtime", "good": "ok"}
+    assert "\n" not in tuner.record.trials[0].message
+
+
+def test_a_program_that_does_not_fit_is_not_run(monkeypatch):
+    """What the compiler says that it needs is held against what is free, before anything runs."""
+    monkeypatch.setattr("ejkernel.ops.tuning.field.free_memory", lambda device: 1 << 20)
+
+    def large(x):
+        return jax.lax.optimization_barrier(jnp.outer(x, x)).sum(1) / x.sum()
+
+    functions = {"small": lambda x: x * 1, "large": large}
+    tuner = Tuner(0, 1)
+
+    assert tuner.autotune(functions.get, (jnp.ones(2048),), {}, ["small", "large"]) == "small"
+    assert status_of(tuner) == {"small": "ok", "large": "memory"}
+    assert "MiB" in tuner.record.trials[1].message
+
+
+def test_where_free_memory_is_not_known_nothing_is_refused(monkeypatch):
+    """No figure is no reason."""
+    monkeypatch.setattr("ejkernel.ops.tuning.field.free_memory", lambda device: None)
+    tuner = Tuner(0, 1)
+    tuner.autotune(lambda cfg: lambda x: x * 2, (X,), {}, ["a"])
+
+    assert status_of(tuner) == {"a": "ok"}
 
 
 def test_failures_are_kept_as_data():
@@ -402,12 +660,120 @@ def test_inside_a_trace_candidates_run_for_real(trace):
 
 
 def test_a_budget_that_is_spent_ends_with_what_there_is():
-    """After the deadline no candidate is compiled any more; the first one still answers, and the record says so."""
+    """A deadline that has passed before anything is compiled leaves one candidate; the record says so."""
+    traced = []
+
+    def make_fn(cfg):
+        traced.append(cfg)
+        return lambda x: x * 2
+
     tuner = Tuner(seconds=1e-9)
 
-    assert tuner.autotune(lambda cfg: lambda x: x * 2, (X,), {}, ["a", "b", "c"]) == "a"
-    assert status_of(tuner) == {"a": "ok", "b": "skipped", "c": "skipped"}
+    assert tuner.autotune(make_fn, (X,), {}, ["a", "b", "c"]) == "a"
+    assert status_of(tuner) == {"a": "ok", "b": "timeout", "c": "timeout"}
     assert tuner.record.stop == "deadline"
+    assert traced == ["a"]
+    assert all(trial.message for trial in tuner.record.trials[1:])
+
+
+@pytest.fixture
+def held():
+    """A candidate's part that is not lowered before the test ends."""
+    made = Held()
+    yield made
+    made.release.set()
+
+
+def test_a_deadline_does_not_wait_for_a_compilation_that_never_ends(held):
+    """The best of the others is the answer, and the record says what became of that one and why it stopped."""
+    functions = {"quick": lambda x: x * 2, "endless": lambda x: held(x) * 2}
+    tuner = Tuner(seconds=1.0)
+
+    assert tuner.autotune(functions.get, (X,), {}, ["quick", "endless"]) == "quick"
+    assert status_of(tuner) == {"quick": "ok", "endless": "timeout"}
+    assert tuner.record.stop == "deadline"
+
+
+def test_a_compilation_that_never_ends_is_left_behind_without_a_deadline(held, monkeypatch):
+    """Nobody waits for one that takes many times as long as the others."""
+    monkeypatch.setattr("ejkernel.ops.timing.compiling._STRAGGLER_SECONDS", 0.1)
+    functions = {"quick": lambda x: x * 2, "endless": lambda x: held(x) * 2, "other": lambda x: x + x}
+    tuner = Tuner(0, 1)
+
+    assert tuner.autotune(functions.get, (X,), {}, ["quick", "endless", "other"]) in ("quick", "other")
+    assert status_of(tuner) == {"quick": "ok", "endless": "timeout", "other": "ok"}
+    assert tuner.record.stop == "finished"
+
+
+def test_if_nothing_can_be_compiled_in_time_the_error_says_so(held, monkeypatch):
+    """A deadline ends a tuning of which no candidate is ever compiled."""
+    monkeypatch.setattr("ejkernel.ops.timing.compiling._STRAGGLER_SECONDS", 0.1)
+
+    with pytest.raises(RuntimeError, match="timeout"):
+        Tuner(seconds=0.1).autotune(lambda cfg: lambda x: held(x) * cfg, (X,), {}, [1.0, 2.0])
+
+
+ENDLESS = """
+import sys
+sys.path.insert(0, {folder!r})
+import jax.numpy as jnp
+from fakes_tuning import Held
+from ejkernel.ops import Tuner
+
+held = Held()
+functions = dict(quick=lambda x: x * 2, endless=lambda x: held(x) * 2)
+print(Tuner(0, 1, seconds=0.5).autotune(functions.get, (jnp.ones(8),), dict(), ["quick", "endless"]))
+"""
+
+
+def test_a_process_ends_while_a_candidate_still_compiles():
+    """The compilation that never ends delays neither the answer nor the exit."""
+    with child(ENDLESS.format(folder=str(Path(__file__).parent))) as process:
+        out, _ = process.communicate(timeout=120)
+
+    assert (out.strip(), process.returncode) == ("quick", 0)
+
+
+class Slow:
+    """A clock whose every look takes a second of a host time that stands still otherwise."""
+
+    name = "slow"
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def perf_counter(self):
+        return self.now
+
+    def time(self, call, leaves, calls):
+        self.now += 1.0
+        return 1.0
+
+
+def test_a_deadline_that_passes_while_candidates_are_timed_keeps_what_there_is(monkeypatch):
+    """Who had no turn by then is told as such and cannot win; the tuning overruns by a run, not by a round."""
+    clock = Slow()
+    for name in ("tuning.tuner", "tuning.stopwatch", "tuning.field", "timing.compiling"):
+        monkeypatch.setattr(f"ejkernel.ops.{name}.time", clock)
+    tuner = Tuner(1, 3, clock=clock, seconds=7.5)
+    tuner.autotune(lambda cfg: lambda x: x * cfg / cfg, (X,), {}, [float(n) for n in range(2, 12)])
+    statuses = [trial.status for trial in tuner.record.trials]
+
+    assert statuses == ["ok"] + ["timeout"] * 9
+    assert clock.now - 1000.0 <= 7.5 + 2.0
+    assert tuner.record.stop == "deadline"
+
+
+def test_slow_candidates_have_the_runs_that_were_asked_for(monkeypatch):
+    """Without a deadline the winner has its `iters`, however long a run takes."""
+    clock = Slow()
+    for name in ("tuning.tuner", "tuning.stopwatch", "tuning.field", "timing.compiling"):
+        monkeypatch.setattr(f"ejkernel.ops.{name}.time", clock)
+    tuner = Tuner(1, 5, clock=clock)
+    tuner.autotune(lambda cfg: lambda x: x * cfg / cfg, (X,), {}, [2.0, 3.0])
+
+    assert len(tuner.record.trials[tuner.record.winner].samples_s) >= 5
+    assert tuner.record.stop == "finished"
 
 
 def test_without_a_budget_all_are_measured():

@@ -9,13 +9,16 @@ from weakref import WeakKeyDictionary
 from ..core.key import Key
 from ..tuning.tuner import Tuner
 
+# By class as well: a corrected one may have what the old one lacked.
+Failure = tuple[Key, type]
+
 # By tuner: another one may do what this one could not. Our own are all alike.
-_of_ours: dict[Key, str] = {}
-_of_others: WeakKeyDictionary[Any, dict[Key, str]] = WeakKeyDictionary()
+_of_ours: dict[Failure, str] = {}
+_of_others: WeakKeyDictionary[Any, dict[Failure, str]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def failures_of(tuner: Any) -> dict[Key, str]:
+def failures_of(tuner: Any) -> dict[Failure, str]:
     """The failed calls of a tuner, with the reasons."""
     if type(tuner) is Tuner:
         return _of_ours

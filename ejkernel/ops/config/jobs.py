@@ -8,7 +8,7 @@ from typing import Any
 from .._jax import clean_room
 from ..core.bind import bind
 from ..core.device import environment
-from ..core.errors import KernelError
+from ..core.errors import KernelError, KeyPartError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, check_cfg_type, kernel_path, versioned
 from ..core.variants import has_any
@@ -41,8 +41,14 @@ def candidates(request: Request, empty: Callable[[str], None] = lambda message: 
         )
     for cfg in offered:
         check_cfg_type(kernel, cfg, "a candidate")
-    valid = [cfg for cfg in offered if kernel.valid_cfg(inv, cfg) is True]
+    valid = [cfg for cfg in offered if is_valid(kernel, inv, cfg)]
     return [heuristic, *valid]
+
+
+def is_valid(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -> bool:
+    """Does the kernel call this cfg valid? A string is the reason why not."""
+    verdict = kernel.valid_cfg(inv, cfg)
+    return not isinstance(verdict, str) and bool(verdict)
 
 
 def job_for(request: Request, cfgs: Sequence[Any]) -> Job:
@@ -76,11 +82,19 @@ def job_for(request: Request, cfgs: Sequence[Any]) -> Job:
         room=lambda: clean_room(explicit),
         place=placing(inv, mesh, explicit),
         about={
-            "key": request.key._asdict() | {f"call.{name}": text for name, text in inv.parts.items()},
+            "key": request.key._asdict() | _parts(inv),
             "kernel": kernel_path(kernel),
             "environment": environment(request.device),
         },
     )
+
+
+def _parts(inv: Invocation[Any, Any]) -> dict[str, str]:
+    try:
+        return {f"call.{name}": text for name, text in inv.parts.items()}
+    # A kernel with its own key builder may have arguments that no key can be made of.
+    except KeyPartError:
+        return {}
 
 
 def _example(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], rng: Any) -> tuple[Any, Any]:

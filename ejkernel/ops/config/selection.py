@@ -81,8 +81,6 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._flights = Flights()
         # What this selector tuned, for what, and in which life of the cache.
         self._tuned: dict[Key, tuple[int, Objective]] = {}
-        # cfgs that nobody measured: beside the cache, never in the way of a tuning.
-        self._guesses: dict[Key, Cfg] = {}
         # How decisions are agreed on between processes; the identity in one.
         self._decide: Callable[[Request, Propose], Decision] = alone
         self._unwritable: set[str] = set()
@@ -122,7 +120,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
         decisions = []
         for _ in range(repetitions):
-            failures_of(self.tuner).pop(request.key, None)
+            failures_of(self.tuner).pop((request.key, type(kernel)), None)
             decisions.append(self._propose(request, (self._unless_off(again=True), HeuristicsTier())))
         best = min(decisions, key=_winner_seconds)
         if best is not decisions[-1] and best.record is not None:
@@ -196,14 +194,15 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
                 self.cache._keep(key, hit.cfg, objective=hit.objective)
             self._tell("cache_hit", key, cfg=hit.cfg, **hit.data)
         elif hit.source == "heuristics":
-            self._guesses[key] = hit.cfg
             self._tell("heuristics", key, cfg=hit.cfg, reason=dict(misses).get("autotune", ""))
         elif hit.record is not None:
             self._tuned[key] = (self.cache._generation, request.objective)
             self.cache._keep(key, hit.cfg, objective=hit.objective)
-            self._guesses.pop(key, None)
             if self.persist_autotune and hit.record.stop != "settled":
                 self._write(key, hit)
+        else:
+            # The only candidate is the heuristic cfg, and nothing was measured.
+            self._tell("heuristics", key, cfg=hit.cfg, reason="one candidate, nothing to measure")
 
     def _write(self, key: Key, hit: Hit) -> None:
         if self._store is None or hit.record is None:
@@ -232,7 +231,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         job = replace(
             job,
             seconds=self._seconds_left(),
-            turn=lambda: turn(request.key.device, default_folder() / "locks"),
+            turn=lambda wait: turn(request.key.device, default_folder() / "locks", wait),
             settled=(lambda: None) if again else (lambda: self._settled(request)),
         )
         self._tell("autotune_start", request.key, candidates=len(job.candidates), objective=job.objective)

@@ -13,11 +13,11 @@ from ..core import codec
 from ..core.device import environment, same_environment
 from ..core.errors import ConfigTypeError, TuningError
 from ..core.kernel import Kernel, check_cfg_type
-from ..core.key import Key
 from ..core.record import Objective, Record
 from ..tuning.job import Job, distinct
 from .cache import ConfigCache, overlay_in_force
-from .jobs import TuningWarning, candidates, job_for
+from .failures import Failure
+from .jobs import TuningWarning, candidates, is_valid, job_for
 from .measurable import obstacle
 from .request import Hit, Miss, Request
 from .store import Store
@@ -137,7 +137,7 @@ def _vetted(request: Request, cfg: Any) -> bool:
     if len(distinct([*offered, cfg])) == len(distinct(offered)):
         return True
     judges = type(request.kernel).valid_cfg is not Kernel.valid_cfg
-    return judges and request.kernel.valid_cfg(request.inv, cfg) is True
+    return judges and is_valid(request.kernel, request.inv, cfg)
 
 
 def _believed(kept: Mapping[str, str], device: jax.Device) -> bool:
@@ -152,12 +152,18 @@ def _covers(tuned: Objective | None, asked: Objective) -> bool:
 def revived(request: Request, cfg: Any) -> Any:
     """A stored cfg as the kernel knows it: a store without a `cfg_type` gives plain JSON back."""
     kind = request.kernel.cfg_type
-    if kind is None and isinstance(cfg, dict):
+    if kind is None and isinstance(cfg, (dict, list)):
         guess = type(request.hook("heuristic_cfg")(request.inv))
+        if guess is tuple and isinstance(cfg, list):
+            return _tuples(cfg)
         kind = guess if codec.has_fields(guess) else None
     if kind is None or isinstance(cfg, kind):
         return cfg
     return codec.decode(kind, cfg)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @final
@@ -193,8 +199,8 @@ class AutotuneTier:
 
     # Runs a job and tells the listener; raises TuningError where no candidate can be used.
     tune: Tune
-    # Keys whose candidates all failed before, with the reasons.
-    failed: dict[Key, str]
+    # Calls whose candidates all failed before, with the reasons.
+    failed: dict[Failure, str]
     # What was said of which operation.
     said: set[tuple[str, str]]
     # Answer with a sole candidate, unmeasured: where no heuristics tier comes behind.
@@ -203,8 +209,9 @@ class AutotuneTier:
 
     def find(self, request: Request) -> Hit | Miss:
         """The winner of a tuning."""
-        if request.key in self.failed:
-            return Miss(f"failed before in this process: {self.failed[request.key]}", ())
+        failure = (request.key, type(request.kernel))
+        if failure in self.failed:
+            return Miss(f"failed before in this process: {self.failed[failure]}", ())
         cfgs = candidates(request, empty=lambda message: self._say_once(("empty", request.key.op_id), message))
         if len(distinct(cfgs)) == 1:
             sole = Hit(cfgs[0], self.name, keep=False)
@@ -218,9 +225,9 @@ class AutotuneTier:
         try:
             record = self.tune(request, job_for(request, cfgs))
         except TuningError as error:
-            self.failed[request.key] = f"all {len(error.reasons)} candidates failed; first: {error.reasons[0]}"
+            self.failed[failure] = f"all {len(error.reasons)} candidates failed; first: {error.reasons[0]}"
             _warn_of_failure(request, error)
-            return Miss(self.failed[request.key], ())
+            return Miss(self.failed[failure], ())
         cfg = check_cfg_type(request.kernel, record.cfg, "the tuner's choice")
         # What was asked for, even where the tuner had to time less: asking again would find no more.
         return Hit(cfg, self.name, objective=request.objective, record=record)

@@ -8,8 +8,10 @@ from typing import Any
 # Moves with every change; read on every call, so a plain module attribute.
 epoch = 0
 
-# The last change of each key, and of everything at once.
-_latest: dict[Any, tuple[int, Any]] = {}
+# The last changes of each key, in any cache or store, and the last one of everything at once.
+_latest: dict[Any, list[tuple[int, Any]]] = {}
+# More than one program has caches that know the same key.
+_NOTES = 8
 _everything = 0
 _lock = threading.Lock()
 
@@ -19,7 +21,7 @@ def note(key: Any, cfg: Any) -> None:
     global epoch
     with _lock:
         epoch += 1
-        _latest[key] = (epoch, cfg)
+        _latest[key] = [*_latest.get(key, ()), (epoch, cfg)][-_NOTES:]
 
 
 def note_everything() -> None:
@@ -37,10 +39,21 @@ def everything_since(seen: int) -> bool:
 
 
 def differs(key: Any, cfg: Any, *, since: int) -> bool:
-    """Was this key given another cfg after that epoch?"""
-    when, now = _latest.get(key, (0, None))
-    if when <= since or now is cfg:
+    """Was this key given another cfg, anywhere, after that epoch?"""
+    notes = _latest.get(key, [])
+    if len(notes) == _NOTES and notes[0][0] > since:
+        return True
+    return any(when > since and not _same(now, cfg) for when, now in notes)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    # 1, 1.0 and True are equal to Python and three cfgs to a kernel.
+    if type(one) is not type(other) or repr(one) != repr(other):
         return False
-    same = type(now) is type(cfg) and now == cfg
-    # 1, 1.0 and True are equal to Python and three cfgs to a kernel; what compares to an array is another cfg.
-    return not (same is True and repr(now) == repr(cfg))
+    try:
+        return bool(one == other)
+    # A cfg that holds arrays: no single answer.
+    except ValueError:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -87,7 +88,7 @@ def own_gradient(
         function.defvjp(forward, backward)
         leaves = _equally_varying([flat[i] for i in arrays])
         names = _keyword_names(kwargs)
-        guarded = [_jax.reverse_only(leaf, _forward_mode(kernel)) for leaf in leaves[:count]]
+        guarded = [_jax.reverse_only(leaf, functools.partial(forward_mode_error, kernel)) for leaf in leaves[:count]]
         guarded += [_jax.constant(leaf, _by_keyword(kernel, n)) for leaf, n in zip(leaves[count:], names, strict=True)]
         return function(*guarded)
 
@@ -107,8 +108,9 @@ def _vary(leaf: Any, axes: frozenset[str]) -> Any:
     return jax.lax.pcast(leaf, tuple(sorted(axes)), to="varying") if axes else leaf
 
 
-def _forward_mode(kernel: str) -> Callable[[], Exception]:
-    return lambda: GradientError(
+def forward_mode_error(kernel: str) -> GradientError:
+    """Why forward mode of an own gradient cannot be had."""
+    return GradientError(
         f"kernel {kernel} has its own gradient, which is reverse mode only (grad, vjp); forward mode (jvp, jacfwd, "
         "linearize) of it cannot be had: use jacrev, or call the kernel's run directly"
     )

@@ -149,6 +149,9 @@ def _check_op_id(op_id: Any, cls: type) -> str:
 
 def check_kernel(kernel: Kernel[Any, Any]) -> None:
     """Raises unless the kernel keeps the contract, whatever its own constructor did."""
+    if not isinstance(kernel, Kernel):
+        hint = "; make an instance of it" if isinstance(kernel, type) else ""
+        raise KernelError(f"{kernel!r} is no kernel: pass an instance of a subclass of Kernel{hint}")
     check_class(type(kernel))
     _check_op_id(kernel.op_id, type(kernel))
 
@@ -161,6 +164,12 @@ def check_class(cls: type[Kernel[Any, Any]]) -> None:
     for method, spelling in (("run", "run(self, *args, cfg, **kwargs)"), ("heuristic_cfg", "heuristic_cfg(self, inv)")):
         if not has_any(cls, method):
             raise KernelError(f"kernel {name} has no {method}; define {spelling}")
+    slots = [slot for base in cls.__mro__ for slot in vars(base).get("__slots__", ())]
+    if slots:
+        raise KernelError(
+            f"kernel {name} has __slots__ ({', '.join(slots)}), which vars() does not show, so that kernels with other "
+            "values could not be told apart; leave them out (slots=False)"
+        )
     half = lonely_half(cls)
     if half:
         raise KernelError(f"kernel {name} defines {half}; an own gradient is a forward and a vjp of one level")

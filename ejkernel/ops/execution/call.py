@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core.codec import is_model
 from ..core.errors import KernelError, StaticArgumentError
 from ..core.kernel import Kernel, versioned
-from ..core.stable import is_array, stable_json, type_name
+from ..core.stable import is_array, type_name
+from ..registry import copied
 
 _METHODS = (None, "shard_map")
 
@@ -50,6 +53,8 @@ def split(kernel: Kernel[Any, Any], keywords: Mapping[str, Any]) -> tuple[Option
         if mine.get("cfg") is not None:
             raise KernelError(f"kernel {versioned(kernel)} was called with both cfg= and _cfg=; give one of them")
         mine["cfg"] = other_spelling
+    # The caller may change a dict of its own afterwards.
+    mine["cfg"] = copied(mine.get("cfg"))
     options = Options(**mine)
     if options.method not in _METHODS:
         raise KernelError(
@@ -111,43 +116,53 @@ def _static(kernel: Kernel[Any, Any], path: str, value: Any) -> Hashable:
 
 
 def value_key(value: Any, *, soft: bool = True) -> Hashable:
-    """A hashable stand-in that tells values, their types, -0.0 and NaN apart, at any depth; None for what has none."""
+    """A hashable stand-in that tells values, their types, -0.0 and NaN apart, at any depth; None for what has none.
+
+    What is known by its address alone is kept alive by whoever keeps the key's entry.
+    """
     if isinstance(value, (float, complex, np.generic)):
         return type(value), repr(value)
+    if isinstance(value, np.ndarray) and value.nbytes <= _SMALL_ARRAY and not value.dtype.hasobject:
+        return "array", str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, (jax.Array, np.ndarray)):
-        # Its values are not looked at: the same array is the same value. The entry keeps it alive.
         return "array", id(value)
-    if isinstance(value, (tuple, frozenset)):
-        parts = [value_key(part, soft=soft) for part in value]
-        return (
-            None if None in parts else (type(value), frozenset(parts) if isinstance(value, frozenset) else tuple(parts))
-        )
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value).__hash__ is not None:
-        parts = [value_key(getattr(value, field.name), soft=soft) for field in dataclasses.fields(value)]
-        return None if None in parts else (type(value), *parts)
+    parts = _parts(value, soft)
+    if parts is not None:
+        keys = [value_key(part, soft=soft) for part in parts]
+        if None in keys:
+            return None
+        return type(value), frozenset(keys) if isinstance(value, frozenset) else tuple(keys)
     try:
         hash(value)
     except TypeError:
-        return _by_content(value) if soft else None
+        return ("object", id(value)) if soft else None
     return type(value), value
 
 
-def _by_content(value: Any) -> Hashable:
-    # A dict of block sizes, a list of specs.
-    if isinstance(value, dict):
-        return dict, tuple((value_key(k), value_key(v)) for k, v in value.items())
-    if isinstance(value, list):
-        return list, tuple(value_key(part) for part in value)
-    return "json", stable_json(value)
+# Numpy arrays can be changed in place: up to this size their content is looked at.
+_SMALL_ARRAY = 1 << 16
+
+
+def _parts(value: Any, soft: bool) -> Sequence[Any] | None:
+    """What a value is made of; None for what is whole. Unhashable containers count where the caller can keep them."""
+    if isinstance(value, type):
+        return None
+    if isinstance(value, functools.partial):
+        return (value.func, value.args, tuple(sorted(value.keywords.items())))
+    if isinstance(value, (tuple, frozenset)):
+        return tuple(value)
+    hashable = type(value).__hash__ is not None
+    if dataclasses.is_dataclass(value) and (soft or hashable):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if is_model(type(value)) and (soft or hashable):
+        return [getattr(value, name) for name in type(value).model_fields]
+    if soft and isinstance(value, dict):
+        return tuple(value.items())
+    if soft and isinstance(value, (list, set)):
+        return tuple(value) if isinstance(value, list) else (frozenset(value),)
+    return None
 
 
 def kernel_key(kernel: Kernel[Any, Any]) -> Hashable:
     """Two instances of one class with equal attributes are the same kernel."""
-    state = vars(kernel)
-    if not state:
-        return (type(kernel),)
-    try:
-        return type(kernel), tuple((name, value_key(value)) for name, value in sorted(state.items()))
-    # Attributes without a stable form: then this very instance.
-    except TypeError:
-        return type(kernel), id(kernel)
+    return (type(kernel), *((name, value_key(value)) for name, value in sorted(vars(kernel).items())))

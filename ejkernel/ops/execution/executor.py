@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import threading
 import warnings
@@ -21,19 +22,20 @@ from ..core.abstract import abstractify
 from ..core.batch import BatchAxes, array_leaves, batched_leaves, find_batch, over_batch
 from ..core.bind import bind
 from ..core.device import default_device, device_fingerprint, device_of, get_device_platform, target_device
-from ..core.errors import GradientError, KernelError
+from ..core.errors import KernelError
+from ..core.gradients import forward_mode_error
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
 from ..core.key import Key
 from ..core.variants import gradient
-from ..registry import record_call
+from ..registry import copied, record_call
 from ..settings import Settings
 from ..timing.inputs import is_concrete, is_float
 from ..timing.program import UNTRACEABLE, first_line
 from .call import RESERVED, Options, Taken, kernel_key, split, take
 from .compiled import Compiled
 from .labels import PREFIX, json_label, label
-from .table import Chosen, Entry, Table, Traced, signature
+from .table import Chosen, Entry, Table, Traced, entries_being_traced, signature, tracing
 
 # Static values that are their own key: cheap to hash, never equal across types once the type stands beside them.
 _ARRAY = _jax.ArrayImpl
@@ -87,7 +89,7 @@ class Executor(Generic[Cfg, Out]):
         for arg in args:
             if type(arg) is not _ARRAY:
                 return self._call(kernel, args, kwargs)
-        short: Any = kernel.__class__
+        short: Any = (kernel.__class__, len(args))
         leaves = args
         if kwargs:
             found = _marks(kwargs)
@@ -97,25 +99,26 @@ class Executor(Generic[Cfg, Out]):
             short = (short, marks)
             if arrays:
                 leaves = (*args, *arrays)
-        state = kernel.__dict__
-        if state:
-            short = (short, *state.items(), *map(type, state.values()))
-        frames = _frames()
-        if frames:
-            short = (short, frames)
-        if self._several_kinds:
-            short = (short, _place(leaves))
         try:
+            state = kernel.__dict__
+            if state:
+                short = (short, *state.items(), *map(type, state.values()))
+            frames = _frames()
+            if frames:
+                short = (short, frames)
+            if self._several_kinds:
+                short = (short, _place(leaves))
             entry = self._quick.get(short)
-        # An attribute of the kernel that cannot be hashed.
-        except TypeError:
+        # An attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
+        except (TypeError, AttributeError):
             entry = None
         if entry is None or entry.epoch != changes.epoch:
             return self._call(kernel, args, kwargs)
         entry.hot = True
         try:
             return (entry.forks.get(signature(leaves), entry.fn) if entry.forks else entry.fn)(*leaves)
-        except _NeedsValues:
+        # A new shape that cannot be measured, or traced, without its values.
+        except (_NeedsValues, *UNTRACEABLE):
             return self._call(kernel, args, kwargs)
 
     def choose_config(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Cfg:
@@ -142,6 +145,8 @@ class Executor(Generic[Cfg, Out]):
         options = replace(options, cfg=cfg)
         defaults = {name: value for name, value in keywords.items() if not take(kernel, (value,), {}).leaves}
 
+        kernel = _snapshot(kernel)
+
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return self._run(kernel, args, kwargs, options, fixed=True)
 
@@ -155,7 +160,7 @@ class Executor(Generic[Cfg, Out]):
         taken = take(kernel, args, keywords)
         peeled = [_jax.peel(leaf) for leaf in taken.leaves]
         if any(p.forward_mode for p in peeled):
-            self._refuse_forward_mode(kernel, options)
+            _refuse_forward_mode(kernel, options, self._device([p.core for p in peeled]))
         # A program is being written: the kernel becomes part of it, with nothing of ours around it.
         if any(p.is_staged for p in peeled):
             return self._run(kernel, args, keywords, options)
@@ -178,7 +183,9 @@ class Executor(Generic[Cfg, Out]):
             cores = [_jax.peel(leaf).core for leaf in taken.leaves]
             looks_at_values = isinstance(error, UNTRACEABLE) and all(map(is_concrete, cores))
             if entry.fn is entry.unjitted or not looks_at_values:
-                self._table.drop(key)
+                # What other shapes compiled stays.
+                if not entry.decisions:
+                    self._table.drop(key)
                 raise
             reason = first_line(error)
         finally:
@@ -199,15 +206,16 @@ class Executor(Generic[Cfg, Out]):
         device: jax.Device,
     ) -> Entry:
         rebuild = taken.rebuild
+        # As it is now: the caller may change its own, and other kernels with these attributes share the entry.
+        kernel = _snapshot(kernel)
 
         def body(*leaves: Any) -> Any:
             concrete, self._now.leaves = self._now.leaves, None
             if concrete is None and not all(map(_serves_as_shape, leaves)):
                 raise _NeedsValues
-            with target_device(device):
-                own = None if concrete is None else rebuild(concrete)
-                traced = Traced(entry, signature(leaves))
-                return self._run(kernel, *rebuild(leaves), options, batch=batch, traced=traced, concrete=own)
+            own = None if concrete is None else rebuild(concrete)
+            with target_device(device), tracing(Traced(entry, signature(leaves))):
+                return self._run(kernel, *rebuild(leaves), options, batch=batch, concrete=own)
 
         body.__name__ = body.__qualname__ = kernel.op_id
         entry = Entry(kernel, body)
@@ -221,21 +229,25 @@ class Executor(Generic[Cfg, Out]):
         options: Options,
         *,
         batch: BatchAxes | None = None,
-        traced: Traced | None = None,
         concrete: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
         fixed: bool = False,
     ) -> Any:
         """Prepares, chooses and runs; here JAX traces. A fixed cfg is the options' own: nobody is asked."""
         inv = _invocation(kernel, args, kwargs, options, batch)
         asked = inv if concrete is None else self._with_values(kernel, inv, concrete, options)
+        # Taken before the choice: a change that comes between it and its recording must not be overlooked.
+        epoch = changes.epoch
         cfg = options.cfg if fixed else self.chooser.choose(asked, kernel)
         device = device_of(asked)
         key = None
-        if traced is not None or self._settings.record or (inv.stamp and self._settings.stamp != "none"):
+        around = entries_being_traced()
+        if around or self._settings.record or (inv.stamp and self._settings.stamp != "none"):
             key = Key(device_fingerprint(device), versioned(kernel), inv.make_key(key_builder_of(kernel)))
         # An overlay's answers are under a key of their own in JAX, and say nothing about what the caches hold.
-        if traced is not None and key is not None and key not in overlay_in_force() and options.cfg is None:
-            traced.entry.decisions[key] = Chosen(cfg, traced.signature)
+        if key is not None and key not in overlay_in_force() and options.cfg is None:
+            # A kernel inside a kernel is part of both programs.
+            for traced in around:
+                traced.entry.learn(key, Chosen(cfg, traced.signature, epoch))
         if self._settings.record and key is not None:
             record_call(key, kernel, _abstract(inv))
         fn = bind(kernel, cfg, inv, get_device_platform(device))
@@ -273,14 +285,6 @@ class Executor(Generic[Cfg, Out]):
                 return min(core.devices(), key=lambda d: d.id)
         return default_device()
 
-    def _refuse_forward_mode(self, kernel: Kernel[Cfg, Out], options: Options) -> None:
-        own = any(gradient(kernel, platform=p, method=options.method) for p in ("gpu", "tpu", "cpu"))
-        if own:
-            raise GradientError(
-                f"kernel {versioned(kernel)} has its own gradient, which is reverse mode only (grad, vjp); forward "
-                "mode (jvp, jacfwd) of it cannot be had: use jacrev, or call the kernel's run directly"
-            )
-
     def _shorten(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable) -> None:
         """Registers the short key of a call that the short way can serve."""
         state = vars(kernel)
@@ -290,12 +294,17 @@ class Executor(Generic[Cfg, Out]):
         if found is None or not all(_is_short(value) for value in state.values()):
             return
         marks, arrays = found
-        self._table.shorten(self._short_key(kernel, marks, state, (*args, *arrays)), key)
+        self._table.shorten(self._short_key(kernel, len(args), marks, state, (*args, *arrays)), key)
 
     def _short_key(
-        self, kernel: Kernel[Cfg, Out], marks: tuple[Any, ...] | None, state: dict[str, Any], leaves: Sequence[Any]
+        self,
+        kernel: Kernel[Cfg, Out],
+        count: int,
+        marks: tuple[Any, ...],
+        state: dict[str, Any],
+        leaves: Sequence[Any],
     ) -> Hashable:
-        short: Any = type(kernel)
+        short: Any = (type(kernel), count)
         if marks:
             short = (short, marks)
         if state:
@@ -366,6 +375,19 @@ def _serves_as_shape(leaf: Any) -> bool:
     if not isinstance(leaf, jax.core.Tracer):
         return True
     return is_float(leaf) and jax.typeof(leaf).sharding.mesh.empty
+
+
+def _refuse_forward_mode(kernel: Kernel[Any, Any], options: Options, device: jax.Device) -> None:
+    """Says so at once, where the tracers show it; what they do not show, the own gradient refuses later."""
+    if gradient(kernel, platform=get_device_platform(device), method=options.method) is not None:
+        raise forward_mode_error(versioned(kernel))
+
+
+def _snapshot(kernel: Kernel[Any, Any]) -> Kernel[Any, Any]:
+    """The kernel with its attributes as they are now."""
+    same = copy.copy(kernel)
+    vars(same).update({name: copied(value) for name, value in vars(kernel).items()})
+    return same
 
 
 def _abstract(inv: Invocation[Any, Any]) -> Invocation[Any, Any]:

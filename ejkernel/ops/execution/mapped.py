@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from ..core.kernel import Kernel
+from ..core.stable import is_array
 from .call import value_key
 from .executor import Executor
 
@@ -34,13 +35,21 @@ def pmap_with_config(
     made: OrderedDict[Hashable, Any] = OrderedDict()
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        key = tuple((name, value_key(value)) for name, value in kwargs.items())
+        arrays = {name: value for name, value in kwargs.items() if is_array(value)}
+        static = {name: value for name, value in kwargs.items() if name not in arrays}
+        key = (len(args), tuple(arrays), tuple((name, value_key(value)) for name, value in static.items()))
         function = made.get(key)
         if function is None:
-            function = jax.pmap(lambda *each: executor(kernel, *each, **kwargs), axis_name=axis_name, in_axes=in_axes)
+
+            def each(*parts: Any) -> Any:
+                by_keyword = dict(zip(arrays, parts[len(args) :], strict=True))
+                return executor(kernel, *parts[: len(args)], **by_keyword, **static)
+
+            axes = tuple(in_axes) if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
+            function = jax.pmap(each, axis_name=axis_name, in_axes=(*axes, *(None for _ in arrays)))
             made[key] = function
             while len(made) > _MOST:
                 made.popitem(last=False)
-        return function(*args)
+        return function(*args, *arrays.values())
 
     return mapped

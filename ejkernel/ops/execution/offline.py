@@ -46,5 +46,11 @@ def _tune_all(
     for number, (key, kernel, inv) in enumerate(calls, 1):
         if show_progress:
             print(f"tuning {number} of {len(calls)}: {key.op_id} {key.call_key}", file=sys.stderr)
-        entries.append(Entry(key.op_id, key.call_key, selector.tune(inv, kernel, repetitions).cfg))
+        decision = selector.tune(inv, kernel, repetitions)
+        if decision.record is None:
+            if show_progress:
+                print(f"  not tuned: {dict(decision.misses).get('autotune', '')}", file=sys.stderr)
+            # In an overlay a guess would stand before what is known already.
+            decision = selector.decide(inv, kernel)
+        entries.append(Entry(key.op_id, key.call_key, decision.cfg))
     return AutotuningResult(device, tuple(entries))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -43,14 +43,22 @@ class Entry:
     cfg: Any
 
 
+class _Entered(threading.local):
+    """The results that this thread is in, with the overlays that they made."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[object, overlay_cache]] = []
+
+
+_entered = _Entered()
+
+
 @dataclass(frozen=True)
 class AutotuningResult:
     """The cfgs of many calls on one device; inside `with result:` they are in force."""
 
     device: str
     entries: Sequence[Entry]
-    # The overlays that the threads using this result are in.
-    _entered: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
 
     def as_overlay(self) -> overlay_cache:
         """The cfgs as an overlay."""
@@ -59,13 +67,13 @@ class AutotuningResult:
     def __enter__(self) -> Self:
         overlay = self.as_overlay()
         overlay.__enter__()
-        self._entered.stack = [*getattr(self._entered, "stack", ()), overlay]
+        _entered.stack.append((self, overlay))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        stack = getattr(self._entered, "stack", [])
-        if not stack:
+        mine = [place for place, (owner, _) in enumerate(_entered.stack) if owner is self]
+        if not mine:
             raise ScopeError("a result was left that this thread had not entered")
-        stack.pop().__exit__(kind, error, trace)
+        _entered.stack.pop(mine[-1])[1].__exit__(kind, error, trace)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +25,17 @@ def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen while a program was traced, and for calls of which shapes."""
+    """What was chosen while a program was traced, for calls of which shapes, and when."""
 
     cfg: Any
     signature: tuple[Any, ...]
+    epoch: int
 
 
 class Entry:
     """One jitted function: the calls of one kernel with one set of static values, on one kind of device."""
 
-    __slots__ = ("decisions", "epoch", "fn", "forks", "hot", "kernel", "unjitted")
+    __slots__ = ("decisions", "epoch", "fn", "forks", "hot", "kernel", "lock", "unjitted")
 
     def __init__(self, kernel: Any, body: Callable[..., Any]) -> None:
         # Kept, since a kernel without comparable attributes is known by its address.
@@ -44,9 +46,16 @@ class Entry:
         self.epoch = changes.epoch
         # Used through a short key since it was last looked at: those hits move nothing, being as cheap as can be.
         self.hot = False
-        self.decisions: dict[Key, Chosen] = {}
+        # By key and shapes: a kernel inside a kernel may be part of several of its programs.
+        self.decisions: dict[tuple[Key, tuple[Any, ...]], Chosen] = {}
+        self.lock = threading.Lock()
         # Functions of their own for shapes whose cfg changed: what other shapes compiled stays.
         self.forks: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def learn(self, key: Key, chosen: Chosen) -> None:
+        """Remembers what a program was traced with."""
+        with self.lock:
+            self.decisions[key, chosen.signature] = chosen
 
     def is_current(self) -> bool:
         """Do the choices that were made while tracing still hold? Those that do not are made again, alone."""
@@ -55,14 +64,21 @@ class Entry:
             return True
         if changes.everything_since(self.epoch):
             return False
-        for key, chosen in list(self.decisions.items()):
-            if changes.differs(key, chosen.cfg, since=self.epoch):
-                body = self.unjitted
-                # A function of its own: JAX keeps programs by function.
-                self.forks[chosen.signature] = jax.jit(lambda *leaves, body=body: body(*leaves), inline=True)
-                del self.decisions[key]
-        self.epoch = now
+        with self.lock:
+            for (key, shapes), chosen in list(self.decisions.items()):
+                if changes.differs(key, chosen.cfg, since=chosen.epoch):
+                    self._fork(shapes)
+            self.epoch = now
         return True
+
+    def _fork(self, shapes: tuple[Any, ...]) -> None:
+        for place in [place for place in self.decisions if place[1] == shapes]:
+            del self.decisions[place]
+        # What runs unjitted chooses at every call anyway.
+        if self.fn is not self.unjitted:
+            body = self.unjitted
+            # A function of its own: JAX keeps programs by function.
+            self.forks[shapes] = jax.jit(lambda *leaves: body(*leaves), inline=True)
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,31 @@ class Traced:
 
     entry: Entry
     signature: tuple[Any, ...]
+
+
+class _Tracing(threading.local):
+    """The entries that this thread is tracing, outermost first."""
+
+    def __init__(self) -> None:
+        self.stack: list[Traced] = []
+
+
+_tracing = _Tracing()
+
+
+@contextlib.contextmanager
+def tracing(traced: Traced) -> Iterator[None]:
+    """Counts an entry as being traced for a `with` block."""
+    _tracing.stack.append(traced)
+    try:
+        yield
+    finally:
+        _tracing.stack.pop()
+
+
+def entries_being_traced() -> tuple[Traced, ...]:
+    """Every entry whose program the current call becomes part of."""
+    return tuple(_tracing.stack)
 
 
 class Table:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -43,10 +43,9 @@ class Built:
         return isinstance(self.outcome, BaseException)
 
 
-def workers_for(platform: str, count: int) -> int:
-    """How many threads compile at once: XLA's CPU compiler already uses every core for one program."""
-    cores = os.cpu_count() or 1
-    return max(1, min(count, 16, cores))
+def workers_for(count: int) -> int:
+    """How many threads compile so many programs: one for each core, and no more than Python's lock can feed."""
+    return max(1, min(count, 16, os.cpu_count() or 1))
 
 
 # Threads that are compiling now.
@@ -97,9 +96,19 @@ class CompilePool:
         try:
             yield from self._as_they_end(deadline)
         finally:
-            self._left = True
-            for _ in range(self._threads):
-                self._waiting.put(None)
+            self.leave()
+
+    def leave(self) -> None:
+        """Lets the threads go; one that still compiles goes when it is done."""
+        self._left = True
+        for _ in range(self._threads):
+            self._waiting.put(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
 
     def _as_they_end(self, deadline: float) -> Iterator[Built]:
         taken: list[float] = []
@@ -165,10 +174,10 @@ class CompilePool:
 
 def compile_all(jobs: Sequence[tuple[int, Callable[[], Any]]], *, workers: int, deadline: float) -> Iterator[Built]:
     """Compiles all of these in threads and gives each as it ends."""
-    pool = CompilePool(min(workers, len(jobs)))
-    for number, build in jobs:
-        pool.give(number, build)
-    yield from pool.results(deadline)
+    with CompilePool(min(workers, len(jobs))) as pool:
+        for number, build in jobs:
+            pool.give(number, build)
+        yield from pool.results(deadline)
 
 
 @dataclass(frozen=True)

@@ -57,16 +57,16 @@ class Field:
         Kernels inside kernels are tuned now, before a device is claimed. Equal programs are compiled once, and nobody
         waits for a straggler.
         """
-        pool = CompilePool(workers_for(self.device.platform, len(self.trials)))
-        for number, trial in enumerate(self.trials):
-            self._trace(number, trial)
-            if number in self._staged:
-                pool.give(number, functools.partial(self._build, number))
-            # Once something is on its way, a deadline is a deadline.
-            if self._staged and time.perf_counter() >= deadline:
-                break
-        for built in pool.results(deadline):
-            self._arrived(built)
+        with CompilePool(workers_for(len(self.trials))) as pool:
+            for number, trial in enumerate(self.trials):
+                self._trace(number, trial)
+                if number in self._staged:
+                    pool.give(number, functools.partial(self._build, number))
+                # Once something is on its way, a deadline is a deadline.
+                if self._staged and time.perf_counter() >= deadline:
+                    break
+            for built in pool.results(deadline):
+                self._arrived(built)
         self._time_out()
         self._settle_twins()
         self._agree_on_objective()
@@ -146,6 +146,10 @@ class Field:
             self.programs[first] = program = self.programs.pop(compiled)
             self.trials[first] = replace(self.trials[first], message=program.notes)
             self._twins.update(dict.fromkeys(rest, first))
+
+    def prepare(self) -> None:
+        """Makes both sets of inputs and what they should give: the user's code, so before a device is claimed."""
+        self._sets()
 
     def check(self, deadline: float = math.inf) -> None:
         """Runs every program on two sets of inputs and drops those that fail or compute something else."""

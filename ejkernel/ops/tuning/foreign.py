@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
@@ -40,7 +41,7 @@ class ForeignTuner:
         cfgs = distinct([*job.candidates, *job.seeds])
         blank = Record(**dict(job.about), objective=job.objective, clock="foreign")
         # As for our own: real arrays, and nothing of the caller's transformations.
-        with job.room(), job.turn():
+        with job.room(), job.turn(math.inf if job.seconds is None else job.seconds):
             settled = job.settled()
             if settled is not None:
                 return replace(blank, stop="settled", trials=_one(settled[0]), winner=0)

@@ -39,7 +39,8 @@ class Job:
     # Puts the arrays where the measured programs want them.
     place: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple
     # Held while candidates are timed: one at a time on a device.
-    turn: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    # Gets the seconds that may be waited for it.
+    turn: Callable[[float], AbstractContextManager[Any]] = contextlib.nullcontext
     # Asked once the turn has come: did another process find the answer meanwhile? Gives (cfg,) or None.
     settled: Callable[[], tuple[Any] | None] = lambda: None
     # What the record says of the call: key parts, kernel path, environment.
@@ -56,6 +57,8 @@ def distinct(cfgs: Sequence[Any]) -> list[Any]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    same = one == other
+    try:
+        return bool(one == other)
     # An array inside a cfg makes its comparison an array; then the printed form, equal by now, has to do.
-    return same if isinstance(same, bool) else True
+    except ValueError:
+        return True

@@ -117,7 +117,8 @@ class Tuner(Generic[Cfg]):
     def _run(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
         field = Field(job, cfgs, seed=self.seed, device=default_device())
         field.compile(deadline)
-        with job.turn():
+        field.prepare()
+        with job.turn(deadline - time.perf_counter()):
             settled = job.settled()
             if settled is not None:
                 found = Trial(settled[0], "skipped", "found by another process meanwhile")

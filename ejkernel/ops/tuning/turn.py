@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,29 +23,37 @@ _locks_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def turn(device: str, folder: Path | None) -> Iterator[None]:
-    """Waits until nobody else times anything on this device; without a folder, nobody else in this process."""
+def turn(device: str, folder: Path | None, wait: float = math.inf) -> Iterator[None]:
+    """Waits until nobody else times anything on this device; without a folder, nobody else in this process.
+
+    After the wait the caller goes on without its turn: a config is wanted now, and a deadline is a deadline.
+    """
     with _locks_lock:
         mine = _locks.setdefault(device, threading.RLock())
-    with mine:
-        depth = _depths.get(device, 0)
-        _depths[device] = depth + 1
-        try:
-            with _between_processes(device, folder) if depth == 0 else contextlib.nullcontext():
-                yield
-        finally:
+    end = time.perf_counter() + max(0.0, min(wait, _WAIT_SECONDS))
+    held = mine.acquire(timeout=max(0.0, end - time.perf_counter()))
+    depth = _depths.get(device, 0) if held else 0
+    try:
+        if held:
+            _depths[device] = depth + 1
+        with _between_processes(device, folder, end) if held and depth == 0 else contextlib.nullcontext():
+            yield
+    finally:
+        if held:
             _depths[device] = depth
+            mine.release()
 
 
 @contextlib.contextmanager
-def _between_processes(device: str, folder: Path | None) -> Iterator[None]:
+def _between_processes(device: str, folder: Path | None, end: float) -> Iterator[None]:
     lock = None
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(folder / f"{short_hash(device)}.lock", timeout=_WAIT_SECONDS)
+            left = max(0.0, end - time.perf_counter())
+            lock = filelock.FileLock(folder / f"{short_hash(device)}.lock", timeout=left)
             lock.acquire()
-        # No place for a lock, or a holder that hangs: measure without it, since a config is wanted now.
+        # No place for a lock, or a holder that does not end in time.
         except (OSError, filelock.Timeout):
             lock = None
     try:

@@ -1,0 +1,211 @@
+"""The device's own clock: what a profiler's trace says, and when there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ejkernel.ops import Tuner
+from ejkernel.ops.timing.clock import Run
+from ejkernel.ops.timing.profiler import ProfilerClock, ProfilerUnavailable, device_seconds
+
+X = jnp.ones(8)
+
+
+@dataclass
+class Event:
+    """Something that ran on a device."""
+
+    name: str
+    duration_ns: float
+    stats: list[tuple[str, object]] = field(default_factory=list)
+
+
+@dataclass
+class Line:
+    """One line of a plane."""
+
+    name: str
+    events: list[Event]
+
+
+@dataclass
+class Plane:
+    """One device, or the host."""
+
+    name: str
+    lines: list[Line]
+
+
+def ran(module, nanoseconds):
+    return Event("kernel", nanoseconds, [("context", 1), ("hlo_module", module)])
+
+
+@pytest.fixture
+def traced(monkeypatch, tmp_path):
+    """Lets traces hold these planes, one list of them a file."""
+
+    def write(*files):
+        planes = {}
+        for number, content in enumerate(files):
+            path = tmp_path / "plugins" / f"{number}.xplane.pb"
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+            planes[str(path)] = content
+
+        class Data:
+            def __init__(self, path):
+                self.planes = planes[str(path)]
+
+            @staticmethod
+            def from_file(path):
+                return Data(path)
+
+        monkeypatch.setattr(jax.profiler, "ProfileData", Data)
+        return str(tmp_path)
+
+    return write
+
+
+def test_kernels_of_a_gpu_are_summed_by_program(traced):
+    """Every kernel on a stream counts for the program that it belongs to, whichever stream and device it ran on."""
+    folder = traced(
+        [
+            Plane(
+                "/device:GPU:0",
+                [
+                    Line("Stream #1(Compute)", [ran("jit_one", 1000), ran("jit_two", 500), ran("jit_one", 2000)]),
+                    Line("Stream #2(Compute)", [ran("jit_two", 250)]),
+                ],
+            ),
+            Plane("/device:GPU:1", [Line("Stream #1(Compute)", [ran("jit_one", 4000)])]),
+        ]
+    )
+
+    assert device_seconds(folder) == pytest.approx({"one": 7e-6, "two": 0.75e-6})
+
+
+def test_lines_that_sum_up_others_do_not_count(traced):
+    """Only streams hold kernels; the lines of modules and operations show the same time again."""
+    lines = [Line(name, [ran("jit_one", 1000)]) for name in ("Stream #1", "XLA Modules", "XLA Ops", "Steps")]
+
+    assert device_seconds(traced([Plane("/device:GPU:0", lines)])) == pytest.approx({"one": 1e-6})
+
+
+def test_events_of_no_program_do_not_count(traced):
+    """Copies and what other libraries run carry no program's name."""
+    line = Line("Stream #1", [Event("MemcpyH2D", 9000, [("bytes", 4)]), ran("jit_one", 1000)])
+
+    assert device_seconds(traced([Plane("/device:GPU:0", [line])])) == pytest.approx({"one": 1e-6})
+
+
+def test_programs_of_a_tpu_are_told_by_their_module(traced):
+    """There the line of modules has one event a run, named after the program with a number behind."""
+    lines = [
+        Line("XLA Modules", [Event("jit_one(123456)", 1000), Event("jit_one(123456)", 3000), Event("jit_two(7)", 500)]),
+        Line("XLA Ops", [Event("fusion.1", 900)]),
+    ]
+
+    assert device_seconds(traced([Plane("/device:TPU:0", lines)])) == pytest.approx({"one": 4e-6, "two": 0.5e-6})
+
+
+def test_the_host_does_not_count(traced):
+    """Planes of the host hold launches and waits, not what a program takes."""
+    plane = Plane("/host:CPU", [Line("Stream #1", [ran("jit_one", 1000)]), Line("XLA Modules", [ran("jit_one", 1)])])
+
+    assert device_seconds(traced([plane])) == {}
+
+
+def test_every_file_of_a_trace_is_read(traced):
+    """A trace may be spread over files, one a host."""
+    plane = Plane("/device:GPU:0", [Line("Stream #1", [ran("jit_one", 1000)])])
+
+    assert device_seconds(traced([plane], [plane])) == pytest.approx({"one": 2e-6})
+
+
+def test_a_trace_without_files_is_no_trace(tmp_path):
+    """The reason says that there is none."""
+    with pytest.raises(ProfilerUnavailable, match="no trace"):
+        device_seconds(str(tmp_path))
+
+
+@pytest.fixture
+def quiet_profiler(monkeypatch):
+    """A profiler session that records nothing."""
+    open_sessions = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, **settings: open_sessions.append(folder))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: open_sessions.clear())
+    return open_sessions
+
+
+def trace_says(monkeypatch, seconds):
+    monkeypatch.setattr("ejkernel.ops.timing.profiler.device_seconds", lambda folder: seconds)
+
+
+def test_the_time_of_a_round_is_per_call(monkeypatch, quiet_profiler):
+    """The trace holds the sum over all calls of a turn; each program is known by its name."""
+    trace_says(monkeypatch, {"one": 6.0, "two": 5.0})
+    log = []
+    found = ProfilerClock().round([Run(4, "one", log.append, ("x",), 3), Run(7, "two", log.append, ("y",))])
+
+    assert found == {4: 2.0, 7: 5.0}
+    assert log == ["x", "x", "x", "y"]
+
+
+def test_a_program_that_is_not_in_the_trace_makes_it_useless(monkeypatch, quiet_profiler):
+    """A time of zero would win."""
+    trace_says(monkeypatch, {"one": 6.0})
+
+    with pytest.raises(ProfilerUnavailable, match="two"):
+        ProfilerClock().round([Run(0, "one", abs, (1,)), Run(1, "two", abs, (1,))])
+
+
+def test_what_a_program_raises_is_its_own_outcome(monkeypatch, quiet_profiler):
+    """The others are timed, and the session is closed."""
+    trace_says(monkeypatch, {"one": 6.0})
+
+    def broken(x):
+        raise OSError("worn out")
+
+    found = ProfilerClock().round([Run(0, "two", broken, (1,)), Run(1, "one", abs, (1,))])
+
+    assert (str(found[0]), found[1]) == ("worn out", 6.0)
+    assert quiet_profiler == []
+
+
+def test_the_session_is_closed_when_the_user_interrupts(quiet_profiler):
+    """Only one can exist: the next one could not be started."""
+
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ProfilerClock().round([Run(0, "one", interrupted, (1,))])
+
+    assert quiet_profiler == []
+
+
+def compiled():
+    return jax.jit(lambda x: x * 2).lower(X).compile()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="a CPU's trace is looked at")
+def test_a_real_trace_of_a_cpu_holds_no_device_time():
+    """The profiler runs and says nothing of the program: the wall clock serves there."""
+    with pytest.raises(ProfilerUnavailable, match="no device time"):
+        ProfilerClock().round([Run(0, "_lambda", compiled(), (X,))])
+
+
+def test_the_users_own_session_is_left_alone(tmp_path):
+    """While the user profiles, the profiler cannot be had; the user's trace goes on and is written."""
+    with jax.profiler.trace(str(tmp_path)):
+        with pytest.raises(ProfilerUnavailable, match="in use"):
+            ProfilerClock().round([Run(0, "_lambda", compiled(), (X,))])
+        tuner = Tuner(1, 1, clock=ProfilerClock())
+        tuner.autotune(lambda cfg: lambda x: x * cfg / cfg, (X,), {}, [2.0, 3.0])
+
+    assert tuner.record.clock.startswith("wall (the profiler is in use")
+    assert list(tmp_path.rglob("*.xplane.pb"))

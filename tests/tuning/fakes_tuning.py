@@ -1,0 +1,87 @@
+"""Stand-ins for candidates that hang, programs that are not compiled and devices that are not there."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from ejkernel.ops.timing.program import Program
+
+_numbers = itertools.count()
+
+
+class Held:
+    """The identity, whose lowering waits until it is released: a compilation that does not end."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.release = threading.Event()
+        self._primitive = Primitive(f"held_{next(_numbers)}")
+        self._primitive.def_abstract_eval(lambda x: x)
+        mlir.register_lowering(self._primitive, self._lower)
+
+    def __call__(self, x: Any) -> Any:
+        return self._primitive.bind(x)
+
+    def _lower(self, context: Any, x: Any) -> list[Any]:
+        self.reached.set()
+        self.release.wait()
+        return [x]
+
+
+@dataclass
+class Device:
+    """A device of some platform."""
+
+    platform: str
+
+
+@dataclass
+class Module:
+    """What a compiled program is called."""
+
+    name: str
+
+
+@dataclass
+class Executable:
+    """A compiled program as far as its place and its name go."""
+
+    name: str
+    platform: str = "gpu"
+
+    def runtime_executable(self) -> Executable:
+        return self
+
+    def local_devices(self) -> list[Device]:
+        return [Device(self.platform)]
+
+    def hlo_modules(self) -> list[Module]:
+        return [Module(f"jit_{self.name}")]
+
+
+def program(name: str, platform: str = "gpu", call: Any = lambda x: x) -> Program:
+    """A program that seems to be compiled for that platform."""
+    return Program(call, "forward", executable=Executable(name, platform))
+
+
+@dataclass
+class Rounds:
+    """A clock for whole rounds: the time of each program stands in a table by its name."""
+
+    times: dict[str, float]
+    name: str = "rounds"
+    seen: list[list[Any]] = field(default_factory=list)
+
+    def round(self, runs: Any) -> dict[int, float | Exception]:
+        self.seen.append(list(runs))
+        for run in runs:
+            for _ in range(run.calls):
+                jax.block_until_ready(run.call(*run.leaves))
+        return {run.number: self.times[run.name] for run in runs}

@@ -1,0 +1,220 @@
+"""The field of a race: what is compiled and checked, in which order, and who is cut off."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ejkernel.ops.tuning.field import Field, status_of
+from ejkernel.ops.tuning.job import Job
+
+X = jnp.arange(1.0, 9.0)
+
+
+def field_of(functions, *args, **job):
+    """A field of these functions, by name, compiled and not yet checked."""
+    made = Field(
+        Job(functions.get, args or (X,), {}, list(functions), **job),
+        list(functions),
+        seed=job.get("seed", 0),
+        device=jax.devices()[0],
+    )
+    made.compile(math.inf)
+    return made
+
+
+def statuses(found):
+    return [trial.status for trial in found.trials]
+
+
+def noting(log, name):
+    """Twice the argument; each run leaves a name and what it was given."""
+
+    def note(x):
+        log.append((name, np.array(x)))
+        return np.float32(2)
+
+    return lambda x: x * jax.pure_callback(note, jax.ShapeDtypeStruct((), np.float32), x)
+
+
+def test_what_compiles_may_run():
+    """Every program that was compiled is there, in the order of the candidates."""
+    found = field_of({"a": lambda x: x * 2, "b": lambda x: x + x, "c": lambda x: x * 4 / 2})
+    found.check()
+
+    assert list(found.programs) == [0, 1, 2]
+    assert all(trial.compile_s is not None for trial in found.trials)
+
+
+def test_random_inputs_are_checked_on_two_sets():
+    """Each candidate runs on both, and they are not the same."""
+    log = []
+    field_of({name: noting(log, name) for name in "ab"}, jax.ShapeDtypeStruct((8,), jnp.float32)).check()
+    runs = {name: [values for given, values in log if given == name] for name in "ab"}
+
+    assert [len(values) for values in runs.values()] == [2, 2]
+    assert not np.array_equal(*runs["a"])
+    np.testing.assert_array_equal(runs["a"], runs["b"])
+
+
+def test_the_callers_own_inputs_are_one_set():
+    """Where every array has values there is nothing else to draw."""
+    log = []
+    field_of({name: noting(log, name) for name in "ab"}).check()
+
+    assert [name for name, _ in log] == ["a", "b"]
+    np.testing.assert_array_equal(log[0][1], X)
+
+
+def test_fresh_floats_are_two_sets_and_integers_stay():
+    """With random floats asked for, the caller's integers are in both sets."""
+    log = []
+
+    def function(x, index):
+        note = jax.pure_callback(
+            lambda x, index: log.append((np.array(x), np.array(index))) or np.float32(1),
+            jax.ShapeDtypeStruct((), np.float32),
+            x,
+            index,
+        )
+        return x[index] * note
+
+    field_of({"a": function, "b": function}, X, jnp.array([1, 5]), fresh_floats=True).check()
+
+    assert len(log) == 4
+    assert len({x.tobytes() for x, _ in log}) == 2
+    assert all(index.tolist() == [1, 5] for _, index in log)
+
+
+def test_examples_of_the_kernel_are_two_sets():
+    """A kernel that makes its own inputs is asked twice, with other random numbers."""
+    log = []
+
+    def example(rng):
+        return (jnp.asarray(rng.standard_normal(8), jnp.float32),), {}
+
+    field_of({name: noting(log, name) for name in "ab"}, example=example).check()
+
+    assert len({values.tobytes() for _, values in log}) == 2
+
+
+def test_one_seed_gives_one_pair_of_inputs():
+    """Inputs are reproducible."""
+
+    def drawn(seed):
+        log = []
+        job = Job(lambda cfg: noting(log, cfg), (jax.ShapeDtypeStruct((8,), jnp.float32),), {}, ["a", "b"])
+        found = Field(job, ["a", "b"], seed=seed, device=jax.devices()[0])
+        found.compile(math.inf)
+        found.check()
+        return [values.tolist() for _, values in log]
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+
+
+def test_the_reference_is_run_once_for_each_set():
+    """However many candidates there are."""
+    calls = []
+
+    def reference(x):
+        calls.append(x)
+        return x * 2
+
+    found = field_of(
+        {name: (lambda x, n=n: x * n * 2 / n) for n, name in enumerate("abc", 1)},
+        jax.ShapeDtypeStruct((8,), jnp.float32),
+        reference=reference,
+    )
+    found.check()
+
+    assert len(calls) == 2
+    assert statuses(found) == ["ok"] * 3
+
+
+def test_a_tolerance_of_the_kernel_is_the_limit():
+    """A kernel may allow more than its dtype, or less."""
+    functions = {"right": lambda x: x * 2, "off": lambda x: x * 2.1}
+    loose, tight = field_of(functions, tolerance=0.2), field_of(functions)
+    loose.check()
+    tight.check()
+
+    assert (statuses(loose), statuses(tight)) == (["ok", "ok"], ["ok", "wrong"])
+
+
+def test_the_size_of_the_error_is_kept():
+    """The worst element over the reference's root mean square; none where that is no number."""
+    functions = {
+        "right": lambda x: x * 2,
+        "off": lambda x: x * 2.2,
+        "infinite": lambda x: x / 0,
+    }
+    found = field_of(functions)
+    found.check()
+
+    assert found.trials[0].error == 0.0
+    assert found.trials[1].error == pytest.approx(0.1 * 8 / np.sqrt(np.mean(np.arange(1.0, 9.0) ** 2)), rel=1e-3)
+    assert found.trials[2].error is None
+
+
+# When the time is up.
+
+
+def test_after_the_deadline_one_is_checked():
+    """The first that is right may run; the others were not looked at, and cannot win."""
+    found = field_of({name: (lambda x, n=n: x * n * 2 / n) for n, name in enumerate("abc", 1)})
+    found.check(-math.inf)
+
+    assert list(found.programs) == [0]
+    assert statuses(found) == ["ok", "timeout", "timeout"]
+    assert all("time was up" in trial.message for trial in found.trials[1:])
+
+
+def test_after_the_deadline_checking_goes_on_until_one_is_right():
+    """A wrong one is no answer."""
+    functions = {"wrong": lambda x: x * 3, "right": lambda x: x * 2, "also right": lambda x: x + x}
+    found = field_of(functions, reference=lambda x: x * 2)
+    found.check(-math.inf)
+
+    assert statuses(found) == ["wrong", "ok", "timeout"]
+
+
+def test_after_the_deadline_one_is_traced():
+    """Tracing takes time as well."""
+    traced = []
+
+    def make_fn(cfg):
+        traced.append(cfg)
+        if cfg == "broken":
+            raise ValueError("no such block")
+        return lambda x: x * 2
+
+    cfgs = ["broken", "good", "late"]
+    found = Field(Job(make_fn, (X,), {}, cfgs), cfgs, seed=0, device=jax.devices()[0])
+    found.compile(-math.inf)
+
+    assert traced == ["broken", "good"]
+    assert statuses(found) == ["compile", "ok", "timeout"]
+
+
+# What kind of failure.
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryError(), "memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: shared memory"), "memory"),
+        (RuntimeError("Out of memory while trying to allocate"), "memory"),
+        (RuntimeError("INVALID_ARGUMENT"), "runtime"),
+        (ValueError(), "runtime"),
+    ],
+    ids=repr,
+)
+def test_memory_is_told_from_other_failures(error, status):
+    """By its type or by what it says."""
+    assert status_of(error, "runtime") == status

@@ -1,0 +1,72 @@
+"""A short replay of measured spaces: `benchmarks/race_replay.py` is the long one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+from fakes import REPOSITORY
+
+SCRIPT = REPOSITORY / "benchmarks" / "race_replay.py"
+
+
+@pytest.fixture(scope="module")
+def replaying():
+    """The benchmark as a module."""
+    spec = importlib.util.spec_from_file_location("race_replay", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    # Its dataclasses look themselves up there.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize("name", ["pnpoly_RTX_3060_laptop", "convolution_RTX_2080_Ti"])
+def test_the_race_picks_well_on_a_busy_host(replaying, name):
+    """Of 60 replays at most two end more than 5% off, fewer than by three runs in a row, within as many runs."""
+    if not replaying.DATASETS.is_dir():
+        pytest.skip(f"there are no datasets at {replaying.DATASETS}")
+    times = replaying.true_times(replaying.DATASETS / f"{name}.csv.gz")
+    found = replaying.replay(name, times, replaying.noise(replaying.DATASETS), trials=60, pairs=30)
+
+    assert found.bad <= 2
+    assert found.bad <= found.bad_in_a_row
+    assert found.most_runs <= 96
+    assert found.agreed >= 29
+
+
+def test_without_datasets_there_is_nothing_to_replay(tmp_path):
+    """The benchmark says that it skips, and that is no failure."""
+    command = [sys.executable, str(SCRIPT), "--datasets", str(tmp_path / "none")]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    assert "skipped" in done.stdout
+
+
+class Outcome:
+    """As much of an outcome as agreement looks at."""
+
+    def __init__(self, pick, *tied):
+        self.order, self.tied = (pick,), tied
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agree"),
+    [
+        (Outcome(3), Outcome(3), True),
+        (Outcome(3), Outcome(4), False),
+        (Outcome(3, 3, 4), Outcome(4), True),
+        (Outcome(3), Outcome(4, 3, 4), True),
+        (Outcome(3, 3, 5), Outcome(4, 4, 6), False),
+    ],
+    ids=["same", "other", "one's tie", "other's tie", "ties apart"],
+)
+def test_two_races_agree_by_pick_or_by_a_tie_that_holds_the_others(replaying, one, other, agree):
+    """One of the two must have said that it could not tell."""
+    assert replaying.agree(one, other) is agree
