@@ -109,7 +109,9 @@ def test_arrays_are_traced(leaf):
     assert all(traced.values())
 
 
-@pytest.mark.parametrize("leaf", [3, 2.5, True, "text", None, jnp.float32, jnp.sin, 1j], ids=lambda leaf: type(leaf).__name__)
+@pytest.mark.parametrize(
+    "leaf", [3, 2.5, True, "text", None, jnp.float32, jnp.sin, 1j], ids=lambda leaf: type(leaf).__name__
+)
 def test_everything_else_is_constant(leaf):
     """Python values reach the function as they are."""
     _, leaves = kinds_of(jnp.ones(2), leaf, {"deep": [leaf]}, key=leaf)

@@ -64,6 +64,22 @@ def test_a_second_thread_waits_until_the_first_is_out(tmp_path):
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["with a folder", "without"])
+def test_after_the_wait_one_goes_on_without_its_turn(folder, tmp_path):
+    """A deadline is a deadline; who holds the turn keeps it, and the next one still waits."""
+    place = tmp_path if folder else None
+
+    def hurried():
+        with turn("cpu|busy", place, 0.0):
+            return "measured"
+
+    with ThreadPoolExecutor(1) as pool:
+        with turn("cpu|busy", place):
+            assert pool.submit(hurried).result(60) == "measured"
+            assert pool.submit(hurried).result(60) == "measured"
+        assert pool.submit(hurried).result(60) == "measured"
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["with a folder", "without"])
 def test_a_turn_may_be_taken_again_inside(folder, tmp_path):
     """A tuning inside a tuning of the same thread does not wait for itself."""
     done = threading.Event()

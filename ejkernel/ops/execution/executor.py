@@ -89,7 +89,7 @@ class Executor(Generic[Cfg, Out]):
         for arg in args:
             if type(arg) is not _ARRAY:
                 return self._call(kernel, args, kwargs)
-        short: Any = (kernel.__class__, len(args))
+        short: Any = kernel.__class__
         leaves = args
         if kwargs:
             found = _marks(kwargs)
@@ -102,13 +102,16 @@ class Executor(Generic[Cfg, Out]):
         try:
             state = kernel.__dict__
             if state:
-                short = (short, *state.items(), *map(type, state.values()))
+                short = (short, *state, *state.values(), *map(type, state.values()))
             frames = _frames()
             if frames:
                 short = (short, frames)
             if self._several_kinds:
                 short = (short, _place(leaves))
             entry = self._quick.get(short)
+            # The same kernel with another number of arrays is another program.
+            if entry is not None and entry.count != len(args):
+                entry = self._quick.get((short, len(args)))
         # An attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
         except (TypeError, AttributeError):
             entry = None
@@ -116,7 +119,7 @@ class Executor(Generic[Cfg, Out]):
             return self._call(kernel, args, kwargs)
         entry.hot = True
         try:
-            return (entry.forks.get(signature(leaves), entry.fn) if entry.forks else entry.fn)(*leaves)
+            return entry.fn(*leaves)
         # A new shape that cannot be measured, or traced, without its values.
         except (_NeedsValues, *UNTRACEABLE):
             return self._call(kernel, args, kwargs)
@@ -178,11 +181,11 @@ class Executor(Generic[Cfg, Out]):
     def _enter(self, entry: Entry, key: Hashable, kernel: Kernel[Cfg, Out], taken: Taken) -> Any:
         self._now.leaves = taken.leaves
         try:
-            return entry.forks.get(signature(taken.leaves), entry.fn)(*taken.leaves)
+            return entry.fn(*taken.leaves)
         except BaseException as error:
             cores = [_jax.peel(leaf).core for leaf in taken.leaves]
             looks_at_values = isinstance(error, UNTRACEABLE) and all(map(is_concrete, cores))
-            if entry.fn is entry.unjitted or not looks_at_values:
+            if entry.fn is entry.body or not looks_at_values:
                 # What other shapes compiled stays.
                 if not entry.decisions:
                     self._table.drop(key)
@@ -194,7 +197,7 @@ class Executor(Generic[Cfg, Out]):
             ("unjitted", type(kernel)),
             f"kernel {versioned(kernel)} looks at values while it is traced, so it runs without jit, slowly: {reason}",
         )
-        entry.fn = entry.unjitted
+        entry.run_unjitted()
         return entry.fn(*taken.leaves)
 
     def _build(
@@ -294,21 +297,16 @@ class Executor(Generic[Cfg, Out]):
         if found is None or not all(_is_short(value) for value in state.values()):
             return
         marks, arrays = found
-        self._table.shorten(self._short_key(kernel, len(args), marks, state, (*args, *arrays)), key)
+        self._table.shorten(self._short_key(kernel, marks, state, (*args, *arrays)), key, len(args))
 
     def _short_key(
-        self,
-        kernel: Kernel[Cfg, Out],
-        count: int,
-        marks: tuple[Any, ...],
-        state: dict[str, Any],
-        leaves: Sequence[Any],
+        self, kernel: Kernel[Cfg, Out], marks: tuple[Any, ...], state: dict[str, Any], leaves: Sequence[Any]
     ) -> Hashable:
-        short: Any = (type(kernel), count)
+        short: Any = type(kernel)
         if marks:
             short = (short, marks)
         if state:
-            short = (short, *state.items(), *map(type, state.values()))
+            short = (short, *state, *state.values(), *map(type, state.values()))
         frames = _frames()
         if frames:
             short = (short, frames)

@@ -35,13 +35,17 @@ class Chosen:
 class Entry:
     """One jitted function: the calls of one kernel with one set of static values, on one kind of device."""
 
-    __slots__ = ("decisions", "epoch", "fn", "forks", "hot", "kernel", "lock", "unjitted")
+    __slots__ = ("body", "count", "decisions", "epoch", "fn", "forks", "hot", "jitted", "kernel", "lock")
 
     def __init__(self, kernel: Any, body: Callable[..., Any]) -> None:
         # Kept, since a kernel without comparable attributes is known by its address.
         self.kernel = kernel
-        self.unjitted = body
-        self.fn: Callable[..., Any] = jax.jit(body, inline=True)
+        self.body = body
+        self.jitted = jax.jit(body, inline=True)
+        # What a call runs: the jitted function itself, as long as that serves every shape.
+        self.fn: Callable[..., Any] = self.jitted
+        # Positional arrays of the calls that a short key leads here.
+        self.count = -1
         # How far the changes of caches and policies were looked at.
         self.epoch = changes.epoch
         # Used through a short key since it was last looked at: those hits move nothing, being as cheap as can be.
@@ -75,10 +79,18 @@ class Entry:
         for place in [place for place in self.decisions if place[1] == shapes]:
             del self.decisions[place]
         # What runs unjitted chooses at every call anyway.
-        if self.fn is not self.unjitted:
-            body = self.unjitted
+        if self.fn is not self.body:
+            body = self.body
             # A function of its own: JAX keeps programs by function.
             self.forks[shapes] = jax.jit(lambda *leaves: body(*leaves), inline=True)
+            self.fn = self._by_shapes
+
+    def _by_shapes(self, *leaves: Any) -> Any:
+        return self.forks.get(signature(leaves), self.jitted)(*leaves)
+
+    def run_unjitted(self) -> None:
+        """From now on the kernel runs as it is."""
+        self.fn = self.body
 
 
 @dataclass(frozen=True)
@@ -148,13 +160,17 @@ class Table:
                     self._forget(oldest)
             return kept
 
-    def shorten(self, short: Hashable, key: Hashable) -> None:
-        """Lets a short key lead to an entry at once."""
+    def shorten(self, short: Hashable, key: Hashable, count: int) -> None:
+        """Lets a short key lead to an entry at once; a kernel's second number of arrays gets a longer one."""
         with self._lock:
             entry = self._entries.get(key)
-            if entry is not None:
-                self.quick[short] = entry
-                self._shorts.setdefault(key, set()).add(short)
+            if entry is None:
+                return
+            entry.count = count
+            if self.quick.get(short, entry) is not entry:
+                short = (short, count)
+            self.quick[short] = entry
+            self._shorts.setdefault(key, set()).add(short)
 
     def drop(self, key: Hashable) -> None:
         """Forgets an entry."""
