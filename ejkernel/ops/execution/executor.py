@@ -74,7 +74,7 @@ class Executor(Generic[Cfg, Out]):
         self.stamp_prefix = stamp_prefix
         self._settings = Settings.read()
         self._table = Table()
-        self._quick = self._table.quick
+        self._find = self._table.quick.get
         self._now = _Now()
         self._statics: dict[tuple[str, str], set[Hashable]] = {}
         self._said: set[Hashable] = set()
@@ -101,17 +101,18 @@ class Executor(Generic[Cfg, Out]):
                 leaves = (*args, *arrays)
         try:
             state = kernel.__dict__
-            if state:
-                short = (short, *state, *state.values(), *map(type, state.values()))
+            for name, value in state.items():
+                short = (short, name, value, type(value))
             frames = _frames()
             if frames:
                 short = (short, frames)
-            if self._several_kinds:
+            entry = self._find(short)
+            if entry is None and self._several_kinds:
                 short = (short, _place(leaves))
-            entry = self._quick.get(short)
+                entry = self._find(short)
             # The same kernel with another number of arrays is another program.
             if entry is not None and entry.count != len(args):
-                entry = self._quick.get((short, len(args)))
+                entry = self._find((short, len(args)))
         # An attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
         except (TypeError, AttributeError):
             entry = None
@@ -305,8 +306,8 @@ class Executor(Generic[Cfg, Out]):
         short: Any = type(kernel)
         if marks:
             short = (short, marks)
-        if state:
-            short = (short, *state, *state.values(), *map(type, state.values()))
+        for name, value in state.items():
+            short = (short, name, value, type(value))
         frames = _frames()
         if frames:
             short = (short, frames)
