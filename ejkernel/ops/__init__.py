@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .core.stable import short_hash as short_hash
     from .core.stable import stable_json as stable_json
     from .core.stable import to_json as to_json
+    from .execution.checking import check as check
     from .execution.executor import ConfigChooser as ConfigChooser
     from .execution.executor import Executor as Executor
     from .execution.labels import extract_labels_from_hlo_text as extract_labels_from_hlo_text
@@ -64,6 +65,7 @@ _NAMES = {
     "core.params": "BwdParams FwdParams",
     "core.record": "Record Trial",
     "core.stable": "from_json short_hash stable_json to_json",
+    "execution.checking": "check",
     "execution.executor": "ConfigChooser Executor",
     "execution.mapped": "pmap_with_config vmap_with_config",
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",

@@ -130,13 +130,13 @@ class Executor(Generic[Cfg, Out]):
         options, keywords = split(kernel, kwargs)
         taken = take(kernel, args, keywords)
         if all(is_concrete(leaf) or isinstance(leaf, jax.core.Tracer) for leaf in taken.leaves):
-            inv = _invocation(kernel, args, keywords, options)
+            inv = invocation_of(kernel, args, keywords, options)
             return self.chooser.choose(inv, kernel)  # type: ignore[no-any-return]
         # Shapes instead of arrays: what prepare would do with arrays is asked of JAX.
         chosen: list[Cfg] = []
 
         def ask(*leaves: Any) -> None:
-            inv = _invocation(kernel, *taken.rebuild(leaves), options)
+            inv = invocation_of(kernel, *taken.rebuild(leaves), options)
             chosen.append(self.chooser.choose(inv, kernel))
 
         jax.eval_shape(ask, *taken.leaves)
@@ -237,7 +237,7 @@ class Executor(Generic[Cfg, Out]):
         fixed: bool = False,
     ) -> Any:
         """Prepares, chooses and runs; here JAX traces. A fixed cfg is the options' own: nobody is asked."""
-        inv = _invocation(kernel, args, kwargs, options, batch)
+        inv = invocation_of(kernel, args, kwargs, options, batch)
         asked = inv if concrete is None else self._with_values(kernel, inv, concrete, options)
         # Taken before the choice: a change that comes between it and its recording must not be overlooked.
         epoch = changes.epoch
@@ -270,7 +270,7 @@ class Executor(Generic[Cfg, Out]):
         if not all(is_concrete(leaf) for leaf in leaves) or all(_is_plain(leaf) for leaf in leaves):
             return inv
         with _jax.clean_room():
-            return _invocation(kernel, *concrete, options)
+            return invocation_of(kernel, *concrete, options)
 
     def _stamp(self, inv: Invocation[Any, Any], key: Key | None, cfg: Any) -> contextlib.AbstractContextManager[Any]:
         style = self._settings.stamp
@@ -395,7 +395,7 @@ def _abstract(inv: Invocation[Any, Any]) -> Invocation[Any, Any]:
     return replace(inv, args=args, kwargs=kwargs)
 
 
-def _invocation(
+def invocation_of(
     kernel: Kernel[Any, Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

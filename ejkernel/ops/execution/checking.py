@@ -1,0 +1,33 @@
+"""Do all candidates of a kernel compute the same thing? For kernel authors' own tests."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..config.jobs import candidates, job_for
+from ..config.request import ask
+from ..core.kernel import Kernel
+from ..core.record import Trial
+from ..tuning.field import Field
+from ..tuning.job import distinct
+from .call import split
+from .executor import invocation_of
+
+
+def check(kernel: Kernel[Any, Any], /, *args: Any, **kwargs: Any) -> tuple[Trial, ...]:
+    """Runs every candidate of a call as a tuning would, values and gradients, and says what became of each.
+
+    The heuristic cfg, which comes first, or the kernel's `reference` says what is right. Nothing is timed or kept.
+    """
+    options, keywords = split(kernel, kwargs)
+    inv = invocation_of(kernel, args, keywords, options)
+    request = ask(inv, kernel, "forward+backward")
+    job = job_for(request, distinct(candidates(request)))
+    with job.room():
+        field = Field(job, job.candidates, seed=0, device=request.device)
+        field.compile(math.inf)
+        field.prepare()
+        field.check()
+        field.share_with_twins()
+    return tuple(field.trials)
