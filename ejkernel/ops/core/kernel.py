@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -130,7 +131,8 @@ def key_builder_of(kernel: Kernel[Any, Any]) -> Callable[[Any], str] | None:
     # A plain function or lambda in the class body takes the invocation; a method takes self first.
     if inspect.isfunction(raw) and len(_required(raw)) < 2:
         return raw
-    return kernel.key_builder
+    # A partial, which Python is about to make a method as well, is a function of the invocation.
+    return raw if isinstance(raw, functools.partial) else kernel.key_builder
 
 
 def _required(function: Callable[..., Any]) -> list[inspect.Parameter]:
