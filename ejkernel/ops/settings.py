@@ -60,7 +60,7 @@ def _seconds(name: str) -> float | None:
 
 
 def _recording(name: str) -> str | None:
-    """`1` records in memory, anything that is not a switch is a file to record into."""
+    """Any value but a switch that says off records, in memory."""
     text = os.environ.get(name, "").strip()
     return None if text == "" or text.lower() in _OFF else text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -9,6 +10,10 @@ import jax
 
 from ..core.kernel import Kernel
 from .call import Taken, take
+
+
+# Sets of static values that a compiled kernel keeps programs for.
+_MOST = 64
 
 
 class Compiled:
@@ -23,7 +28,7 @@ class Compiled:
         self._kernel = kernel
         self._run = run
         self._defaults = defaults
-        self._programs: dict[Hashable, Any] = {}
+        self._programs: OrderedDict[Hashable, Any] = OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The kernel's result."""
@@ -51,4 +56,6 @@ class Compiled:
 
             call.__name__ = call.__qualname__ = self._kernel.op_id
             program = self._programs.setdefault(taken.shape, jax.jit(call))
+            while len(self._programs) > _MOST:
+                self._programs.popitem(last=False)
         return program, taken
