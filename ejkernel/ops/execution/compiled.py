@@ -11,7 +11,6 @@ import jax
 from ..core.kernel import Kernel
 from .call import Taken, take
 
-
 # Sets of static values that a compiled kernel keeps programs for.
 _MOST = 64
 
