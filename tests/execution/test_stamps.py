@@ -147,3 +147,15 @@ def test_a_compiled_function_is_labelled():
     compiled = executor_with().compile(kernel, X)
     assert find_labels_in_lowered(compiled.lower(X)) == [f"ejkernel_ops#times:v0:{key_for(kernel, X)[2]}"]
     np.testing.assert_array_equal(compiled(X), X * 2)
+
+
+def test_the_label_is_in_a_profile(tmp_path):
+    """A trace of the running program names the call."""
+    kernel, executor = Times.fresh()(), executor_with()
+    program = jax.jit(lambda x: executor(kernel, x))
+    program(X)
+    with jax.profiler.trace(str(tmp_path)):
+        jax.block_until_ready(program(X))
+
+    expected = f"ejkernel_ops#times:v{kernel.version}:{key_for(kernel, X)[2]}".encode()
+    assert any(expected in path.read_bytes() for path in tmp_path.rglob("*.xplane.pb"))

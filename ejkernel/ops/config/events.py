@@ -8,8 +8,6 @@ from typing import Any
 
 from ..core.key import Key
 
-EVENTS = ("override", "overlay_hit", "cache_hit", "autotune_start", "autotune_finish", "heuristics", "error")
-
 
 class ListenerWarning(UserWarning):
     """A listener that raised."""

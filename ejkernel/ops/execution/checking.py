@@ -11,8 +11,8 @@ from ..core.kernel import Kernel
 from ..core.record import Trial
 from ..tuning.field import Field
 from ..tuning.job import distinct
+from .asking import invocation_of
 from .call import split
-from .executor import invocation_of
 
 
 def check(kernel: Kernel[Any, Any], /, *args: Any, **kwargs: Any) -> tuple[Trial, ...]:

@@ -19,10 +19,9 @@ from ..config import policy
 from ..config.cache import overlay_in_force
 from ..core import changes
 from ..core.abstract import abstractify
-from ..core.batch import BatchAxes, array_leaves, batched_leaves, find_batch, over_batch
+from ..core.batch import BatchAxes, array_leaves, find_batch
 from ..core.bind import bind
 from ..core.device import default_device, device_fingerprint, device_of, get_device_platform, target_device
-from ..core.errors import KernelError
 from ..core.gradients import forward_mode_error
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
@@ -32,6 +31,7 @@ from ..registry import copied, record_call
 from ..settings import Settings
 from ..timing.inputs import is_concrete, is_float
 from ..timing.program import UNTRACEABLE, first_line
+from .asking import invocation_of
 from .call import RESERVED, Options, Taken, kernel_key, split, take
 from .compiled import Compiled
 from .labels import PREFIX, json_label, label
@@ -393,55 +393,3 @@ def _abstract(inv: Invocation[Any, Any]) -> Invocation[Any, Any]:
     """The call without its arrays, to be kept."""
     args, kwargs = abstractify((inv.args, dict(inv.kwargs)))
     return replace(inv, args=args, kwargs=kwargs)
-
-
-def invocation_of(
-    kernel: Kernel[Any, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Options,
-    batch: BatchAxes | None = None,
-) -> Invocation[Any, Any]:
-    """What is asked of the kernel, once it has normalised the call."""
-    ready, keywords = _prepared(kernel, args, kwargs)
-    if batch is None:
-        leaves = array_leaves(ready, keywords)
-        batch = find_batch(leaves) if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) else None
-    elif type(kernel).prepare is not Kernel.prepare:
-        batch = _batch_after_prepare(kernel, args, kwargs, batch)
-    return Invocation(
-        op_id=kernel.op_id,
-        args=ready,
-        kwargs=keywords,
-        batch_axes=batch,
-        override_cfg=options.cfg,
-        stamp=options.stamp,
-        method=options.method,
-        mesh=options.mesh,
-        in_specs=options.in_specs,
-        out_specs=options.out_specs,
-        check_vma=options.check_vma,
-    )
-
-
-def _prepared(kernel: Kernel[Any, Any], args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    made = kernel.prepare(*args, **kwargs)
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], dict):
-        return tuple(made[0]), made[1]
-    raise KernelError(
-        f"prepare of kernel {versioned(kernel)} must return (args, kwargs), a tuple and a dict; got {made!r}"
-    )
-
-
-def _batch_after_prepare(kernel: Kernel[Any, Any], args: Any, kwargs: Any, batch: BatchAxes) -> BatchAxes | None:
-    """Where the batch's axes are once `prepare` has moved the arrays around: asked of JAX, on shapes."""
-    taken = take(kernel, args, kwargs)
-    found: list[BatchAxes | None] = []
-
-    def look(*leaves: Any) -> int:
-        found.append(find_batch(array_leaves(*_prepared(kernel, *taken.rebuild(leaves)))))
-        return 0
-
-    with _jax.clean_room():
-        jax.eval_shape(over_batch(look, batch), *batched_leaves(taken.leaves, batch))
-    return found[0]
