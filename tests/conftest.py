@@ -10,6 +10,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 import pytest
 
 from ejkernel.ops import registry
+from ejkernel.ops.execution.default import forget_default
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +21,4 @@ def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.setenv("EJKERNEL_PERSISTENT_CACHE_DIR", str(tmp_path / "cache"))
     registry.forget_invocations()
+    forget_default()

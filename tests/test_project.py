@@ -33,12 +33,13 @@ PUBLIC = [
     *("device_fingerprint", "device_kind", "get_device_platform", "target_device"),
     *("abstractify", "sharding_fingerprint", "short_hash", "stable_json", "to_json", "from_json"),
     # caches
-    *("ConfigCache", "overlay_cache", "current_scope", "refresh", "PersistentCache"),
+    *("ConfigCache", "overlay_cache", "current_scope", "refresh", "PersistentCache", "OperationStores"),
     # selection
     *("AutotunePolicy", "policy_override", "forward_autotune_only", "ConfigSelectorChain", "Tuner"),
     # registry
     *("record_invocation", "get_invocations"),
     # execution
+    *("default_executor", "default_selector"),
     *("Executor", "ConfigChooser", "vmap_with_config", "pmap_with_config"),
     *("label", "extract_labels_from_hlo_text", "find_labels_in_lowered", "labels_to_configs"),
     *("Measurement", "AutotuneData", "Entry", "AutotuningResult"),

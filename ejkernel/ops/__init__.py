@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .config.cache import current_scope as current_scope
     from .config.cache import overlay_cache as overlay_cache
     from .config.cache import refresh as refresh
+    from .config.operations import OperationStores as OperationStores
     from .config.persistent import PersistentCache as PersistentCache
     from .config.selection import AutotunePolicy as AutotunePolicy
     from .config.selection import ConfigSelectorChain as ConfigSelectorChain
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from .core.stable import stable_json as stable_json
     from .core.stable import to_json as to_json
     from .execution.checking import check as check
+    from .execution.default import default_executor as default_executor
+    from .execution.default import default_selector as default_selector
     from .execution.executor import ConfigChooser as ConfigChooser
     from .execution.executor import Executor as Executor
     from .execution.labels import extract_labels_from_hlo_text as extract_labels_from_hlo_text
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "config.cache": "ConfigCache current_scope overlay_cache refresh",
+    "config.operations": "OperationStores",
     "config.persistent": "PersistentCache",
     "config.selection": "AutotunePolicy ConfigSelectorChain Tuner forward_autotune_only policy_override",
     "core.abstract": "abstractify sharding_fingerprint",
@@ -66,6 +70,7 @@ _NAMES = {
     "core.record": "Record Trial",
     "core.stable": "from_json short_hash stable_json to_json",
     "execution.checking": "check",
+    "execution.default": "default_executor default_selector",
     "execution.executor": "ConfigChooser Executor",
     "execution.mapped": "pmap_with_config vmap_with_config",
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fakes_store import DEV, OP, key, store, write_large
 
+from ejkernel.ops.config.operations import OperationStores
 from ejkernel.ops.config.store import Store, StoredEntry, as_store
 from ejkernel.ops.config.wrappers import LayeredStore, MemoryStore, ReadOnlyStore
 from ejkernel.ops.core.errors import SettingError, StoreError
@@ -86,8 +87,12 @@ def from_the_lowest_layer(tmp_path):
     return Doors(lowest, LayeredStore(store(tmp_path / "user"), MemoryStore(), ReadOnlyStore(lowest)))
 
 
+def by_operation(tmp_path):
+    return Doors(OperationStores(tmp_path), OperationStores(tmp_path))
+
+
 KINDS = [
-    *(small, large, reopened, large_reopened, memory, read_only),
+    *(small, large, reopened, large_reopened, memory, read_only, by_operation),
     *(one_layer, two_layers, three_layers, from_the_lowest_layer),
 ]
 

@@ -12,7 +12,7 @@ from ..core.key import Key
 from .store import Store, StoredEntry
 
 
-class _ByKey:
+class ByKey:
     """`get` and `put` in terms of `lookup` and `keep`."""
 
     def lookup(self, key: Key) -> StoredEntry | None:
@@ -34,7 +34,7 @@ class _ByKey:
 
 
 @final
-class MemoryStore(_ByKey):
+class MemoryStore(ByKey):
     """A store that ends with the process."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class MemoryStore(_ByKey):
 
 @final
 @dataclass(frozen=True)
-class ReadOnlyStore(_ByKey):
+class ReadOnlyStore(ByKey):
     """A store that is looked at and never written."""
 
     inner: Store
@@ -86,7 +86,7 @@ class ReadOnlyStore(_ByKey):
 
 
 @final
-class LayeredStore(_ByKey):
+class LayeredStore(ByKey):
     """Stores over each other: the first hit wins and is promoted to the top, which alone is written."""
 
     def __init__(self, *layers: Store) -> None:
