@@ -22,6 +22,7 @@ class Event:
     name: str
     duration_ns: float
     stats: list[tuple[str, object]] = field(default_factory=list)
+    start_ns: float = 0.0
 
 
 @dataclass
@@ -142,7 +143,9 @@ def quiet_profiler(monkeypatch):
 
 
 def trace_says(monkeypatch, seconds):
-    monkeypatch.setattr("ejkernel.ops.timing.profiler.device_seconds", lambda folder: seconds)
+    """A trace with one event a program, or with several, in any order, each as (start, seconds)."""
+    events = {name: [(0, value)] if isinstance(value, float) else value for name, value in seconds.items()}
+    monkeypatch.setattr("ejkernel.ops.timing.profiler.device_events", lambda folder: events)
 
 
 def test_the_time_of_a_round_is_per_call(monkeypatch, quiet_profiler):
@@ -174,6 +177,40 @@ def test_what_a_program_raises_is_its_own_outcome(monkeypatch, quiet_profiler):
 
     assert (str(found[0]), found[1]) == ("worn out", 6.0)
     assert quiet_profiler == []
+
+
+def test_rounds_in_one_trace_are_told_apart_by_time(monkeypatch, quiet_profiler):
+    """Each round has its share of a program's events in the order of time, be it one kernel a call or several."""
+    trace_says(
+        monkeypatch,
+        {"one": [(9, 4.0), (1, 2.0)], "two": [(2, 1.0), (3, 5.0), (10, 3.0), (11, 4.0), (5, 0.0), (12, 1.0)]},
+    )
+    one, two = Run(4, "one", abs, (1,), 2), Run(7, "two", abs, (1,), 1)
+
+    assert ProfilerClock().rounds([[one, two], [two, one]]) == [{4: 1.0, 7: 6.0}, {4: 2.0, 7: 8.0}]
+
+
+def test_rounds_that_cannot_be_told_apart_are_one(monkeypatch, quiet_profiler):
+    """Three events in two rounds belong to no round for sure: their mean counts once."""
+    trace_says(monkeypatch, {"one": [(1, 2.0), (2, 2.0), (3, 4.0)], "two": [(1, 1.0), (2, 3.0)]})
+    one, two = Run(4, "one", abs, (1,), 2), Run(7, "two", abs, (1,), 1)
+
+    assert ProfilerClock().rounds([[one, two], [two, one]]) == [{4: 2.0, 7: 2.0}]
+
+
+def test_what_fails_in_one_round_has_failed_in_all(monkeypatch, quiet_profiler):
+    """It has no later turn in that trace, and the others have all of theirs."""
+    trace_says(monkeypatch, {"one": [(1, 2.0), (2, 4.0)]})
+    turns = []
+
+    def broken(x):
+        turns.append(x)
+        raise OSError("worn out")
+
+    first, second = ProfilerClock().rounds([[Run(0, "one", abs, (1,)), Run(1, "two", broken, (1,))]] * 2)
+
+    assert (first[0], second[0]) == (2.0, 4.0)
+    assert (str(first[1]), str(second[1]), turns) == ("worn out", "worn out", [1])
 
 
 def test_the_session_is_closed_when_the_user_interrupts(quiet_profiler):

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ejkernel.ops.timing.program import Staged
 from ejkernel.ops.tuning.field import Field, status_of
 from ejkernel.ops.tuning.job import Job
 
 X = jnp.arange(1.0, 9.0)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["compiled first", "pipelined"])
+def pipelined(request, monkeypatch):
+    """Whether candidates are checked while others compile changes nothing of what follows."""
+    monkeypatch.setattr("test_field.Field", functools.partial(Field, pipelined=request.param))
+    return request.param
 
 
 def field_of(functions, *args, **job):
@@ -196,9 +206,75 @@ def test_after_the_deadline_one_is_traced():
     cfgs = ["broken", "good", "late"]
     found = Field(Job(make_fn, (X,), {}, cfgs), cfgs, seed=0, device=jax.devices()[0])
     found.compile(-math.inf)
+    found.check()
 
     assert traced == ["broken", "good"]
     assert statuses(found) == ["compile", "ok", "timeout"]
+
+
+# Checking while others compile.
+
+
+def hold(monkeypatch, step, waits, for_whom):
+    """Lets one candidate's step (`lower` or `compile`) wait until the other's is done, or until it is released."""
+    done = threading.Event()
+    original = getattr(Staged, step)
+
+    def held(staged, *args):
+        number = staged.name.rpartition("_")[2]
+        if number == str(waits):
+            assert done.wait(60)
+        try:
+            return original(staged, *args)
+        finally:
+            if number == str(for_whom):
+                done.set()
+
+    monkeypatch.setattr(Staged, step, held)
+    return done
+
+
+def test_candidates_run_while_others_compile(monkeypatch, pipelined):
+    """Once all are lowered, the check of the first does not wait for the last compilation."""
+    if not pipelined:
+        pytest.skip("here all are compiled first")
+    released = hold(monkeypatch, "compile", waits=2, for_whom=None)
+    runs = []
+
+    def release(x):
+        runs.append(x)
+        released.set()
+        return np.float32(2)
+
+    def first(x):
+        return x * jax.pure_callback(release, jax.ShapeDtypeStruct((), np.float32), x)
+
+    found = field_of({"a": first, "b": lambda x: x + x, "c": lambda x: x * 4 / 2})
+    assert not runs
+    found.check()
+
+    assert list(found.programs) == [0, 1, 2], found.trials
+
+
+def test_the_first_candidate_is_the_reference_however_late_it_comes(monkeypatch):
+    """Without a reference nobody is judged before the first has run: it is the second one that is wrong."""
+    hold(monkeypatch, "compile", waits=0, for_whom=1)
+    found = field_of({"a": lambda x: x * 2, "b": lambda x: x * 3, "c": lambda x: x + x})
+    found.check()
+
+    assert statuses(found) == ["ok", "wrong", "ok"]
+
+
+def test_the_first_of_equal_programs_counts_whoever_compiles_it(monkeypatch):
+    """The third one's thread compiles what the first has as well: that is the reference, and runs once a set."""
+    hold(monkeypatch, "lower", waits=0, for_whom=2)
+    found = field_of({"a": lambda x: x * 2, "b": lambda x: x * 3, "c": lambda x: x * 2})
+    found.check()
+    found.share_with_twins()
+
+    assert list(found.programs) == [0]
+    assert statuses(found) == ["ok", "wrong", "ok"]
+    assert "same program as 'a'" in found.trials[2].message
 
 
 # What kind of failure.

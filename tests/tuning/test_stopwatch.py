@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -144,12 +146,15 @@ class Unavailable(ProfilerClock):
     """A profiler that gives so many rounds and then no more."""
 
     def __init__(self, rounds=0):
-        self.rounds = rounds
+        self.left = rounds
+
+    def rounds(self, schedule):
+        return [self.round(schedule[0])]
 
     def round(self, runs):
-        if not self.rounds:
+        if not self.left:
             raise ProfilerUnavailable("the profiler is in use")
-        self.rounds -= 1
+        self.left -= 1
         return {run.number: 1e-3 * (run.number + 1) for run in runs}
 
 
@@ -203,6 +208,86 @@ def test_short_kernels_get_more_calls_on_a_device(seconds, calls):
     found.round([0])
 
     assert [run.calls for (run,) in clock.seen] == [1, calls]
+
+
+@dataclass
+class Traces:
+    """A clock for several rounds at the price of one: each round of a program takes a second more than the last."""
+
+    seconds: dict[str, float]
+    name: str = "traces"
+    seen: list[list[list[Any]]] = field(default_factory=list)
+
+    def round(self, runs):
+        return self.rounds([runs])[0]
+
+    def rounds(self, schedule):
+        before = sum(map(len, self.seen))
+        self.seen.append([[run.name for run in runs] for runs in schedule])
+        return [
+            {run.number: self.seconds[run.name] * (1 + 1e-3 * (before + turn)) for run in runs}
+            for turn, runs in enumerate(schedule)
+        ]
+
+
+def test_few_short_kernels_run_several_rounds_in_one_trace():
+    """After the first round, which says how long they are; each round is still one round, in an order of its own."""
+    clock = Traces({"a": 20e-6, "b": 21e-6})
+    found = watch([program("a"), program("b")], clock)
+    rounds = [found.round([0, 1]) for _ in range(10)]
+
+    assert [len(trace) for trace in clock.seen] == [1, 8, 8]
+    assert [round(times[0] / 20e-6, 6) for times in rounds] == [1 + 1e-3 * turn for turn in range(10)]
+    assert {tuple(order) for order in clock.seen[1]} == {("a", "b"), ("b", "a")}
+
+
+def test_who_has_left_the_race_does_not_show_in_rounds_measured_ahead():
+    """A round holds those that were asked for, no more."""
+    clock = Traces({"a": 20e-6, "b": 21e-6})
+    found = watch([program("a"), program("b")], clock)
+    for _ in range(2):
+        found.round([0, 1])
+
+    assert found.round([1]).keys() == {1}
+    assert len(clock.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds"), [(20e-6, 8), (1e-3, 5), (4e-3, 1), (20e-3, 1)], ids=["short", "middle", "long", "very long"]
+)
+def test_long_kernels_run_one_round_a_trace(seconds, rounds):
+    """Where the kernels take longer than the trace, every round is looked at before the next."""
+    clock = Traces({"a": seconds, "b": seconds})
+    found = watch([program("a"), program("b")], clock)
+    for _ in range(2):
+        found.round([0, 1])
+
+    assert len(clock.seen[1]) == rounds
+
+
+def test_many_candidates_run_one_round_a_trace():
+    """While most are still to be dropped, rounds ahead would be wasted on them."""
+    names = [f"p{number}" for number in range(40)]
+    clock = Traces(dict.fromkeys(names, 1e-6))
+    found = watch([program(name) for name in names], clock)
+    for _ in range(2):
+        found.round(list(range(40)))
+
+    assert [len(trace) for trace in clock.seen] == [1, 1]
+
+
+def test_the_orders_of_rounds_in_one_trace_follow_the_seed():
+    """The same seed gives the same orders."""
+
+    def orders(seed):
+        clock = Traces(dict.fromkeys("abc", 20e-6))
+        found = watch([program(name) for name in "abc"], clock, seed=seed)
+        for _ in range(2):
+            found.round([0, 1, 2])
+        return clock.seen
+
+    assert orders(3) == orders(3)
+    assert orders(3) != orders(4)
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])

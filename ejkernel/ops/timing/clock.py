@@ -42,6 +42,14 @@ class RoundClock(Protocol):
         """Seconds per call of each, or what it raised."""
 
 
+@runtime_checkable
+class TraceClock(RoundClock, Protocol):
+    """A clock that times several rounds of the same programs at the price of one."""
+
+    def rounds(self, schedule: Sequence[Sequence[Run]]) -> Sequence[Mapping[int, float | Exception]]:
+        """Each round's seconds; fewer rounds where they cannot be told apart."""
+
+
 class WallClock:
     """The host's clock around calls that are waited for."""
 

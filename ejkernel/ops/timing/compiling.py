@@ -7,11 +7,12 @@ import contextlib
 import ctypes
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import jax
 
@@ -63,6 +64,21 @@ def _end_stragglers() -> None:
             thread.join(0.05)
 
 
+def leave_process(status: int) -> NoReturn:
+    """Ends a program of ours at once, with this status, whatever is still being compiled.
+
+    Up to jaxlib 0.11 the end of the interpreter aborts a process whose compiler still runs: there is no other way out
+    with the right status.
+    """
+    if _compiling:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # What stores and loggers do at the end is done here, since nothing comes after.
+        atexit._run_exitfuncs()
+        os._exit(status)
+    sys.exit(status)
+
+
 class CompilePool:
     """Threads that compile what is given to them, from the first one on.
 
@@ -71,7 +87,7 @@ class CompilePool:
 
     def __init__(self, workers: int) -> None:
         self._waiting: queue.SimpleQueue[tuple[int, Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Built] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Built | None] = queue.SimpleQueue()
         self._given = 0
         self._settings = _Settings.here()
         self._left = False
@@ -91,12 +107,20 @@ class CompilePool:
         self._given += 1
         self._waiting.put((number, build))
 
-    def results(self, deadline: float) -> Iterator[Built]:
+    def wake(self) -> None:
+        """Lets who waits for results look up: they get None."""
+        self._done.put(None)
+
+    def results(self, deadline: float) -> Iterator[Built | None]:
         """Each as it ends; what has not ended by the deadline, or is a straggler, is not given at all."""
         try:
             yield from self._as_they_end(deadline)
         finally:
             self.leave()
+
+    def has_news(self) -> bool:
+        """Has one ended that was not given yet?"""
+        return not self._done.empty()
 
     def leave(self) -> None:
         """Lets the threads go; one that still compiles goes when it is done."""
@@ -110,7 +134,7 @@ class CompilePool:
     def __exit__(self, *error: object) -> None:
         self.leave()
 
-    def _as_they_end(self, deadline: float) -> Iterator[Built]:
+    def _as_they_end(self, deadline: float) -> Iterator[Built | None]:
         taken: list[float] = []
         start = last = time.perf_counter()
         usable = False
@@ -136,6 +160,9 @@ class CompilePool:
             except queue.Empty:
                 if time.perf_counter() >= limit:
                     return
+                continue
+            if built is None:
+                yield None
                 continue
             taken.append(built.seconds)
             # A number stands for another one's program, which may be still to come.
@@ -177,7 +204,7 @@ def compile_all(jobs: Sequence[tuple[int, Callable[[], Any]]], *, workers: int, 
     with CompilePool(min(workers, len(jobs))) as pool:
         for number, build in jobs:
             pool.give(number, build)
-        yield from pool.results(deadline)
+        yield from (built for built in pool.results(deadline) if built is not None)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,10 +34,14 @@ class _Inputs:
 class Field:
     """The candidates of a job on their way to the start; `programs` holds those that may run."""
 
-    def __init__(self, job: Job, cfgs: Sequence[Any], *, seed: int, device: jax.Device) -> None:
+    def __init__(
+        self, job: Job, cfgs: Sequence[Any], *, seed: int, device: jax.Device, pipelined: bool | None = None
+    ) -> None:
         self.job = job
         self.seed = seed
         self.device = device
+        # Are candidates run while others compile? Not where both need the same cores.
+        self.pipelined = device.platform != "cpu" if pipelined is None else pipelined
         self.trials = [Trial(cfg) for cfg in cfgs]
         self.programs: dict[int, Program] = {}
         self._staged: dict[int, Staged] = {}
@@ -45,6 +49,12 @@ class Field:
         self._twins: dict[int, int] = {}
         self._first: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._pool: CompilePool | None = None
+        # Programs to come, once they are compiled; None when all are there.
+        self._results: Iterator[Built | None] | None = None
+        self._coming: set[int] = set()
+        self._unlowered: set[int] = set()
+        self._rank: dict[int, int] = {}
         self.objective: Objective = "forward"
         self._tag = secrets.token_hex(4)
         self._checked: set[int] = set()
@@ -55,18 +65,35 @@ class Field:
         """Traces every candidate on this thread while others lower and compile what is traced already.
 
         Kernels inside kernels are tuned now, before a device is claimed. Equal programs are compiled once, and nobody
-        waits for a straggler.
+        waits for a straggler. A pipelined field is back once all are lowered: the compiler then leaves Python to us,
+        and `check` takes what comes.
         """
-        with CompilePool(workers_for(len(self.trials))) as pool:
-            for number, trial in enumerate(self.trials):
-                self._trace(number, trial)
-                if number in self._staged:
-                    pool.give(number, functools.partial(self._build, number))
-                # Once something is on its way, a deadline is a deadline.
-                if self._staged and time.perf_counter() >= deadline:
-                    break
-            for built in pool.results(deadline):
-                self._arrived(built)
+        self._pool = CompilePool(workers_for(len(self.trials)))
+        for number, trial in enumerate(self.trials):
+            self._trace(number, trial)
+            if number in self._staged:
+                self._coming.add(number)
+                self._unlowered.add(number)
+                self._pool.give(number, functools.partial(self._build, number))
+            # Once something is on its way, a deadline is a deadline.
+            if self._staged and time.perf_counter() >= deadline:
+                break
+        # Candidates with and without gradients are told apart when all are there.
+        pipelined = self.pipelined and len({staged.objective for staged in self._staged.values()}) == 1
+        self._results = self._pool.results(deadline)
+        for built in self._results:
+            self._arrived(built)
+            if pipelined and self._coming and not self._unlowered:
+                return
+        self._all_arrived()
+
+    def close(self) -> None:
+        """Lets the compiling threads go."""
+        if self._pool is not None:
+            self._pool.leave()
+
+    def _all_arrived(self) -> None:
+        self._results = None
         self._time_out()
         self._settle_twins()
         self._agree_on_objective()
@@ -89,11 +116,20 @@ class Field:
     def _build(self, number: int) -> Program | int:
         """The program, or the number of the candidate that has the same; runs in a thread of the pool."""
         staged = self._staged[number]
-        if staged.as_it_is is not None:
-            return staged.build()
-        lowered, text = staged.lower()
-        with self._lock:
-            twin = self._first.setdefault(text, number)
+        try:
+            if staged.as_it_is is not None:
+                return staged.build()
+            lowered, text = staged.lower()
+            with self._lock:
+                twin = self._first.setdefault(text, number)
+                # Of equal programs the earliest counts, whichever thread was faster.
+                self._rank[twin] = min(self._rank.get(twin, twin), number)
+                if twin != number:
+                    self._coming.discard(number)
+        finally:
+            self._unlowered.discard(number)
+            if not self._unlowered and self._pool is not None:
+                self._pool.wake()
         return twin if twin != number else staged.compile(lowered)
 
     def _time_out(self) -> None:
@@ -111,8 +147,11 @@ class Field:
             notes = self.programs.pop(number).notes
             self.trials[number] = replace(self.trials[number], status="compile", message=notes)
 
-    def _arrived(self, built: Built) -> None:
+    def _arrived(self, built: Built | None) -> None:
+        if built is None:
+            return
         number = built.number
+        self._coming.discard(number)
         if built.failed:
             self._fail(number, built.outcome, "compile", seconds=built.seconds)
             return
@@ -144,7 +183,11 @@ class Field:
             # The earliest of equal programs runs for all, whichever thread was faster.
             first, *rest = sorted(numbers)
             self.programs[first] = program = self.programs.pop(compiled)
-            self.trials[first] = replace(self.trials[first], message=program.notes)
+            if first != compiled:
+                self.trials[first] = replace(
+                    self.trials[first], message=program.notes, error=self.trials[compiled].error
+                )
+                self._checked |= {first} if compiled in self._checked else set()
             self._twins.update(dict.fromkeys(rest, first))
 
     def prepare(self) -> None:
@@ -153,6 +196,12 @@ class Field:
 
     def check(self, deadline: float = math.inf) -> None:
         """Runs every program on two sets of inputs and drops those that fail or compute something else."""
+        if self._results is not None:
+            self._check_those_there(deadline)
+            for built in self._results:
+                self._arrived(built)
+                self._check_those_there(deadline)
+            self._all_arrived()
         self.programs = dict(sorted(self.programs.items()))
         for number in [n for n in self.programs if n not in self._checked]:
             # One that is right there must be, however late.
@@ -162,6 +211,15 @@ class Field:
                 del self.programs[number]
             else:
                 self._check(number)
+
+    def _check_those_there(self, deadline: float) -> None:
+        """Checks what has arrived until something new does; without a reference the earliest that runs comes first."""
+        while self._pool is not None and not self._pool.has_news() and time.perf_counter() < deadline:
+            there = sorted((self._rank.get(n, n), n) for n in self.programs if n not in self._checked)
+            still = min((self._rank.get(n, n) for n in list(self._coming)), default=math.inf)
+            if not there or (not self._checked & self.programs.keys() and there[0][0] > still):
+                return
+            self._check(there[0][1])
 
     def _check(self, number: int) -> None:
         self._checked.add(number)

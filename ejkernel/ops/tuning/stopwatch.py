@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from ..timing.clock import Clock, RoundClock, Run, WallClock, in_turns
+from ..timing.clock import Clock, RoundClock, Run, TraceClock, WallClock, in_turns
 from ..timing.profiler import ProfilerClock, ProfilerUnavailable
 from ..timing.program import Program
 from .race import Outcome, Rules, race
@@ -20,13 +21,17 @@ _MOST_HOST_CALLS = 64
 # On a device, whose clock is exact, some runs of a short kernel even out what the memory does.
 _DEVICE_SAMPLE = 60e-6
 _MOST_DEVICE_CALLS = 16
+# A trace costs some 15 ms on an H200, whatever is in it: few candidates run several rounds in one.
+_ROUNDS_A_TRACE = 8
+_CALLS_A_TRACE = 128
+_SECONDS_A_TRACE = 10e-3
 # Beyond the least number of rounds a race goes on while it is cheap: rounds of an exact clock say more.
 _ENOUGH_SECONDS = 1.0
 _ENOUGH_DEVICE_SECONDS = 0.6
 
 # The host's noise only ever adds: a lower quantile stands for a candidate. A device's is small and has two sides.
 HOST_RULES = Rules(quantile=0.25, tie=0.01)
-DEVICE_RULES = Rules(quantile=0.5, tie=0.004, least_gaps=(0.69, 0.10, 0.03), most_rounds=60)
+DEVICE_RULES = Rules(quantile=0.5, tie=0.004, least_gaps=(0.69, 0.10, 0.03), most_rounds=40)
 
 
 class Stopwatch:
@@ -41,6 +46,7 @@ class Stopwatch:
         *,
         warmup: int,
         deadline: float = math.inf,
+        seed: int = 0,
     ) -> None:
         self.programs = [programs[number] for number in numbers]
         self.names = [_module_name(program) for program in self.programs]
@@ -50,6 +56,10 @@ class Stopwatch:
         self.clock: Any = clock or _automatic(self.programs, self.names)
         self.note = ""
         self._calls: dict[int, int] = {}
+        # By the device's clock: seconds of a call in the latest round, and rounds that were measured ahead.
+        self._took: dict[int, float] = {}
+        self._ahead: list[Mapping[int, float | Exception]] = []
+        self._shuffled = random.Random(seed)
 
     @property
     def clock_name(self) -> str:
@@ -69,6 +79,7 @@ class Stopwatch:
             # Times of two clocks do not compare, and each has its own rules: nothing of the first one's is kept.
             self.clock, self.note = WallClock(), str(error)
             self._calls.clear()
+            self._ahead.clear()
         return self._race(least_rounds, protected, seed)
 
     def _race(self, least_rounds: int, protected: int | None, seed: int) -> Outcome:
@@ -90,13 +101,32 @@ class Stopwatch:
         if not self._calls and self.deadline < math.inf:
             # The first one wins ties: should the time be up within this round, it must have had its turn.
             order = sorted(order, key=bool)
+        if self._ahead:
+            # Nobody joins a race: those who still run are among those who ran.
+            found = self._ahead.pop(0)
+            return {place: found[place] for place in order}
         broken = self._warm([place for place in order if place not in self._calls])
         runs = [self._run(place) for place in order if place in self._calls]
         if not isinstance(self.clock, RoundClock):
             return {**in_turns(self.clock, runs, self._late), **broken}
-        found = self.clock.round(runs)
+        found = self._traced(self.clock, runs)
         self._learn(found)
         return {**found, **broken}
+
+    def _traced(self, clock: RoundClock, runs: Sequence[Run]) -> Mapping[int, float | Exception]:
+        rounds = self._rounds_at_once(runs)
+        if rounds < 2 or not isinstance(clock, TraceClock):
+            return clock.round(runs)
+        schedule = [runs, *(self._shuffled.sample(runs, len(runs)) for _ in range(rounds - 1))]
+        first, *self._ahead = clock.rounds(schedule)
+        return first
+
+    def _rounds_at_once(self, runs: Sequence[Run]) -> int:
+        if any(run.number not in self._took for run in runs):
+            return 1
+        calls = sum(run.calls for run in runs)
+        seconds = sum(self._took[run.number] * run.calls for run in runs)
+        return int(min(_ROUNDS_A_TRACE, _CALLS_A_TRACE / max(calls, 1), _SECONDS_A_TRACE / max(seconds, 1e-9)))
 
     def _late(self) -> bool:
         return time.perf_counter() >= self.deadline
@@ -140,6 +170,7 @@ class Stopwatch:
             if not isinstance(seconds, Exception):
                 wanted = math.ceil(_DEVICE_SAMPLE / max(seconds, 1e-9))
                 self._calls[place] = max(1, min(_MOST_DEVICE_CALLS, wanted))
+                self._took[place] = seconds
 
 
 def once(clock: Any, program: Program, leaves: Sequence[Any]) -> float:

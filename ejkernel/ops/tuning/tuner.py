@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -115,19 +116,24 @@ class Tuner(Generic[Cfg]):
         return record
 
     def _run(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
-        field = Field(job, cfgs, seed=self.seed, device=default_device())
-        field.compile(deadline)
-        field.prepare()
-        with job.turn(deadline - time.perf_counter()):
-            settled = job.settled()
-            if settled is not None:
-                found = Trial(settled[0], "skipped", "found by another process meanwhile")
-                return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
-            field.check(deadline)
-            numbers = list(field.programs)
-            watch = Stopwatch(self.clock, field.programs, field.leaves, numbers, warmup=self.warmup, deadline=deadline)
-            protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
-            outcome = watch.race(least_rounds=self.iters, protected=protected, seed=self.seed)
+        with contextlib.closing(Field(job, cfgs, seed=self.seed, device=default_device())) as field:
+            field.compile(deadline)
+            field.prepare()
+            with job.turn(deadline - time.perf_counter()):
+                settled = job.settled()
+                if settled is not None:
+                    found = Trial(settled[0], "skipped", "found by another process meanwhile")
+                    return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
+                field.check(deadline)
+                return self._race(job, record, field, deadline)
+
+    def _race(self, job: Job, record: Record, field: Field, deadline: float) -> Record:
+        numbers = list(field.programs)
+        watch = Stopwatch(
+            self.clock, field.programs, field.leaves, numbers, warmup=self.warmup, deadline=deadline, seed=self.seed
+        )
+        protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
+        outcome = watch.race(least_rounds=self.iters, protected=protected, seed=self.seed)
         record = replace(record, objective=field.objective, clock=watch.clock_name)
         return _finish(record, job, field, numbers, outcome, late=time.perf_counter() >= deadline)
 
