@@ -24,8 +24,10 @@ class Rules:
     errors_to_drop: float = 3.0
     # Differences below this are never believed.
     tie: float = 0.01
-    # Gaps below so many standard errors are declared as ties.
+    # Everybody within this many standard errors of a tie ends the race.
     errors_to_tie: float = 3.0
+    # Gaps below so many are declared as ties. More: with many candidates one of them is far off by chance alone.
+    errors_to_declare: float = 4.0
     most_rounds: int = 40
     # Which of a candidate's sorted samples stands for it: the middle for a device's own clock; for the host's, whose
     # noise only ever adds, one further down.
@@ -193,7 +195,9 @@ def _outcome(
     noise = view.noise if math.isfinite(view.noise) else 0.0
     equal = [i for i in live if view.gap(i, leader) <= rules.tie] or [leader]
     winner = protected if protected in equal else min(equal)
-    declared = [i for i in live if view.gap(i, leader) <= max(rules.tie, rules.errors_to_tie * _error(view, i, leader))]
+    declared = [
+        i for i in live if view.gap(i, leader) <= max(rules.tie, rules.errors_to_declare * _error(view, i, leader))
+    ]
     rest = sorted((i for i in timed if i != winner), key=lambda i: (not lanes[i].running, view.levels[id(lanes[i])], i))
     tied = tuple(sorted({*declared, winner}))
     return Outcome(lanes, (winner, *rest), tied if len(tied) > 1 else (), rounds, runs, noise, finished)
