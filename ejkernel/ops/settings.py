@@ -10,6 +10,7 @@ from typing import Literal, cast
 from .core.errors import SettingError
 
 Stamp = Literal["hash", "json", "none"]
+Progress = Literal["auto", "on", "off"]
 
 _ON = {"", "on", "1", "true", "yes"}
 _OFF = {"off", "0", "false", "no"}
@@ -24,6 +25,7 @@ class Settings:
     tune_seconds: float | None = None
     record: str | None = None
     stamp: Stamp = "hash"
+    progress: Progress = "auto"
 
     @staticmethod
     def read() -> Settings:
@@ -34,6 +36,7 @@ class Settings:
             tune_seconds=_seconds("EJKERNEL_OPS_TUNE_SECONDS"),
             record=_recording("EJKERNEL_OPS_RECORD"),
             stamp=_stamp("EJKERNEL_OPS_STAMP"),
+            progress=_progress("EJKERNEL_OPS_PROGRESS"),
         )
 
 
@@ -70,3 +73,10 @@ def _stamp(name: str) -> Stamp:
     if word not in ("hash", "json", "none"):
         raise SettingError(f"{name}={word!r} is not a label format: use hash, json or none")
     return cast(Stamp, word)
+
+
+def _progress(name: str) -> Progress:
+    word = os.environ.get(name, "").strip().lower() or "auto"
+    if word not in ("auto", "on", "off"):
+        raise SettingError(f"{name}={word!r} is unknown: use auto (a live line on terminals), on or off")
+    return cast(Progress, word)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .._jax import clean_room
@@ -22,8 +23,21 @@ class TuningWarning(UserWarning):
     """A tuning that did not go as it should."""
 
 
-def candidates(request: Request, empty: Callable[[str], None] = lambda message: None) -> list[Any]:
+@dataclass(frozen=True)
+class Offer:
+    """What a kernel offers for a call: the heuristic cfg and what may be measured, and what it rules out, and why."""
+
+    cfgs: list[Any]
+    refused: list[tuple[Any, str]]
+
+
+def candidates(request: Request) -> list[Any]:
     """The heuristic cfg, then what the kernel says may be measured, without what it calls invalid."""
+    return offer(request).cfgs
+
+
+def offer(request: Request, empty: Callable[[str], None] = lambda message: None) -> Offer:
+    """The same, with what the kernel calls invalid apart."""
     kernel, inv = request.kernel, request.inv
     heuristic = check_cfg_type(kernel, request.hook("heuristic_cfg")(inv), "heuristic_cfg")
     try:
@@ -39,19 +53,25 @@ def candidates(request: Request, empty: Callable[[str], None] = lambda message: 
             f"candidate_cfgs of kernel {versioned(kernel)} gave nothing for {request.key}, so the heuristic cfg is "
             "used; return at least one cfg, or do not define it"
         )
+    found = Offer([heuristic], [])
     for cfg in offered:
-        check_cfg_type(kernel, cfg, "a candidate")
-    valid = [cfg for cfg in offered if is_valid(kernel, inv, cfg)]
-    return [heuristic, *valid]
+        reason = why_invalid(kernel, inv, check_cfg_type(kernel, cfg, "a candidate"))
+        if reason is None:
+            found.cfgs.append(cfg)
+        else:
+            found.refused.append((cfg, reason))
+    return found
 
 
-def is_valid(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -> bool:
-    """Does the kernel call this cfg valid? A string is the reason why not."""
+def why_invalid(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -> str | None:
+    """What the kernel has against this cfg, or None."""
     verdict = kernel.valid_cfg(inv, cfg)
-    return not isinstance(verdict, str) and bool(verdict)
+    if isinstance(verdict, str):
+        return verdict
+    return None if bool(verdict) else "valid_cfg says no"
 
 
-def job_for(request: Request, cfgs: Sequence[Any]) -> Job:
+def job_for(request: Request, cfgs: Sequence[Any], refused: Sequence[tuple[Any, str]] = ()) -> Job:
     """The tuning of one request: the call as it will run, batch and shards around it."""
     kernel, inv = request.kernel, request.inv
     mesh = local_mesh(request.platform) if inv.method is None else None
@@ -72,6 +92,7 @@ def job_for(request: Request, cfgs: Sequence[Any]) -> Job:
         args=args,
         kwargs=kwargs,
         candidates=cfgs,
+        refused=refused,
         objective=request.objective,
         reference=reference if has_any(type(kernel), "reference") else None,
         tolerance=kernel.tolerance,

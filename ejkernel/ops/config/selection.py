@@ -23,6 +23,7 @@ from ..settings import Settings
 from ..tuning.budget import seconds_spent, spending
 from ..tuning.foreign import Autotuner, engine
 from ..tuning.job import Job
+from ..tuning.progress import shown, tell
 from ..tuning.tuner import Tuner as Tuner
 from ..tuning.turn import turn
 from .cache import ConfigCache
@@ -238,9 +239,12 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         start = time.perf_counter()
         cfg, record = None, None
         try:
-            with spending(), jax.default_device(request.device):
-                record = engine(self.tuner).tune(job)
+            title, wanted = f"{request.key.op_id} {request.key.call_key}", self._settings.progress
+            with spending(), jax.default_device(request.device), shown(title, job.seconds, wanted) as watch:
+                record = engine(self.tuner).tune(replace(job, watch=watch))
             cfg = record.cfg
+            if record.stop != "settled":
+                tell(title, record, time.perf_counter() - start, wanted)
         finally:
             seconds = time.perf_counter() - start
             self._tell("autotune_finish", request.key, cfg=cfg, seconds=seconds, record=record)

@@ -17,7 +17,7 @@ from ..core.record import Objective, Record
 from ..tuning.job import Job, distinct
 from .cache import ConfigCache, overlay_in_force
 from .failures import Failure
-from .jobs import TuningWarning, candidates, is_valid, job_for
+from .jobs import TuningWarning, candidates, job_for, offer, why_invalid
 from .measurable import obstacle
 from .request import Hit, Miss, Request
 from .store import Store
@@ -137,7 +137,7 @@ def _vetted(request: Request, cfg: Any) -> bool:
     if len(distinct([*offered, cfg])) == len(distinct(offered)):
         return True
     judges = type(request.kernel).valid_cfg is not Kernel.valid_cfg
-    return judges and is_valid(request.kernel, request.inv, cfg)
+    return judges and why_invalid(request.kernel, request.inv, cfg) is None
 
 
 def _believed(kept: Mapping[str, str], device: jax.Device) -> bool:
@@ -212,10 +212,12 @@ class AutotuneTier:
         failure = (request.key, type(request.kernel))
         if failure in self.failed:
             return Miss(f"failed before in this process: {self.failed[failure]}", ())
-        cfgs = candidates(request, empty=lambda message: self._say_once(("empty", request.key.op_id), message))
+        offered = offer(request, empty=lambda message: self._say_once(("empty", request.key.op_id), message))
+        cfgs = offered.cfgs
         if len(distinct(cfgs)) == 1:
             sole = Hit(cfgs[0], self.name, keep=False)
-            return sole if self.sole_answers else Miss("one candidate, nothing to measure")
+            ruled_out = f" ({len(offered.refused)} ruled out by valid_cfg)" if offered.refused else ""
+            return sole if self.sole_answers else Miss(f"one candidate, nothing to measure{ruled_out}")
         found = obstacle(request, cfgs[0])
         if found is not None:
             if found.surprising:
@@ -223,7 +225,7 @@ class AutotuneTier:
                 self._say_once(("obstacle", request.key.op_id), message)
             return Miss(found.reason)
         try:
-            record = self.tune(request, job_for(request, cfgs))
+            record = self.tune(request, job_for(request, cfgs, offered.refused))
         except TuningError as error:
             self.failed[failure] = f"all {len(error.reasons)} candidates failed; first: {error.reasons[0]}"
             _warn_of_failure(request, error)

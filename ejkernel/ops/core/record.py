@@ -64,8 +64,8 @@ class Record:
 
     @property
     def failures(self) -> tuple[Trial, ...]:
-        """The candidates that could not be used."""
-        return tuple(t for t in self.trials if t.status not in ("ok", "skipped"))
+        """The candidates that could not be used; not those that the kernel itself rules out."""
+        return tuple(t for t in self.trials if t.status not in ("ok", "skipped", "invalid"))
 
     def summary(self) -> dict[str, Any]:
         """The few figures that a store keeps beside the cfg."""
@@ -73,7 +73,7 @@ class Record:
         return {
             "seconds": winner,
             "gain": None if self.gain is None else list(self.gain),
-            "candidates": len(self.trials),
+            "candidates": sum(t.status != "invalid" for t in self.trials),
             "failed": len(self.failures),
             "tied": len(self.tied),
             "clock": self.clock,

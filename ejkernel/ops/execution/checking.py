@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -24,8 +25,7 @@ def check(kernel: Kernel[Any, Any], /, *args: Any, **kwargs: Any) -> tuple[Trial
     inv = invocation_of(kernel, args, keywords, options)
     request = ask(inv, kernel, "forward+backward")
     job = job_for(request, distinct(candidates(request)))
-    with job.room():
-        field = Field(job, job.candidates, seed=0, device=request.device)
+    with job.room(), contextlib.closing(Field(job, job.candidates, seed=0, device=request.device)) as field:
         field.compile(math.inf)
         field.prepare()
         field.check()

@@ -49,7 +49,8 @@ def workers_for(count: int) -> int:
     return max(1, min(count, 16, os.cpu_count() or 1))
 
 
-# Threads that are compiling now.
+# Threads of pools, and those that are compiling now.
+_threads: set[threading.Thread] = set()
 _compiling: set[threading.Thread] = set()
 
 
@@ -62,6 +63,9 @@ def _end_stragglers() -> None:
             # Reaches Python code at once, and the compiler when it returns; again, since a callback may swallow it.
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
             thread.join(0.05)
+    # Those that are through leave JAX's settings on their way out: the same holds for them.
+    for thread in _threads - _compiling:
+        thread.join(max(until - time.perf_counter(), 0.0))
 
 
 def leave_process(status: int) -> NoReturn:
@@ -100,7 +104,10 @@ class CompilePool:
 
     def _hire(self) -> None:
         self._threads += 1
-        threading.Thread(target=self._work, name="ejkernel-compile", daemon=True).start()
+        thread = threading.Thread(target=self._work, name="ejkernel-compile", daemon=True)
+        thread.start()
+        _threads.difference_update([old for old in list(_threads) if not old.is_alive()])
+        _threads.add(thread)
 
     def give(self, number: int, build: Callable[[], Any]) -> None:
         """Adds a compilation."""

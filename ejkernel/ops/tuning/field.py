@@ -20,6 +20,7 @@ from ..timing.compiling import Built, CompilePool, workers_for
 from ..timing.memory import free_memory, needed_memory
 from ..timing.program import Program, Staged, first_line, stage
 from .job import Job
+from .progress import Step
 
 
 @dataclass
@@ -54,6 +55,10 @@ class Field:
         self._results: Iterator[Built | None] | None = None
         self._coming: set[int] = set()
         self._unlowered: set[int] = set()
+        self._done = 0
+        self._compile_until = math.inf
+        # Was the time for compiling up before all were there?
+        self.late = False
         self._rank: dict[int, int] = {}
         self.objective: Objective = "forward"
         self._tag = secrets.token_hex(4)
@@ -68,6 +73,7 @@ class Field:
         waits for a straggler. A pipelined field is back once all are lowered: the compiler then leaves Python to us,
         and `check` takes what comes.
         """
+        self._compile_until = deadline
         self._pool = CompilePool(workers_for(len(self.trials)))
         for number, trial in enumerate(self.trials):
             self._trace(number, trial)
@@ -94,6 +100,7 @@ class Field:
 
     def _all_arrived(self) -> None:
         self._results = None
+        self.late = time.perf_counter() >= self._compile_until
         self._time_out()
         self._settle_twins()
         self._agree_on_objective()
@@ -152,6 +159,8 @@ class Field:
             return
         number = built.number
         self._coming.discard(number)
+        self._done += 1
+        self.job.watch(Step("compiling", self._done, len(self.trials)))
         if built.failed:
             self._fail(number, built.outcome, "compile", seconds=built.seconds)
             return
@@ -223,6 +232,7 @@ class Field:
 
     def _check(self, number: int) -> None:
         self._checked.add(number)
+        self.job.watch(Step("checking", len(self._checked), len(self.trials)))
         for trial_set in self._sets():
             if number in self.programs:
                 self._check_on(trial_set, number)

@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import _jax
 from ..core.record import Objective
+from .progress import Watch, unseen
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Job:
     tolerance: float | None = None
     # cfgs known from elsewhere (another environment, a lesser tuning): measured with the rest, never trusted.
     seeds: Sequence[Any] = ()
+    # cfgs that the kernel rules out for this call, with its reasons: not measured, but in the record.
+    refused: Sequence[tuple[Any, str]] = ()
     # Is the first candidate the heuristic cfg?
     heuristic_first: bool = False
     # Random floats instead of the call's own; its integers stay.
@@ -43,6 +46,8 @@ class Job:
     turn: Callable[[float], AbstractContextManager[Any]] = contextlib.nullcontext
     # Asked once the turn has come: did another process find the answer meanwhile? Gives (cfg,) or None.
     settled: Callable[[], tuple[Any] | None] = lambda: None
+    # Told how far the tuning is.
+    watch: Watch = unseen
     # What the record says of the call: key parts, kernel path, environment.
     about: Mapping[str, Any] = field(default_factory=dict)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,12 +47,15 @@ class Stopwatch:
         warmup: int,
         deadline: float = math.inf,
         seed: int = 0,
+        watch: Callable[[Mapping[int, float], int], None] = lambda seconds, total: None,
     ) -> None:
         self.programs = [programs[number] for number in numbers]
         self.names = [_module_name(program) for program in self.programs]
         self.leaves = leaves
         self.warmup = warmup
         self.deadline = deadline
+        # Told the seconds of those in each round, and how many there were at the start.
+        self.watch = watch
         self.clock: Any = clock or _automatic(self.programs, self.names)
         self.note = ""
         self._calls: dict[int, int] = {}
@@ -87,7 +90,7 @@ class Stopwatch:
         enough = time.perf_counter() + (_ENOUGH_DEVICE_SECONDS if device else _ENOUGH_SECONDS)
         return race(
             len(self.programs),
-            self.round,
+            self._watched,
             least_rounds=least_rounds,
             protected=protected,
             seed=seed,
@@ -95,6 +98,11 @@ class Stopwatch:
             out_of_time=self._late,
             enough=lambda: time.perf_counter() >= enough,
         )
+
+    def _watched(self, order: Sequence[int]) -> Mapping[int, float | Exception]:
+        found = self.round(order)
+        self.watch({i: s for i, s in found.items() if not isinstance(s, Exception)}, len(self.programs))
+        return found
 
     def round(self, order: Sequence[int]) -> Mapping[int, float | Exception]:
         """Seconds of each candidate in this order, or what it raised; without those whose turn came too late."""

@@ -26,8 +26,12 @@ from ..timing.profiler import ProfilerUnavailable
 from ..timing.program import Program, first_line, stage
 from .field import Field, status_of
 from .job import Job, distinct
+from .progress import Step, Watch
 from .race import Outcome
 from .stopwatch import Stopwatch, once
+
+# The share of a budget that compiling leaves.
+_FOR_MEASURING = 0.25
 
 
 class Tuner(Generic[Cfg]):
@@ -109,15 +113,18 @@ class Tuner(Generic[Cfg]):
         record = Record(**dict(job.about), objective=job.objective, seed=self.seed, budget_s=budget)
         with job.room():
             record = self._run(job, record, cfgs, deadline)
+        refused = (Trial(cfg, "invalid", reason) for cfg, reason in job.refused)
+        record = replace(record, trials=(*record.trials, *refused))
         self._last.record = record
         if record.winner is None:
-            reasons = [f"{describe(t.cfg)}: {t.status}: {t.message}" for t in record.trials]
+            reasons = [f"{describe(t.cfg)}: {t.status}: {t.message}" for t in record.failures]
             raise TuningError("no candidate can be used:\n  " + "\n  ".join(reasons), reasons)
         return record
 
     def _run(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
         with contextlib.closing(Field(job, cfgs, seed=self.seed, device=default_device())) as field:
-            field.compile(deadline)
+            # Part of the time is for measuring: a candidate that is compiled and not timed cannot win.
+            field.compile(deadline - _FOR_MEASURING * (record.budget_s or 0.0))
             field.prepare()
             with job.turn(deadline - time.perf_counter()):
                 settled = job.settled()
@@ -129,13 +136,36 @@ class Tuner(Generic[Cfg]):
 
     def _race(self, job: Job, record: Record, field: Field, deadline: float) -> Record:
         numbers = list(field.programs)
-        watch = Stopwatch(
-            self.clock, field.programs, field.leaves, numbers, warmup=self.warmup, deadline=deadline, seed=self.seed
-        )
         protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
+        watch = Stopwatch(
+            self.clock,
+            field.programs,
+            field.leaves,
+            numbers,
+            warmup=self.warmup,
+            deadline=deadline,
+            seed=self.seed,
+            watch=_told_with_gain(job.watch, protected),
+        )
         outcome = watch.race(least_rounds=self.iters, protected=protected, seed=self.seed)
         record = replace(record, objective=field.objective, clock=watch.clock_name)
-        return _finish(record, job, field, numbers, outcome, late=time.perf_counter() >= deadline)
+        return _finish(record, job, field, numbers, outcome, late=field.late or time.perf_counter() >= deadline)
+
+
+def _told_with_gain(watch: Watch, heuristic: int | None) -> Callable[[Mapping[int, float], int], None]:
+    """Tells the best of each round, and its gain over the heuristic cfg's latest time."""
+    latest = math.nan
+
+    def tell(seconds: Mapping[int, float], total: int) -> None:
+        nonlocal latest
+        if not seconds:
+            return
+        best = min(seconds.values())
+        latest = latest if heuristic is None else seconds.get(heuristic, latest)
+        gain = latest / best if best > 0 and math.isfinite(latest) else None
+        watch(Step("timing", total - len(seconds), total, best, gain))
+
+    return tell
 
 
 def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome: Outcome, *, late: bool) -> Record:

@@ -1,0 +1,153 @@
+"""Seeing a tuning: one live line on a terminal, one quiet line elsewhere, one line of totals at the end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import math
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TextIO, final
+
+from ..core.record import Record
+from ..settings import Progress
+
+log = logging.getLogger("ejkernel.ops")
+
+# A line that changes more often than this cannot be read.
+_LEAST_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a tuning is."""
+
+    stage: Literal["compiling", "checking", "timing"]
+    done: int
+    total: int
+    # The shortest time so far, and how many times as fast that is as the heuristic cfg.
+    best_s: float | None = None
+    gain: float | None = None
+
+
+Watch = Callable[[Step], None]
+
+
+def unseen(step: Step) -> None:
+    """Nobody looks."""
+
+
+@final
+class Line:
+    """One line of a terminal, written over and over; `close` takes it away."""
+
+    def __init__(self, title: str, seconds: float | None, stream: TextIO) -> None:
+        self.title = title
+        self.stream = stream
+        self._until = None if seconds is None else time.perf_counter() + seconds
+        self._shown = -math.inf
+        self._best: Step | None = None
+
+    def __call__(self, step: Step) -> None:
+        """Shows how far it is."""
+        self._best = step if step.best_s is not None else self._best
+        now = time.perf_counter()
+        if now - self._shown < _LEAST_SECONDS:
+            return
+        self._shown = now
+        width = shutil.get_terminal_size().columns
+        self._write("\r" + self.text(step, now)[: width - 1] + "\x1b[K")
+
+    def text(self, step: Step, now: float) -> str:
+        """The line without its control characters."""
+        parts = [f"tuning {self.title}", f"{step.stage} {step.done}/{step.total}"]
+        if self._best is not None and self._best.best_s is not None:
+            gain = "" if self._best.gain is None else f" ({self._best.gain:.2f}x)"
+            parts.append(f"best {spell_seconds(self._best.best_s)}{gain}")
+        if self._until is not None:
+            parts.append(f"{max(self._until - now, 0):.0f} s left")
+        return "  ".join(parts)
+
+    def close(self) -> None:
+        """Leaves the line empty for whatever comes next."""
+        if self._shown > -math.inf:
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        # A terminal that went away ends the showing, not the tuning.
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.write(text)
+            self.stream.flush()
+
+
+@contextlib.contextmanager
+def shown(title: str, seconds: float | None, wanted: Progress) -> Iterator[Watch]:
+    """What a tuning is to call with each step, for the time of a `with` block."""
+    stream = sys.stderr
+    if wanted == "off" or stream is None or not stream.isatty():
+        yield unseen
+        return
+    with contextlib.closing(Line(title, seconds, stream)) as line:
+        yield line
+
+
+def tell(title: str, record: Record, seconds: float, wanted: Progress) -> None:
+    """One line about a tuning that is over: for the log, or for everybody where that was asked for."""
+    trials = sum(trial.status != "invalid" for trial in record.trials)
+    gain = "" if record.gain is None else f", {record.gain[0]:.2f} times as fast as the heuristic cfg"
+    message = f"tuned {title}: {trials} candidates in {seconds:.1f} s{gain}"
+    log.info(message)
+    if wanted == "on":
+        print(f"ejkernel: {message}", file=sys.stderr, flush=True)
+    _totals.add(record, seconds, wanted)
+
+
+class _Totals:
+    """What the process has tuned."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.keys = 0
+        self.seconds = 0.0
+        self.gains: list[float] = []
+        self._loud = False
+
+    def add(self, record: Record, seconds: float, wanted: Progress) -> None:
+        with self._lock:
+            if not self.keys:
+                atexit.register(self.say)
+            self.keys += 1
+            self.seconds += seconds
+            if record.gain is not None:
+                self.gains.append(record.gain[0])
+            terminal = sys.stderr is not None and sys.stderr.isatty()
+            self._loud = wanted == "on" or (wanted == "auto" and terminal)
+
+    def text(self) -> str:
+        keys = "1 key" if self.keys == 1 else f"{self.keys} keys"
+        gain = math.exp(sum(map(math.log, self.gains)) / len(self.gains)) if self.gains else None
+        faster = "" if gain is None else f", on average {gain:.2f} times as fast as the heuristic cfgs"
+        return f"{keys} tuned in {self.seconds:.1f} s{faster}"
+
+    def say(self) -> None:
+        log.info(self.text())
+        if self._loud and sys.stderr is not None:
+            # The process ends, and there may be nobody left to read it.
+            with contextlib.suppress(OSError, ValueError):
+                print(f"ejkernel: {self.text()}", file=sys.stderr, flush=True)
+
+
+_totals = _Totals()
+
+
+def spell_seconds(seconds: float) -> str:
+    """A time in the unit that suits it: `5.8 us`, `12.3 ms`, `1.2 s`."""
+    for unit, scale in (("us", 1e-6), ("ms", 1e-3)):
+        if seconds < 999.5 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds:.3g} s"
