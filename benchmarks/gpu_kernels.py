@@ -223,7 +223,7 @@ SUBJECTS = {
     "rms_norm 4096x4096": (RmsNorm, functools.partial(arrays, (4096, 4096))),
     "rms_norm 1024x2048": (RmsNorm, functools.partial(arrays, (1024, 2048))),
     "softmax 8192x2048": (Softmax, functools.partial(arrays, (8192, 2048))),
-    "row_sum 16384x4096": (RowSum, functools.partial(arrays, (16384, 4096))),
+    "row_sum 1024x8192": (RowSum, functools.partial(arrays, (1024, 8192))),
     "attention 64x1024x64": (Attention, functools.partial(arrays, *[(64, 1024, 64)] * 3)),
     "grouped matmul 8x1024^3": (Matmul, functools.partial(arrays, (8, 1024, 1024), (8, 1024, 1024))),
 }
