@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -175,3 +177,38 @@ def clean_room(mesh: jax.sharding.Mesh | None = None) -> Iterator[None]:
         stack.enter_context(jax.debug_nans(False))
         stack.enter_context(jax.debug_infs(False))
         yield
+
+
+def runs_of(jaxpr: Any, mark: str) -> dict[int, int]:
+    """How often each numbered scope `mark<n>` of a program runs: once for each step of a scan, once in a while loop."""
+    pattern = re.compile(rf"{mark}(\d+)")
+    known: dict[int, Counter[int]] = {}
+
+    def count(inner: Any) -> Counter[int]:
+        if id(inner) in known:
+            return known[id(inner)]
+        total: Counter[int] = Counter()
+        here: set[int] = set()
+        for eqn in inner.eqns:
+            names = str(eqn.source_info.name_stack)
+            # The backward pass of what the forward pass has already.
+            if "transpose(" in names:
+                continue
+            here.update(map(int, pattern.findall(names)))
+            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            for part in _programs_in(eqn.params.values()):
+                for number, runs in count(part).items():
+                    total[number] += times * runs
+        total.update(here)
+        known[id(inner)] = total
+        return total
+
+    return dict(count(getattr(jaxpr, "jaxpr", jaxpr)))
+
+
+def _programs_in(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _programs_in(value)
+        elif hasattr(value, "eqns"):
+            yield getattr(value, "jaxpr", value)
