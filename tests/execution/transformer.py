@@ -1,4 +1,4 @@
-"""A small transformer's training step: three kernels, three layers in a scan, forward, backward, update, four shards."""
+"""A small transformer's training step: three kernels, three layers in a scan, forward, backward, update, 4 shards."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import jax
+
 from ..config.cache import refresh
 from ..config.request import ask
 from ..core.device import default_device, device_fingerprint
@@ -79,8 +81,7 @@ def autotune_recorded(
 
 def autotune_lowered(selector: Any, lowered: Any, *, tuning: AutotuneOptions | None = None) -> AutotuningResult:
     """Tunes the labelled calls of a lowered program, as far as the registry saw them."""
-    # What jax.jit(f).trace gives has no text yet.
-    program = lowered if callable(getattr(lowered, "as_text", None)) else lowered.lower()
+    program = lowered.lower() if isinstance(lowered, jax.stages.Traced) else lowered
     wanted = {parse_label(name) for name in find_labels_in_lowered(program)}
     calls = [call for call in _registered(selector) if call.key[1:] in wanted]
     unknown = sorted(wanted - {call.key[1:] for call in calls})
@@ -142,6 +143,5 @@ def _given(program: Any, selector: Any) -> list[Call]:
 
 
 def _is_lowered(program: Any) -> bool:
-    if callable(getattr(program, "as_text", None)):
-        return True
-    return callable(getattr(program, "lower", None)) and not callable(program)
+    # Some of these can be called as well.
+    return isinstance(program, (jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled))

@@ -42,6 +42,16 @@ def written(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], surroundings: S
 
 def rebuilt(data: Mapping[str, Any], platform: str) -> tuple[Any, Invocation[Any, Any], Surroundings]:
     """Kernel, call and surroundings behind such JSON; imports the kernel's module."""
+    try:
+        return _rebuilt(data, platform)
+    # Somebody changed the file by hand, or a value has another form here.
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, SignatureError):
+            raise
+        raise SignatureError(f"its signature cannot be read: {error!r}") from error
+
+
+def _rebuilt(data: Mapping[str, Any], platform: str) -> tuple[Any, Invocation[Any, Any], Surroundings]:
     kind = imported(data["kernel"])
     kernel = kind.__new__(kind)
     vars(kernel).update({name: _value(form, platform) for name, form in data["state"].items()})
@@ -98,10 +108,11 @@ def _form(value: Any, where: str, depth: int = 0) -> Any:
         return {"dict": {key: _form(item, f"{where}[{key!r}]", depth + 1) for key, item in value.items()}}
     if isinstance(value, jax.ShapeDtypeStruct):
         return {"array": [_dtype_text(value.dtype), list(value.shape), _sharding(value.sharding, where)]}
-    if isinstance(value, np.dtype):
-        return {"dtype": value.name}
-    if isinstance(getattr(value, "dtype", None), np.dtype) and isinstance(value, type(jax.numpy.float32)):
-        return {"dtype": value.dtype.name}
+    # Three spellings of one thing, as keys see them: np.dtype("float32"), np.float32 and jnp.float32.
+    if isinstance(value, (np.dtype, type(jax.numpy.float32))) or (
+        isinstance(value, type) and issubclass(value, np.generic)
+    ):
+        return {"dtype": jax.numpy.dtype(value).name}
     if isinstance(value, PartitionSpec) and not value.unreduced and not value.reduced:
         return {"spec": [list(part) if isinstance(part, tuple) else part for part in value]}
     if isinstance(value, Mesh):
