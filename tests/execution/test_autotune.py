@@ -219,7 +219,7 @@ def test_a_program_without_kernels_gives_an_empty_result():
 def test_calls_of_other_choosers_are_named():
     """They are counted in the notes."""
     result = autotune(lambda x: Executor(Asked(3))(Times.fresh()(), x), X, tuning=QUIET)
-    assert "1 calls have a chooser of their own" in result.notes[0]
+    assert result.notes == ("calls whose executor has a chooser of its own: 1, not tuned",)
 
 
 def test_a_call_whose_candidates_all_fail_keeps_every_reason():
@@ -415,7 +415,8 @@ ENTRY = Entry("op@v0", "00", 3, Record(trials=(Trial(3, samples_s=(2e-3,)),), wi
 
 def told(stream):
     """What a short campaign says on a stream."""
-    progress = Progress(2, on=True, stream=stream)
+    progress = Progress(on=True, stream=stream)
+    progress.total = 2
     progress.measuring(key_of("op@v0"))
     progress.tuning(key_of("op@v0"))
     progress.tuned(ENTRY)
@@ -460,3 +461,31 @@ def test_a_real_tuning_within_a_budget_measures_something():
     (entry,) = result.entries
     assert entry.record.budget_s <= 60
     assert [t.status for t in entry.record.trials] == ["ok"] * 3
+
+
+def test_nothing_is_measured_where_tuning_is_off(monkeypatch):
+    """The environment turns off shares and tunings; the entries say so."""
+    monkeypatch.setenv("EJKERNEL_OPS_AUTOTUNE", "off")
+    executor = timed()
+    monkeypatch.setattr(executor.chooser.tuner, "tune", lambda job: pytest.fail("measured"))
+    result = autotune(three(executor), X, tuning=AutotuneOptions(seconds=60, progress=False))
+    assert {e.source for e in result.entries} == {"heuristics"}
+    assert all("EJKERNEL_OPS_AUTOTUNE" in e.note for e in result.entries)
+
+
+def test_ctrl_c_while_shares_are_measured_gives_what_is_known():
+    """What was known before is in the result, every other call is named once."""
+    executor = timed()
+    fn = three(executor)
+    (first, *_) = autotune(fn, X, tuning=QUIET).by_key()
+    executor.chooser.cache.clear()
+    executor.chooser.cache.put(*first, 3)
+
+    def interrupt(job):
+        raise KeyboardInterrupt
+
+    executor.chooser.tuner.tune = interrupt
+    result = autotune(fn, X, tuning=AutotuneOptions(seconds=60, progress=False))
+    assert result.interrupted
+    assert [(e.cfg, e.source) for e in result.entries] == [(3, "memory")]
+    assert len(result.notes) == 2

@@ -56,28 +56,29 @@ class Campaign:
         self.interrupted = False
         # Calls that have another cfg now than the one they were traced with.
         self.changed: set[Key] = set()
+        self._progress = Progress(on=options.progress)
 
     def run(self, calls: Sequence[Call]) -> None:
         """Tunes what is not known; Ctrl-C ends it and keeps what is done."""
-        waiting: list[Call] = []
-        for call in calls:
-            known = None if self.options.again else self._known(call)
-            if known is None:
-                waiting.append(call)
-            else:
-                self.entries[call.key] = known
-        progress = Progress(len(waiting), on=self.options.progress)
         try:
-            self._tune_all(waiting, progress)
+            if not self.options.again:
+                self.entries |= {call.key: entry for call in calls if (entry := self._known(call)) is not None}
+            waiting = [call for call in calls if call.key not in self.entries]
+            self._progress.total += len(waiting)
+            self._tune_all(waiting)
         except KeyboardInterrupt:
             self.interrupted = True
-            left = [call for call in waiting if call.key not in self.entries]
-            self.notes += [f"{call.key}: not tuned: interrupted" for call in left]
-        progress.finished(self.result())
+            left = [call.key for call in calls if call.key not in self.entries]
+            self.notes += [f"{key}: not tuned: interrupted" for key in left if not self._is_named(key)]
 
-    def result(self) -> AutotuningResult:
-        """What is done so far."""
-        return AutotuningResult(self.device, tuple(self.entries.values()), self.interrupted, tuple(self.notes))
+    def finish(self) -> AutotuningResult:
+        """What was done, said and given."""
+        result = AutotuningResult(self.device, tuple(self.entries.values()), self.interrupted, tuple(self.notes))
+        self._progress.finished(result)
+        return result
+
+    def _is_named(self, key: Key) -> bool:
+        return any(note.startswith(f"{key}:") for note in self.notes)
 
     def _known(self, call: Call) -> Entry | None:
         with call.restored():
@@ -87,8 +88,8 @@ class Campaign:
             return None
         return self._entry(call, found.cfg, record=_kept_record(call, found.cfg), source=found.tier)
 
-    def _tune_all(self, calls: Sequence[Call], progress: Progress) -> None:
-        shares = self._shares(calls, progress)
+    def _tune_all(self, calls: Sequence[Call]) -> None:
+        shares = self._shares(calls)
         waiting = list(calls) if shares is None else in_order(calls, shares)
         while waiting:
             seconds = None if shares is None else allotted(waiting[0], waiting, shares, self._left())
@@ -96,19 +97,19 @@ class Campaign:
             if shares is not None and seconds is None:
                 why = f"the budget of {self.options.seconds:g} s was spent on calls that cost more"
                 self.notes.append(f"{call.key}: not tuned: {why}")
-                progress.skipped(call.key, why)
+                self._progress.skipped(call.key, why)
                 continue
-            progress.tuning(call.key)
+            self._progress.tuning(call.key)
             self.entries[call.key] = entry = self._tuned(call, seconds)
-            progress.tuned(entry)
+            self._progress.tuned(entry)
 
-    def _shares(self, calls: Sequence[Call], progress: Progress) -> dict[Key, Share] | None:
+    def _shares(self, calls: Sequence[Call]) -> dict[Key, Share] | None:
         """What each call costs; None where there is time for all of them."""
         if self.deadline == math.inf:
             return None
         shares = {}
         for call in calls:
-            progress.measuring(call.key)
+            self._progress.measuring(call.key)
             # What was not measured in time has its turn last, if at all.
             shares[call.key] = share_of(call) if self._left() > 0 else Share(0.0, math.inf)
         return known_shares(shares)

@@ -93,27 +93,30 @@ def _tune_function(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: AutotuneOptions
 ) -> AutotuningResult:
     campaign = _campaign(options)
+    found = find(fn, args, kwargs)
     for _ in range(_ROUNDS):
-        found = find(fn, args, kwargs)
-        new = [_with(options.selector, call) for call in found.calls if call.key not in campaign.entries]
         changed = len(campaign.changed)
-        if new:
-            campaign.run(new)
-        # The program is another one now, and may hold other calls.
+        campaign.run([_with(options.selector, call) for call in found.calls if call.key not in campaign.entries])
         if campaign.interrupted or len(campaign.changed) == changed:
             break
+        # The program is another one now, and may hold other calls.
+        try:
+            found = find(fn, args, kwargs)
+        except KeyboardInterrupt:
+            campaign.interrupted = True
+            break
     if found.unseen:
-        campaign.notes.append(f"{found.unseen} calls have a chooser of their own, and are not tuned")
+        campaign.notes.append(f"calls whose executor has a chooser of its own: {found.unseen}, not tuned")
     if campaign.changed and options.refresh:
         refresh()
-    return campaign.result()
+    return campaign.finish()
 
 
 def _tune_calls(calls: Iterable[Call], options: AutotuneOptions, left_out: Iterable[str] = ()) -> AutotuningResult:
     campaign = _campaign(options)
     campaign.notes += left_out
     campaign.run(tuple(calls))
-    return campaign.result()
+    return campaign.finish()
 
 
 def _campaign(options: AutotuneOptions) -> Campaign:

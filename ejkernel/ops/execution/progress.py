@@ -14,8 +14,9 @@ from .results import AutotuningResult, Entry
 class Progress:
     """Says on the error stream what is being done; silent where nobody asked."""
 
-    def __init__(self, total: int, *, on: bool, stream: TextIO | None = None) -> None:
-        self.total = total
+    def __init__(self, *, on: bool, stream: TextIO | None = None) -> None:
+        # Grows where tuned cfgs bring other calls.
+        self.total = 0
         self._stream = (stream or sys.stderr) if on else None
         self._live = self._stream is not None and self._stream.isatty()
         self._start = time.perf_counter()

@@ -14,6 +14,7 @@ from ..config.jobs import candidates, job_for
 from ..config.measurable import obstacle
 from ..config.persistent import default_folder
 from ..config.request import ask
+from ..config.tiers import Off
 from ..core.errors import TuningError
 from ..core.key import Key
 from ..core.record import Objective
@@ -36,6 +37,9 @@ class Share:
 def share_of(call: Call) -> Share:
     """Compiles and times the heuristic cfg; a call with nothing to measure costs nothing."""
     selector = call.selectors[0]
+    # Settings have turned tuning off, or the process has had its share.
+    if isinstance(selector._unless_off(), Off):
+        return Share(0.0)
     with call.restored():
         objective: Objective = "forward+backward" if selector.policy.validate_backward else "forward"
         request = ask(replace(call.inv, override_cfg=None), call.kernel, objective)
