@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -398,6 +399,34 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
     again = autotune(three(executor), X, tuning=QUIET)
     assert (again.interrupted, len(again.entries)) == (False, 3)
     assert executor.chooser.tuner.tuned == ["one@v0", "two@v0", "six@v0"]
+
+
+class Stopping(Counting):
+    """Somebody presses Ctrl-C while its last candidate is traced."""
+
+    op_id = "stopping"
+    armed = True
+
+    def run(self, x, *, cfg):
+        if self.armed and cfg == 5:
+            signal.raise_signal(signal.SIGINT)
+        return x * 2
+
+
+def test_a_real_ctrl_c_in_the_middle_of_a_tuning_leaves_everything_usable(monkeypatch):
+    """What came before it is kept, no lock is held, and the next autotune goes on."""
+    executor = Executor(ConfigSelectorChain(ConfigCache(), tuner=Tuner(iters=1)))
+
+    def fn(x):
+        return executor(Stopping(), executor(Level(), x))
+
+    result = autotune(fn, X, tuning=QUIET)
+    assert result.interrupted
+    assert ops(result) == ["level"]
+    monkeypatch.setattr(Stopping, "armed", False)
+    again = autotune(fn, X, tuning=QUIET)
+    assert not again.interrupted
+    assert [(e.op_id_v, e.source) for e in again.entries] == [("level@v0", "memory"), ("stopping@v0", "autotune")]
 
 
 # Progress.

@@ -62,11 +62,12 @@ class Finder:
         return decision
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self, inv: Invocation[Any, Any]) -> Iterator[None]:
         """Is put around the kernel of the call that was noted last, so that it can be found in the program."""
         seen, self._next = self._next, None
         if seen is None:
-            self.unseen += 1
+            # Nobody chooses for a compiled kernel, whose cfg is given.
+            self.unseen += inv.override_cfg is None
             yield
             return
         self._inside.append(seen.number)

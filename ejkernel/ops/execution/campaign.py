@@ -110,8 +110,9 @@ class Campaign:
         shares = {}
         for call in calls:
             self._progress.measuring(call.key)
+            left = self._left()
             # What was not measured in time has its turn last, if at all.
-            shares[call.key] = share_of(call) if self._left() > 0 else Share(0.0, math.inf)
+            shares[call.key] = share_of(call, left) if left > 0 else Share(0.0, math.inf)
         return known_shares(shares)
 
     def _left(self) -> float:

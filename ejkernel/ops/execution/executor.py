@@ -285,7 +285,7 @@ class Executor(Generic[Cfg, Out]):
     def _stamp(self, inv: Invocation[Any, Any], key: Key | None, cfg: Any) -> contextlib.AbstractContextManager[Any]:
         finder = finding.in_force()
         if finder is not None:
-            return finder.scope()
+            return finder.scope(inv)
         style = self._settings.stamp
         if key is None or not inv.stamp or style == "none":
             return contextlib.nullcontext()

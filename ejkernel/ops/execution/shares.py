@@ -34,8 +34,8 @@ class Share:
     least: float = 0.0
 
 
-def share_of(call: Call) -> Share:
-    """Compiles and times the heuristic cfg; a call with nothing to measure costs nothing."""
+def share_of(call: Call, left: float) -> Share:
+    """Times the heuristic cfg in the seconds that are left; a call with nothing to measure costs nothing."""
     selector = call.selectors[0]
     # Settings have turned tuning off, or the process has had its share.
     if isinstance(selector._unless_off(), Off):
@@ -48,6 +48,7 @@ def share_of(call: Call) -> Share:
             return Share(0.0)
         job = replace(
             job_for(request, cfgs[:1]),
+            seconds=left,
             turn=lambda wait: turn(request.key.device, default_folder() / "locks", wait),
         )
         start = time.perf_counter()
