@@ -127,6 +127,12 @@ def public_module(module: str) -> str:
     return module.replace("jax._src.", "jax.", 1)
 
 
+def axis_text(name: Any) -> str:
+    """The name of a mesh axis; that of a pmap without one is an object's address, and never the same."""
+    text = str(name)
+    return "unnamed" if text.startswith("<axis 0x") else text
+
+
 def key_implementation(dtype: Any) -> str:
     """The generator behind a dtype of PRNG keys, as `jax.random.key` calls it."""
     return str(dtype._impl.name)

@@ -42,6 +42,10 @@ PROGRAMS = {
     "cond": lambda call, x: jax.lax.cond(x.sum() > 0, call, lambda y: y, x),
     "checkpoint": lambda call, x: jax.grad(lambda y: jax.checkpoint(call)(y).sum())(x),
     "shard_map": sharded,
+    "pmap": lambda call, x: jax.pmap(call)(x.reshape(2, 2)),
+    "nested": lambda call, x: jax.vmap(lambda y: jax.lax.scan(lambda c, _: (jax.jit(call)(c), None), y, None, 2))(
+        x[None]
+    ),
     "grad of shard_map": lambda call, x: jax.grad(lambda y: sharded(call, y).sum())(x),
 }
 
