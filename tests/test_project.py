@@ -43,7 +43,7 @@ PUBLIC = [
     *("Executor", "ConfigChooser", "vmap_with_config", "pmap_with_config"),
     *("label", "extract_labels_from_hlo_text", "find_labels_in_lowered", "labels_to_configs"),
     *("Measurement", "AutotuneData", "Entry", "AutotuningResult"),
-    *("autotune_recorded", "autotune_lowered", "benchmark", "check"),
+    *("autotune", "AutotuneOptions", "autotune_recorded", "autotune_lowered", "benchmark", "check"),
 ]
 
 DOCUMENTED = {

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from .execution.labels import labels_to_configs as labels_to_configs
     from .execution.mapped import pmap_with_config as pmap_with_config
     from .execution.mapped import vmap_with_config as vmap_with_config
+    from .execution.offline import AutotuneOptions as AutotuneOptions
+    from .execution.offline import autotune as autotune
     from .execution.offline import autotune_lowered as autotune_lowered
     from .execution.offline import autotune_recorded as autotune_recorded
     from .execution.offline import benchmark as benchmark
@@ -74,7 +76,7 @@ _NAMES = {
     "execution.executor": "ConfigChooser Executor",
     "execution.mapped": "pmap_with_config vmap_with_config",
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",
-    "execution.offline": "autotune_lowered autotune_recorded benchmark",
+    "execution.offline": "AutotuneOptions autotune autotune_lowered autotune_recorded benchmark",
     "execution.results": "AutotuneData AutotuningResult Entry Measurement",
     "registry": "get_invocations record_invocation",
 }

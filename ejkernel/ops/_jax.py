@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +127,12 @@ def public_module(module: str) -> str:
     return module.replace("jax._src.", "jax.", 1)
 
 
+def axis_text(name: Any) -> str:
+    """The name of a mesh axis; that of a pmap without one is an object's address, and never the same."""
+    text = str(name)
+    return "unnamed" if text.startswith("<axis 0x") else text
+
+
 def key_implementation(dtype: Any) -> str:
     """The generator behind a dtype of PRNG keys, as `jax.random.key` calls it."""
     return str(dtype._impl.name)
@@ -175,3 +183,38 @@ def clean_room(mesh: jax.sharding.Mesh | None = None) -> Iterator[None]:
         stack.enter_context(jax.debug_nans(False))
         stack.enter_context(jax.debug_infs(False))
         yield
+
+
+def runs_of(jaxpr: Any, mark: str) -> dict[int, int]:
+    """How often each numbered scope `mark<n>` of a program runs: once for each step of a scan, once in a while loop."""
+    pattern = re.compile(rf"{mark}(\d+)")
+    known: dict[int, Counter[int]] = {}
+
+    def count(inner: Any) -> Counter[int]:
+        if id(inner) in known:
+            return known[id(inner)]
+        total: Counter[int] = Counter()
+        here: set[int] = set()
+        for eqn in inner.eqns:
+            names = str(eqn.source_info.name_stack)
+            # The backward pass of what the forward pass has already.
+            if "transpose(" in names:
+                continue
+            here.update(map(int, pattern.findall(names)))
+            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            for part in _programs_in(eqn.params.values()):
+                for number, runs in count(part).items():
+                    total[number] += times * runs
+        total.update(here)
+        known[id(inner)] = total
+        return total
+
+    return dict(count(getattr(jaxpr, "jaxpr", jaxpr)))
+
+
+def _programs_in(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _programs_in(value)
+        elif hasattr(value, "eqns"):
+            yield getattr(value, "jaxpr", value)

@@ -27,6 +27,11 @@ class Settings:
     stamp: Stamp = "hash"
     progress: Progress = "auto"
 
+    @property
+    def record_file(self) -> str | None:
+        """Where recorded calls are written; None where they stay in memory."""
+        return None if self.record is None or self.record.lower() in _ON else os.path.abspath(self.record)
+
     @staticmethod
     def read() -> Settings:
         """The settings in force at this moment."""
@@ -63,7 +68,7 @@ def _seconds(name: str) -> float | None:
 
 
 def _recording(name: str) -> str | None:
-    """Any value but a switch that says off records, in memory."""
+    """A switch that says on records in memory; anything else but one that says off is a file to write to."""
     text = os.environ.get(name, "").strip()
     return None if text == "" or text.lower() in _OFF else text
 

@@ -719,3 +719,18 @@ def test_a_dataclass_that_holds_itself_is_an_error():
     node.next = node
     with pytest.raises(TypeError, match=r"args\[0\]"):
         key(node)
+
+
+def test_a_pmap_without_an_axis_name_has_one_key():
+    """JAX names its axis by an address, which differs from trace to trace and is no part of the call."""
+    keys = []
+
+    def look(x):
+        keys.append(Invocation("op", (x,), {}).call_key)
+        return x
+
+    for _ in range(2):
+        jax.make_jaxpr(lambda x: jax.pmap(lambda y: look(y))(x))(jnp.ones((2, 3)))
+    assert len(set(keys)) == 1
+    jax.make_jaxpr(jax.pmap(look, axis_name="i"))(jnp.ones((2, 3)))
+    assert len(set(keys)) == 2

@@ -38,6 +38,8 @@ class Miss:
     reason: str
     # None leaves the seeds that earlier tiers found as they are.
     seeds: tuple[Hit, ...] | None = None
+    # A tuning that left no candidate.
+    record: Record | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ..tuning.job import Job
 from ..tuning.progress import shown, tell
 from ..tuning.tuner import Tuner as Tuner
 from ..tuning.turn import turn
+from . import finding
 from .cache import ConfigCache
 from .events import Teller
 from .failures import failures_of
@@ -48,6 +49,8 @@ class Decision:
     tier: str
     misses: tuple[tuple[str, str], ...] = ()
     record: Record | None = None
+    # The record of a tuning that left no candidate.
+    failed: Record | None = None
 
 
 Propose = Callable[[], Decision]
@@ -114,15 +117,39 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         """The same, with the tier that answered and why the earlier ones did not."""
         policy = self.policy
         request = ask(inv, kernel, _objective(policy))
+        finder = finding.in_force()
+        if finder is not None:
+            # A program is looked through, not run.
+            return finder.saw(self, request, self._look(request, policy))
         return self._decide(request, lambda: self._propose(request, self._tiers(policy)))
 
-    def tune(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], repetitions: int = 1) -> Decision:
+    def look(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
+        """What would be answered without tuning, heuristics if need be; nothing is kept and nobody is told."""
+        return self._look(ask(inv, kernel, _objective(self.policy)), self.policy)
+
+    def _look(self, request: Request, policy: AutotunePolicy) -> Decision:
+        quiet = replace(policy, allow_autotune=False, allow_heuristics=True)
+        return self._walk(request, self._tiers(quiet), contextlib.ExitStack(), keep=False)
+
+    def adopt(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], record: Record) -> None:
+        """Keeps what another selector tuned for this call as if it were this one's own."""
+        request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
+        self._keep(request, Hit(record.cfg, "autotune", objective=request.objective, record=record), ())
+
+    def tune(
+        self,
+        inv: Invocation[Cfg, Out],
+        kernel: Kernel[Cfg, Out],
+        repetitions: int = 1,
+        *,
+        seconds: float | None = None,
+    ) -> Decision:
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
         request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
         decisions = []
         for _ in range(repetitions):
             failures_of(self.tuner).pop((request.key, type(kernel)), None)
-            decisions.append(self._propose(request, (self._unless_off(again=True), HeuristicsTier())))
+            decisions.append(self._propose(request, (self._unless_off(again=True, seconds=seconds), HeuristicsTier())))
         best = min(decisions, key=_winner_seconds)
         if best is not decisions[-1] and best.record is not None:
             self._keep(request, Hit(best.cfg, "autotune", objective=request.objective, record=best.record), ())
@@ -151,30 +178,35 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             return Off("autotune", f"off (cache_miss_fallback={policy.cache_miss_fallback!r})")
         return self._unless_off(sole_answers=not policy.allow_heuristics)
 
-    def _unless_off(self, *, sole_answers: bool = False, again: bool = False) -> Tier:
+    def _unless_off(self, *, sole_answers: bool = False, again: bool = False, seconds: float | None = None) -> Tier:
         """The tier that tunes, as far as the environment lets it; `again` tunes whatever is known already."""
         if not self._settings.autotune:
             return Off("autotune", "off (EJKERNEL_OPS_AUTOTUNE)")
         limit = self._settings.tune_seconds
         if limit is not None and seconds_spent() >= limit:
             return Off("autotune", f"the process has spent its {limit:g} s of tuning (EJKERNEL_OPS_TUNE_SECONDS)")
-        tune = functools.partial(self._tune, again=again)
+        tune = functools.partial(self._tune, again=again, seconds=seconds)
         return AutotuneTier(tune, failures_of(self.tuner), self._said, sole_answers)
 
     def _propose(self, request: Request, tiers: Sequence[Tier]) -> Decision:
         with contextlib.ExitStack() as held:
             return self._walk(request, tiers, held)
 
-    def _walk(self, request: Request, tiers: Sequence[Tier], held: contextlib.ExitStack) -> Decision:
+    def _walk(
+        self, request: Request, tiers: Sequence[Tier], held: contextlib.ExitStack, *, keep: bool = True
+    ) -> Decision:
         misses: list[tuple[str, str]] = []
+        failed: Record | None = None
         for tier in tiers:
             if isinstance(tier, AutotuneTier) and held.enter_context(self._flights.hold(request.key)):
                 # Another thread worked on this key while we waited: ask again from the top.
                 return self._walk(replace(request, seeds=()), tiers, held)
             answer = tier.find(request)
             if isinstance(answer, Hit):
-                self._keep(request, answer, misses)
-                return Decision(answer.cfg, answer.source, tuple(misses), answer.record)
+                if keep:
+                    self._keep(request, answer, misses)
+                return Decision(answer.cfg, answer.source, tuple(misses), answer.record, failed)
+            failed = answer.record or failed
             if answer.seeds is not None:
                 # None at all: they were measured with the rest, and failed with it.
                 request = replace(request, seeds=(*request.seeds, *answer.seeds) if answer.seeds else ())
@@ -225,13 +257,13 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
                     stacklevel=2,
                 )
 
-    def _tune(self, request: Request, job: Job, *, again: bool) -> Record:
+    def _tune(self, request: Request, job: Job, *, again: bool, seconds: float | None = None) -> Record:
         """Runs a job, one at a time on a device, within what the process may still spend."""
         if not again:
             self._refuse_a_second_time(request)
         job = replace(
             job,
-            seconds=self._seconds_left(),
+            seconds=self._seconds_left(seconds),
             turn=lambda wait: turn(request.key.device, default_folder() / "locks", wait),
             settled=(lambda: None) if again else (lambda: self._settled(request)),
         )
@@ -250,9 +282,12 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             self._tell("autotune_finish", request.key, cfg=cfg, seconds=seconds, record=record)
         return record
 
-    def _seconds_left(self) -> float | None:
+    def _seconds_left(self, given: float | None) -> float | None:
         limit = self._settings.tune_seconds
-        return None if limit is None else max(limit - seconds_spent(), 0.0)
+        if limit is None:
+            return given
+        left = max(limit - seconds_spent(), 0.0)
+        return left if given is None else min(given, left)
 
     def _settled(self, request: Request) -> tuple[Any] | None:
         found = StoreTier(self._store).find(request) if self._store is not None else Miss("")

@@ -71,7 +71,9 @@ class OverlayTier:
         """The innermost overlay's answer."""
         shadow = overlay_in_force()
         if request.key in shadow:
-            return Hit(check_cfg_type(request.kernel, shadow[request.key], "the overlay's cfg"), self.name)
+            # A result that was read from a file has plain JSON, as stores may.
+            cfg = revived(request, shadow[request.key])
+            return Hit(check_cfg_type(request.kernel, cfg, "the overlay's cfg"), self.name)
         return Miss(f"none of {len(shadow)} entries in force is for this call" if shadow else "none active")
 
 
@@ -229,7 +231,7 @@ class AutotuneTier:
         except TuningError as error:
             self.failed[failure] = f"all {len(error.reasons)} candidates failed; first: {error.reasons[0]}"
             _warn_of_failure(request, error)
-            return Miss(self.failed[failure], ())
+            return Miss(self.failed[failure], (), error.record)
         cfg = check_cfg_type(request.kernel, record.cfg, "the tuner's choice")
         # What was asked for, even where the tuner had to time less: asking again would find no more.
         return Hit(cfg, self.name, objective=request.objective, record=record)

@@ -17,9 +17,13 @@ def abstractify(tree: Any) -> Any:
 def _abstract(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
-    sharding = None
-    # A tracer's sharding is abstract, and an uncommitted array's says only where it happens to lie.
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and not leaf.is_deleted():
+    sharding: Any = None
+    if isinstance(leaf, jax.core.Tracer):
+        # Abstract, and part of the key where its mesh has axes: those of a shard_map, or explicit ones.
+        sharding = jax.typeof(leaf).sharding
+        sharding = None if sharding.mesh.empty else sharding
+    # An uncommitted array's says only where it happens to lie.
+    elif isinstance(leaf, jax.Array) and not leaf.is_deleted():
         sharding = leaf.sharding if leaf.committed else None
     return jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype), sharding=sharding)
 

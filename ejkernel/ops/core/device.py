@@ -74,6 +74,8 @@ def device_of(inv: Any) -> jax.Device:
 
 def _mesh_device(leaf: Any) -> jax.Device | None:
     if isinstance(leaf, jax.ShapeDtypeStruct):
+        if isinstance(getattr(leaf.sharding, "mesh", None), jax.sharding.AbstractMesh):
+            return _attached(leaf.sharding.mesh)
         devices = getattr(leaf.sharding, "device_set", None)
         return min(devices, key=lambda d: d.id) if devices else None
     return _attached(jax.typeof(leaf).sharding.mesh)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class OpsError(Exception):
@@ -48,9 +49,11 @@ class NoConfigError(OpsError, RuntimeError):
 class TuningError(OpsError, RuntimeError):
     """A tuning that ended without a winner."""
 
-    def __init__(self, message: str, reasons: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, reasons: Sequence[str] = (), record: Any = None) -> None:
         super().__init__(message)
         self.reasons = tuple(reasons)
+        # What became of every candidate, where that is known.
+        self.record = record
 
 
 class RetuneError(OpsError, RuntimeError):
@@ -63,6 +66,10 @@ class StoreError(OpsError, OSError):
 
 class RecordFormatError(OpsError, ValueError):
     """A record, store or result file that this version cannot read."""
+
+
+class SignatureError(OpsError, TypeError):
+    """A call that cannot be written to a recording, or made from one."""
 
 
 class JaxChangedError(OpsError, ImportError):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
 from . import codec
 from .errors import RecordFormatError
+from .trials import record_table
 
 FORMAT = 1
 
@@ -35,6 +36,15 @@ class Trial:
     def seconds(self) -> float | None:
         """The median sample, or None where nothing was timed."""
         return median(self.samples_s) if self.samples_s else None
+
+    @property
+    def spread(self) -> float | None:
+        """Half of the samples lie within this share of the median; None for fewer than two."""
+        middle = self.seconds
+        if not middle or len(self.samples_s) < 2:
+            return None
+        low, _, high = quantiles(self.samples_s, n=4, method="inclusive")
+        return (high - low) / 2 / middle
 
 
 @dataclass(frozen=True)
@@ -80,16 +90,23 @@ class Record:
             "stop": self.stop,
         }
 
-    def dumps(self) -> str:
-        """The record as JSON."""
-        data = {
+    def table(self) -> str:
+        """The candidates as text, the fastest first: median time, spread, ratio to the winner, check, what became."""
+        return record_table(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as plain JSON values."""
+        return {
             "format": FORMAT,
             **{name: getattr(self, name) for name in _PLAIN},
             "key": dict(self.key),
             "environment": dict(self.environment),
             "trials": [_trial_json(t) for t in self.trials],
         }
-        return json.dumps(data, allow_nan=False, ensure_ascii=False)
+
+    def dumps(self) -> str:
+        """The record as JSON text."""
+        return json.dumps(self.as_json(), allow_nan=False, ensure_ascii=False)
 
     @staticmethod
     def loads(text: str, load_cfg: Callable[[Any], Any] = lambda data: data) -> Record:
@@ -98,6 +115,11 @@ class Record:
             data = json.loads(text)
         except (json.JSONDecodeError, RecursionError) as error:
             raise RecordFormatError(f"this is not a record: {error}") from error
+        return Record.from_json(data, load_cfg)
+
+    @staticmethod
+    def from_json(data: Any, load_cfg: Callable[[Any], Any] = lambda data: data) -> Record:
+        """The record behind what `as_json` gave."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else None
             raise RecordFormatError(f"record format {found!r} is unknown; this version reads format {FORMAT}")

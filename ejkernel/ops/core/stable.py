@@ -129,7 +129,8 @@ def jax_dtype(dtype: Any) -> Any:
 def mesh_form(mesh: Any) -> list[Any]:
     """Axis names, sizes and types; never the devices."""
     kinds = [str(kind).rsplit(".", maxsplit=1)[-1].lower() for kind in mesh.axis_types]
-    return [[str(name), int(size), kind] for (name, size), kind in zip(mesh.shape.items(), kinds, strict=True)]
+    names = [_jax.axis_text(name) for name in mesh.shape]
+    return [[name, int(size), kind] for name, size, kind in zip(names, mesh.shape.values(), kinds, strict=True)]
 
 
 def _explicit_part(spec: Any, mesh: Any, rank: int) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol
 import jax
 
 from .. import _jax
-from ..config import policy
+from ..config import finding, policy
 from ..config.cache import overlay_in_force
 from ..core import changes
 from ..core.abstract import abstractify
@@ -26,6 +26,7 @@ from ..core.gradients import forward_mode_error
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
 from ..core.key import Key
+from ..core.surroundings import Surroundings
 from ..core.variants import gradient
 from ..registry import copied, record_call
 from ..settings import Settings
@@ -35,6 +36,7 @@ from .asking import invocation_of
 from .call import RESERVED, Options, Taken, kernel_key, split, take
 from .compiled import Compiled
 from .labels import PREFIX, json_label, label
+from .recording import Recording
 from .table import Chosen, Entry, Table, Traced, entries_being_traced, signature, tracing
 
 # Static values that are their own key: cheap to hash, never equal across types once the type stands beside them.
@@ -73,6 +75,8 @@ class Executor(Generic[Cfg, Out]):
         self.chooser = chooser
         self.stamp_prefix = stamp_prefix
         self._settings = Settings.read()
+        file = self._settings.record_file
+        self._recording = None if file is None else Recording(file)
         self._table = Table()
         self._find = self._table.quick.get
         self._now = _Now()
@@ -253,10 +257,16 @@ class Executor(Generic[Cfg, Out]):
             for traced in around:
                 traced.entry.learn(key, Chosen(cfg, traced.signature, epoch))
         if self._settings.record and key is not None:
-            record_call(key, kernel, _abstract(inv))
+            self._record(key, kernel, _abstract(inv))
         fn = bind(kernel, cfg, inv, get_device_platform(device))
         with self._stamp(inv, key, cfg):
             return fn(*inv.args, **inv.kwargs)
+
+    def _record(self, key: Key, kernel: Kernel[Cfg, Out], inv: Invocation[Any, Any]) -> None:
+        surroundings = Surroundings.now()
+        record_call(key, kernel, inv, surroundings)
+        if self._recording is not None:
+            self._recording.add(key, kernel, inv, surroundings)
 
     def _with_values(
         self,
@@ -273,6 +283,9 @@ class Executor(Generic[Cfg, Out]):
             return invocation_of(kernel, *concrete, options)
 
     def _stamp(self, inv: Invocation[Any, Any], key: Key | None, cfg: Any) -> contextlib.AbstractContextManager[Any]:
+        finder = finding.in_force()
+        if finder is not None:
+            return finder.scope(inv)
         style = self._settings.stamp
         if key is None or not inv.stamp or style == "none":
             return contextlib.nullcontext()

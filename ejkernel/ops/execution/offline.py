@@ -1,21 +1,35 @@
-"""Tuning outside the program: what the registry saw, or what a lowered program holds."""
+"""Tuning outside the program: a whole function, what the registry or a file saw, or what a lowered program holds."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from ..core.device import device_fingerprint
-from ..core.errors import SettingError
-from ..core.invocation import Invocation
-from ..core.key import Key
-from ..registry import recorded_calls
-from ..tuning.tuner import Tuner
-from .labels import find_labels_in_lowered, parse_label
-from .results import AutotuningResult, Entry
+import jax
 
-Recorded = tuple[Key, Any, Invocation[Any, Any]]
+from ..config.cache import refresh
+from ..config.request import ask
+from ..core.device import default_device, device_fingerprint
+from ..core.errors import KernelError, SettingError
+from ..core.invocation import Invocation
+from ..core.kernel import Kernel
+from ..core.key import Key
+from ..registry import recorded_calls, surroundings_of
+from ..tuning.tuner import Tuner
+from .calls import Call
+from .campaign import AutotuneOptions as AutotuneOptions
+from .campaign import Campaign
+from .finding import find
+from .labels import find_labels_in_lowered, parse_label
+from .recording import read_calls
+from .results import AutotuningResult
+
+# A tuned cfg may bring kernels inside it that the traced one had not; each round goes one kernel deeper.
+_ROUNDS = 4
 
 
 def benchmark(fn: Callable[..., Any], *args: Any, warmup: int = 1, iters: int = 5, **kwargs: Any) -> float:
@@ -23,34 +37,114 @@ def benchmark(fn: Callable[..., Any], *args: Any, warmup: int = 1, iters: int = 
     return Tuner[Any](warmup, iters).measure(fn, *args, **kwargs)
 
 
-def autotune_recorded(selector: Any, *, show_progress: bool = False, repetition_count: int = 1) -> AutotuningResult:
-    """Tunes every call that the registry saw on this device; of several repetitions the fastest winner stays."""
-    device = device_fingerprint()
-    return _tune_all(selector, device, recorded_calls(device), show_progress, repetition_count)
+def autotune(program: Any, /, *args: Any, tuning: AutotuneOptions | None = None, **kwargs: Any) -> AutotuningResult:
+    """Tunes every kernel call of a program, each once, without running the program.
+
+    The program is a function with its arguments (arrays or shapes), a lowered or compiled program, a file of recorded
+    calls, or `(kernel, invocation)` pairs; the latter three need `AutotuneOptions(selector=...)`. `tuning` is the only
+    keyword that does not reach the function.
+    """
+    options = tuning or AutotuneOptions()
+    if callable(program) and not _is_lowered(program):
+        return _tune_function(program, args, kwargs, options)
+    if args or kwargs:
+        raise SettingError(f"only a function takes arguments, and {type(program).__qualname__} is none")
+    if options.selector is None:
+        raise SettingError("who tunes? A function's calls know it; else pass tuning=AutotuneOptions(selector=...)")
+    if _is_lowered(program):
+        return autotune_lowered(options.selector, program, tuning=options)
+    if isinstance(program, (str, os.PathLike)):
+        return autotune_recorded(options.selector, recording=program, tuning=options)
+    return _tune_calls(_given(program, options.selector), options)
 
 
-def autotune_lowered(selector: Any, lowered: Any) -> AutotuningResult:
-    """Tunes the labelled calls of a lowered program, as far as the registry saw them."""
-    device = device_fingerprint()
-    wanted = {parse_label(name) for name in find_labels_in_lowered(lowered)}
-    calls = [call for call in recorded_calls(device) if (call[0].op_id, call[0].call_key) in wanted]
-    return _tune_all(selector, device, calls, show_progress=False, repetitions=1)
-
-
-def _tune_all(
-    selector: Any, device: str, calls: Sequence[Recorded], show_progress: bool, repetitions: int
+def autotune_recorded(
+    selector: Any,
+    *,
+    show_progress: bool = False,
+    repetition_count: int = 1,
+    recording: str | os.PathLike[str] | None = None,
+    tuning: AutotuneOptions | None = None,
 ) -> AutotuningResult:
-    if not isinstance(repetitions, int) or repetitions < 1:
-        raise SettingError(f"repetition_count={repetitions!r} is not a whole number of at least 1")
-    entries = []
-    for number, (key, kernel, inv) in enumerate(calls, 1):
-        if show_progress:
-            print(f"tuning {number} of {len(calls)}: {key.op_id} {key.call_key}", file=sys.stderr)
-        decision = selector.tune(inv, kernel, repetitions)
-        if decision.record is None:
-            if show_progress:
-                print(f"  not tuned: {dict(decision.misses).get('autotune', '')}", file=sys.stderr)
-            # In an overlay a guess would stand before what is known already.
-            decision = selector.decide(inv, kernel)
-        entries.append(Entry(key.op_id, key.call_key, decision.cfg))
-    return AutotuningResult(device, tuple(entries))
+    """Tunes every call that the registry, or a file of recorded calls, saw on this device, known or not.
+
+    Of several repetitions the fastest winner stays.
+    """
+    if not isinstance(repetition_count, int) or isinstance(repetition_count, bool) or repetition_count < 1:
+        raise SettingError(f"repetition_count={repetition_count!r} is not a whole number of at least 1")
+    options = tuning or AutotuneOptions(again=True, repetitions=repetition_count, progress=show_progress)
+    if recording is None:
+        return _tune_calls(_registered(selector), options)
+    calls, left_out = read_calls(recording, selector)
+    return _tune_calls(calls, options, left_out)
+
+
+def autotune_lowered(selector: Any, lowered: Any, *, tuning: AutotuneOptions | None = None) -> AutotuningResult:
+    """Tunes the labelled calls of a lowered program, as far as the registry saw them."""
+    program = lowered.lower() if isinstance(lowered, jax.stages.Traced) else lowered
+    wanted = {parse_label(name) for name in find_labels_in_lowered(program)}
+    calls = [call for call in _registered(selector) if call.key[1:] in wanted]
+    unknown = sorted(wanted - {call.key[1:] for call in calls})
+    left_out = [f"{op} (call {key}): not tuned: it was not recorded; set EJKERNEL_OPS_RECORD" for op, key in unknown]
+    return _tune_calls(calls, tuning or AutotuneOptions(again=True, progress=False), left_out)
+
+
+def _tune_function(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: AutotuneOptions
+) -> AutotuningResult:
+    campaign = _campaign(options)
+    found = find(fn, args, kwargs)
+    for _ in range(_ROUNDS):
+        changed = len(campaign.changed)
+        campaign.run([_with(options.selector, call) for call in found.calls if call.key not in campaign.entries])
+        if campaign.interrupted or len(campaign.changed) == changed:
+            break
+        # The program is another one now, and may hold other calls.
+        try:
+            found = find(fn, args, kwargs)
+        except KeyboardInterrupt:
+            campaign.interrupted = True
+            break
+    if found.unseen:
+        campaign.notes.append(f"calls whose executor has a chooser of its own: {found.unseen}, not tuned")
+    if campaign.changed and options.refresh:
+        refresh()
+    return campaign.finish()
+
+
+def _tune_calls(calls: Iterable[Call], options: AutotuneOptions, left_out: Iterable[str] = ()) -> AutotuningResult:
+    campaign = _campaign(options)
+    campaign.notes += left_out
+    campaign.run(tuple(calls))
+    return campaign.finish()
+
+
+def _campaign(options: AutotuneOptions) -> Campaign:
+    deadline = math.inf if options.seconds is None else time.perf_counter() + options.seconds
+    return Campaign(device_fingerprint(), options, deadline=deadline)
+
+
+def _with(selector: Any, call: Call) -> Call:
+    return call if selector is None else replace(call, selectors=(selector,))
+
+
+def _registered(selector: Any) -> list[Call]:
+    device = default_device()
+    calls = recorded_calls(device_fingerprint(device))
+    return [Call(key, kernel, inv, (selector,), device, surroundings_of(key)) for key, kernel, inv in calls]
+
+
+def _given(program: Any, selector: Any) -> list[Call]:
+    calls: dict[Key, Call] = {}
+    for item in program:
+        if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Invocation)):
+            raise KernelError(f"calls are (kernel, invocation) pairs, got {item!r}")
+        kernel: Kernel[Any, Any] = item[0]
+        request = ask(item[1], kernel, "forward")
+        calls.setdefault(request.key, Call(request.key, kernel, item[1], (selector,), request.device))
+    return list(calls.values())
+
+
+def _is_lowered(program: Any) -> bool:
+    # Some of these can be called as well.
+    return isinstance(program, (jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled))

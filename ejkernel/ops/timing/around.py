@@ -51,12 +51,19 @@ def manual_axes() -> dict[str, int]:
 def explicit_mesh(leaves: Sequence[Any]) -> Any:
     """The mesh that traced arrays are explicitly sharded over, as their types show it; None where there is none."""
     for leaf in leaves:
-        if isinstance(leaf, jax.core.Tracer):
-            mesh = jax.typeof(leaf).sharding.mesh
+        mesh = getattr(_type_sharding(leaf), "mesh", None)
+        if mesh is not None and not mesh.empty:
             kinds = zip(mesh.axis_types, mesh.shape.values(), strict=True)
             if any(kind == AxisType.Explicit and size > 1 for kind, size in kinds):
                 return mesh
     return None
+
+
+def _type_sharding(leaf: Any) -> Any:
+    """The sharding that a tracer's type shows, or that a shape kept of it."""
+    if isinstance(leaf, jax.core.Tracer):
+        return jax.typeof(leaf).sharding
+    return leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
 
 
 def on_local_devices(axes: Mapping[str, int], platform: str, kinds: Any = None) -> Mesh | None:
@@ -100,12 +107,17 @@ def placing(inv: Any, local: Mesh | None, explicit: Mesh | None) -> Callable[[Se
     if inv.method == "shard_map" and isinstance(inv.mesh, Mesh):
         shardings = _of_specs(inv)
     elif explicit is not None:
-        shardings = [NamedSharding(explicit, jax.typeof(leaf).sharding.spec) for leaf in leaves]
+        shardings = [NamedSharding(explicit, _type_spec(leaf)) for leaf in leaves]
     elif local is not None:
         shardings = [_everywhere(local)] * len(leaves)
     if shardings is None:
         return tuple
     return lambda made: tuple(jax.device_put(x, s) for x, s in zip(made, shardings, strict=True))
+
+
+def _type_spec(leaf: Any) -> Any:
+    # Arrays with values say for themselves.
+    return getattr(_type_sharding(leaf) or jax.typeof(leaf).sharding, "spec", PartitionSpec())
 
 
 def _is_spec(part: Any) -> bool:

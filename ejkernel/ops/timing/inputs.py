@@ -71,8 +71,9 @@ def random_like(leaf: Any, rng: np.random.Generator) -> Any:
         return made.reshape(leaf.shape)
     values = _values(leaf.shape, dtype, rng)
     sharding = getattr(leaf, "sharding", None) if not isinstance(leaf, (np.ndarray, np.generic)) else None
-    # A tracer's sharding names an abstract mesh, which nothing can be put on.
-    if not isinstance(leaf, jax.core.Tracer) and isinstance(sharding, jax.sharding.Sharding):
+    # An abstract mesh, such as a tracer's sharding has, is nothing that an array can be put on.
+    abstract = isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
+    if not isinstance(leaf, jax.core.Tracer) and isinstance(sharding, jax.sharding.Sharding) and not abstract:
         return jax.device_put(values, sharding) if _committed(leaf) else jax.device_put(values)
     return jax.device_put(values)
 

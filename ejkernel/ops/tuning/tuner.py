@@ -118,7 +118,7 @@ class Tuner(Generic[Cfg]):
         self._last.record = record
         if record.winner is None:
             reasons = [f"{describe(t.cfg)}: {t.status}: {t.message}" for t in record.failures]
-            raise TuningError("no candidate can be used:\n  " + "\n  ".join(reasons), reasons)
+            raise TuningError("no candidate can be used:\n  " + "\n  ".join(reasons), reasons, record)
         return record
 
     def _run(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:

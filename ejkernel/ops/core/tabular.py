@@ -1,0 +1,42 @@
+"""Rows as a table: aligned text for terminals, HTML for notebooks. No JAX here."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+Rows = Sequence[Sequence[str]]
+
+# A cfg or a message can be long, and a table is looked at as a whole.
+_WIDEST = 60
+
+
+def as_text(header: Sequence[str], rows: Rows) -> str:
+    """Columns under each other, two spaces between them."""
+    cells = [list(header), *([_cut(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    )
+
+
+def as_html(header: Sequence[str], rows: Rows) -> str:
+    """The same as an HTML table; whatever the cells hold is text."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def seconds(value: float | None) -> str:
+    """A time with the unit that suits it; a dash where there is none."""
+    if value is None:
+        return "-"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value / size < 1000 else f"{value / size:,.0f} {unit}"
+    return f"{value / 1e-9:.3g} ns"
+
+
+def _cut(cell: str) -> str:
+    line = " ".join(cell.split())
+    return line if len(line) <= _WIDEST else line[: _WIDEST - 3] + "..."

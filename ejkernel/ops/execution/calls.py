@@ -1,0 +1,48 @@
+"""A call to be tuned outside the program that makes it, with all that was around it there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ..config import policy
+from ..core.device import target_device
+from ..core.invocation import Invocation
+from ..core.key import Key
+from ..core.surroundings import Surroundings
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked of which kernel, who chooses the cfg, and how often a run of the program asks it."""
+
+    key: Key
+    kernel: Any
+    inv: Invocation[Any, Any]
+    # The first one tunes; the others keep what it found.
+    selectors: tuple[Any, ...]
+    device: jax.Device
+    # None: whatever is in force where it is tuned.
+    surroundings: Surroundings | None = None
+    frames: tuple[policy.Frame, ...] = ()
+    # Runs of it in one run of the program, as far as the program shows them.
+    count: int = 1
+    # Kernels inside kernels come first.
+    order: int = 0
+    # The calls whose kernels this one is inside of.
+    outer: frozenset[Key] = frozenset()
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Puts back what was around the call, for a `with` block."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(target_device(self.device))
+            if self.surroundings is not None:
+                stack.enter_context(self.surroundings.entered())
+            token = policy.frames.set((*policy.frames.get(), *self.frames))
+            stack.callback(policy.frames.reset, token)
+            yield

@@ -1,0 +1,145 @@
+"""A file of the calls that were seen, for tuning in another process; many processes may write one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import filelock
+
+from .. import _jax
+from ..config import files
+from ..core.device import default_device, device_fingerprint, get_device_platform
+from ..core.errors import KeyPartError, RecordFormatError, SignatureError, StoreError
+from ..core.invocation import Invocation
+from ..core.kernel import Kernel, kernel_path, key_builder_of, versioned
+from ..core.key import Key
+from ..core.surroundings import Surroundings
+from . import signatures
+from .calls import Call
+
+KIND = "ejkernel.ops recorded calls"
+VERSION = 1
+
+# Another process writes for milliseconds.
+_WAIT_SECONDS = 30.0
+
+
+class RecordingWarning(UserWarning):
+    """A call that is not recorded, or a recorded one that cannot be tuned."""
+
+
+class Recording:
+    """Adds calls to a file, each key once."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._seen: set[Key] = set()
+        self._said: set[str] = set()
+        self._broken = False
+        self._lock = threading.Lock()
+
+    def add(self, key: Key, kernel: Kernel[Any, Any], inv: Invocation[Any, Any], surroundings: Surroundings) -> None:
+        """Writes a call, or says once why it cannot be written."""
+        with self._lock:
+            if key in self._seen or self._broken:
+                return
+            self._seen.add(key)
+            try:
+                signature = signatures.written(kernel, inv, surroundings)
+                _check_round_trip(signature, key)
+            except SignatureError as error:
+                self._say(f"a call of kernel {versioned(kernel)} ({kernel_path(kernel)}) is not recorded: {error}")
+                return
+            try:
+                _merge(self.path, {key: signature})
+            # ValueError: something else lies there, and it is not ours to replace.
+            except (OSError, ValueError) as error:
+                self._broken = True
+                self._say(f"no calls are recorded in {self.path}: {type(error).__name__}: {error}")
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            warnings.warn(message, RecordingWarning, stacklevel=2)
+
+
+def _check_round_trip(signature: Mapping[str, Any], key: Key) -> None:
+    """What is read back must be the same call, or tuning it would help nobody."""
+    # A program is being traced around this, and has nothing to do with it.
+    with _jax.clean_room():
+        read_back = json.loads(json.dumps(signature))
+        kernel, inv, surroundings = signatures.rebuilt(read_back, key.device.partition("|")[0])
+        with surroundings.entered():
+            found = _call_key(kernel, inv)
+    if found != key.call_key:
+        raise SignatureError(f"read back it has another key, {found} instead of {key.call_key}")
+
+
+def _call_key(kernel: Any, inv: Invocation[Any, Any]) -> str:
+    try:
+        return inv.make_key(key_builder_of(kernel))
+    except KeyPartError as error:
+        raise SignatureError(str(error)) from error
+
+
+def _merge(path: str, fresh: Mapping[Key, Mapping[str, Any]]) -> None:
+    files.make_folder(os.path.dirname(path))
+    with filelock.FileLock(f"{path}.lock", timeout=_WAIT_SECONDS):
+        calls = {**_read(path), **fresh}
+        head = f'"kind": {json.dumps(KIND)},\n"version": {VERSION},\n"calls": [\n'
+        lines = ",\n".join(json.dumps({**key._asdict(), **calls[key]}, allow_nan=False) for key in sorted(calls))
+        files.write(path, ("{" + head + lines + "\n]}\n").encode(), durable=False)
+
+
+def _read(path: str) -> dict[Key, dict[str, Any]]:
+    content = files.read(path)
+    if content is None or not content.data:
+        return {}
+    try:
+        data = json.loads(content.data)
+        known = isinstance(data, dict) and data.get("kind") == KIND
+    except (ValueError, RecursionError):
+        known = False
+    if not known:
+        raise RecordFormatError(f"{path} is no file of recorded calls; name another file, or remove this one")
+    if data.get("version") != VERSION:
+        raise RecordFormatError(
+            f"{path} has version {data.get('version')!r} of recorded calls, and this release reads version {VERSION}"
+        )
+    try:
+        return {Key(*(call.pop(name) for name in Key._fields)): call for call in data["calls"]}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RecordFormatError(f"{path} is damaged: {error!r}") from error
+
+
+def read_calls(path: str | os.PathLike[str], selector: Any) -> tuple[list[Call], list[str]]:
+    """The calls of a file that were recorded on this kind of device, and what was left out and why.
+
+    Imports the modules that the file names: read only files that you would run.
+    """
+    device = default_device()
+    name = device_fingerprint(device)
+    if not os.path.exists(path):
+        raise StoreError(f"there is no file of recorded calls at {os.fspath(path)}")
+    calls, left_out = [], []
+    for key, signature in _read(os.path.abspath(path)).items():
+        if key.device != name:
+            left_out.append(f"{key}: not tuned: recorded on another kind of device than {name}")
+            continue
+        try:
+            kernel, inv, surroundings = signatures.rebuilt(signature, get_device_platform(device))
+            with surroundings.entered():
+                found = _call_key(kernel, inv)
+            if found != key.call_key:
+                raise SignatureError(f"the kernel makes another key of it now, {found}")
+        except SignatureError as error:
+            left_out.append(f"{key}: not tuned: {error}")
+            continue
+        current = Key(key.device, versioned(kernel), key.call_key)
+        calls.append(Call(current, kernel, inv, (selector,), device, surroundings))
+    return calls, left_out
