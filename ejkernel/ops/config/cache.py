@@ -30,6 +30,8 @@ class ConfigCache(Generic[Cfg]):
         self._data: dict[Key, Cfg] = {}
         # What an entry was tuned for, where that is known; a cfg put by hand has none.
         self._objectives: dict[Key, Objective] = {}
+        # The calls behind the keys in readable parts, where they are known.
+        self._calls: dict[Key, Mapping[str, str]] = {}
         # Moves with every clear, so that those who remember a key by hand can tell.
         self._generation = 0
         self._lock = threading.Lock()
@@ -51,6 +53,7 @@ class ConfigCache(Generic[Cfg]):
         with self._lock:
             self._data.clear()
             self._objectives.clear()
+            self._calls.clear()
             self._generation += 1
         changes.note_everything()
 
@@ -67,12 +70,20 @@ class ConfigCache(Generic[Cfg]):
         with self._lock:
             return (self._data[key], self._objectives.get(key)) if key in self._data else None
 
-    def _keep(self, key: Key, cfg: Cfg, *, objective: Objective | None) -> None:
+    def _known(self) -> list[tuple[Key, Cfg, Mapping[str, str]]]:
+        with self._lock:
+            return [(Key(*key), cfg, self._calls.get(key, {})) for key, cfg in self._data.items()]
+
+    def _keep(
+        self, key: Key, cfg: Cfg, *, objective: Objective | None, call: Mapping[str, str] | None = None
+    ) -> None:
         with self._lock:
             self._data[key] = cfg
             self._objectives.pop(key, None)
             if objective is not None:
                 self._objectives[key] = objective
+            if call:
+                self._calls[key] = call
         changes.note(key, cfg)
 
 

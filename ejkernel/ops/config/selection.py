@@ -191,26 +191,25 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             self._tell("overlay_hit", key, cfg=hit.cfg)
         elif hit.source in ("memory", "persistent"):
             if hit.source == "persistent" and hit.keep:
-                self.cache._keep(key, hit.cfg, objective=hit.objective)
+                self.cache._keep(key, hit.cfg, objective=hit.objective, call=request.call)
             self._tell("cache_hit", key, cfg=hit.cfg, **hit.data)
         elif hit.source == "heuristics":
             self._tell("heuristics", key, cfg=hit.cfg, reason=dict(misses).get("autotune", ""))
         elif hit.record is not None:
             self._tuned[key] = (self.cache._generation, request.objective)
-            self.cache._keep(key, hit.cfg, objective=hit.objective)
+            self.cache._keep(key, hit.cfg, objective=hit.objective, call=request.call)
             if self.persist_autotune and hit.record.stop != "settled":
-                self._write(key, hit)
+                self._write(request, hit)
         else:
             # The only candidate is the heuristic cfg, and nothing was measured.
             self._tell("heuristics", key, cfg=hit.cfg, reason="one candidate, nothing to measure")
 
-    def _write(self, key: Key, hit: Hit) -> None:
+    def _write(self, request: Request, hit: Hit) -> None:
         if self._store is None or hit.record is None:
             return
-        record = hit.record
-        entry = StoredEntry(
-            hit.cfg, record.environment, "autotune", hit.objective, summary=record.summary(), record=record
-        )
+        key, record = request.key, hit.record
+        about = {"summary": record.summary(), "call": request.call, "record": record}
+        entry = StoredEntry(hit.cfg, record.environment, "autotune", hit.objective, **about)
         try:
             self._store.keep(key, entry)
         # A cfg that is not JSON, or a store that cannot take it: this process has the answer all the same.

@@ -24,6 +24,8 @@ class StoredEntry:
     when: str = ""
     by: str = ""
     summary: Mapping[str, Any] = field(default_factory=dict)
+    # The call in readable parts, so that a miss can be explained; empty: not known.
+    call: Mapping[str, str] = field(default_factory=dict)
     # The whole record, on its way into a store; a store gives it back on request only.
     record: Record | None = None
     # False for what another user, or a pack, brought: checked against the kernel's candidates before it runs.
