@@ -24,6 +24,10 @@ class Settings:
     tune_seconds: float | None = None
     record: str | None = None
     stamp: Stamp = "hash"
+    # A lock file that every call must be in.
+    lock: str | None = None
+    # Packs to look into; None turns all of them off, those of installed packages included.
+    packs: tuple[str, ...] | None = ()
 
     @staticmethod
     def read() -> Settings:
@@ -34,6 +38,8 @@ class Settings:
             tune_seconds=_seconds("EJKERNEL_OPS_TUNE_SECONDS"),
             record=_recording("EJKERNEL_OPS_RECORD"),
             stamp=_stamp("EJKERNEL_OPS_STAMP"),
+            lock=os.environ.get("EJKERNEL_OPS_LOCK", "").strip() or None,
+            packs=_paths("EJKERNEL_OPS_PACKS"),
         )
 
 
@@ -63,6 +69,13 @@ def _recording(name: str) -> str | None:
     """Any value but a switch that says off records, in memory."""
     text = os.environ.get(name, "").strip()
     return None if text == "" or text.lower() in _OFF else text
+
+
+def _paths(name: str) -> tuple[str, ...] | None:
+    text = os.environ.get(name, "").strip()
+    if text.lower() in _OFF:
+        return None
+    return tuple(path for path in text.split(os.pathsep) if path.strip())
 
 
 def _stamp(name: str) -> Stamp:

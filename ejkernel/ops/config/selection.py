@@ -25,10 +25,13 @@ from ..tuning.foreign import Autotuner, engine
 from ..tuning.job import Job
 from ..tuning.tuner import Tuner as Tuner
 from ..tuning.turn import turn
-from .cache import ConfigCache
+from .cache import ConfigCache, lock_in_force
+from .collecting import collect
 from .events import Teller
 from .failures import failures_of
 from .flights import Flights
+from .lock import read_lock
+from .packs import PacksTier
 from .persistent import StoreWarning, default_folder
 from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
@@ -77,6 +80,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self.persist_autotune = persist_autotune
         self.forbid_reautotune = forbid_reautotune
         self._settings = Settings.read()
+        self._lock = read_lock(self._settings.lock) if self._settings.lock else None
         self._tell = Teller(on_event)
         self._flights = Flights()
         # What this selector tuned, for what, and in which life of the cache.
@@ -113,7 +117,10 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         """The same, with the tier that answered and why the earlier ones did not."""
         policy = self.policy
         request = ask(inv, kernel, _objective(policy))
-        return self._decide(request, lambda: self._propose(request, self._tiers(policy)))
+        decision = self._decide(request, lambda: self._propose(request, self._tiers(policy)))
+        known = self.cache._find(request.key)
+        collect(request, decision.cfg, decision.tier, objective=known[1] if known else None)
+        return decision
 
     def tune(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], repetitions: int = 1) -> Decision:
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
@@ -128,12 +135,17 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return best
 
     def _tiers(self, policy: AutotunePolicy) -> Sequence[Tier]:
-        """The list that the policy makes of the tiers."""
+        """The list that the policy makes of the tiers; a lock leaves those that the program itself speaks through."""
+        lock = lock_in_force() or self._lock
+        if lock is not None:
+            return (OverrideTier(), OverlayTier(lock), *(Off(*tier) for tier in _LOCKED))
+        packs = self._settings.packs
         return (
             OverrideTier(),
             OverlayTier(),
             MemoryTier(self.cache),
             Off("persistent", "none given") if self._store is None else StoreTier(self._store),
+            Off("persistent", "") if packs is None else PacksTier(packs),
             self._autotune_or_why_not(policy),
             SeedTier(),
             HeuristicsTier() if policy.allow_heuristics else Off("heuristics", "off (allow_heuristics=False)"),
@@ -180,7 +192,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             if answer.reason:
                 misses.append((tier.name, answer.reason))
         self._tell("error", request.key, misses=tuple(misses))
-        raise _nothing_left(request.key, misses)
+        raise nothing_left(request.key, misses)
 
     def _keep(self, request: Request, hit: Hit, misses: Sequence[tuple[str, str]]) -> None:
         """The contract's table: which answer goes where, and what the listener is told."""
@@ -188,7 +200,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if hit.source == "override":
             self._tell("override", key, cfg=hit.cfg)
         elif hit.source == "overlay":
-            self._tell("overlay_hit", key, cfg=hit.cfg)
+            self._tell("overlay_hit", key, cfg=hit.cfg, **hit.data)
         elif hit.source in ("memory", "persistent"):
             if hit.source == "persistent" and hit.keep:
                 self.cache._keep(key, hit.cfg, objective=hit.objective, call=request.call)
@@ -273,10 +285,16 @@ def _objective(policy: AutotunePolicy) -> Objective:
     return "forward+backward" if policy.validate_backward else "forward"
 
 
-def _nothing_left(key: Key, misses: Sequence[tuple[str, str]]) -> NoConfigError:
+# What a lock answers in place of.
+_LOCKED = tuple((name, "not asked: locked") for name in ("memory", "persistent", "autotune", "heuristics"))
+
+
+def nothing_left(key: Key, misses: Sequence[tuple[str, str]]) -> NoConfigError:
+    """The error of a call that no tier had an answer for."""
     width = max(len(name) for name, _ in misses)
     lines = "\n".join(f"  {name:<{width}}  {reason}" for name, reason in misses)
-    return NoConfigError(
-        f"no configuration for {key}\n{lines}\n"
-        "Pass cfg=..., put one into a cache, or allow autotuning or heuristics in the policy."
-    )
+    if _LOCKED[0] in misses:
+        advice = "Freeze the program again and review the change, or pass cfg=...; without the lock other tiers answer."
+    else:
+        advice = "Pass cfg=..., put one into a cache, or allow autotuning or heuristics in the policy."
+    return NoConfigError(f"no configuration for {key}\n{lines}\n{advice}")

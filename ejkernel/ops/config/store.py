@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol, final, runtime_checkable
 from ..core.key import Key
 from ..core.record import Objective, Record
 
-Source = Literal["autotune", "imported", "hand"]
+# A guess, which nobody measured, is in lock files alone.
+Source = Literal["autotune", "imported", "hand", "guess"]
 
 
 @dataclass(frozen=True)

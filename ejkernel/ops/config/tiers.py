@@ -18,6 +18,7 @@ from ..tuning.job import Job, distinct
 from .cache import ConfigCache, overlay_in_force
 from .failures import Failure
 from .jobs import TuningWarning, candidates, is_valid, job_for
+from .lock import Lock
 from .measurable import obstacle
 from .request import Hit, Miss, Request
 from .store import Store
@@ -62,17 +63,35 @@ class OverrideTier:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class OverlayTier:
-    """What the overlays around this call say."""
+    """What the overlays around this call say, and the lock behind them."""
 
+    lock: Lock | None = None
     name = "overlay"
 
     def find(self, request: Request) -> Hit | Miss:
-        """The innermost overlay's answer."""
+        """The innermost overlay's answer, or the lock's."""
         shadow = overlay_in_force()
         if request.key in shadow:
             return Hit(check_cfg_type(request.kernel, shadow[request.key], "the overlay's cfg"), self.name)
+        if self.lock is not None:
+            return self._locked(request, self.lock)
         return Miss(f"none of {len(shadow)} entries in force is for this call" if shadow else "none active")
+
+    def _locked(self, request: Request, lock: Lock) -> Hit | Miss:
+        entry = lock.entries.get(request.key)
+        if entry is None:
+            return Miss(lock.why_not(request.key, request.call))
+        try:
+            cfg = revived(request, entry.cfg)
+        except ConfigTypeError as error:
+            raise ConfigTypeError(f"the entry for {request.key} in {lock.path} does not fit: {error}") from error
+        data = {"lock": lock.path}
+        # A lock gives what it says, whatever was updated since; the listener may want to know.
+        if entry.environment and not _believed(entry.environment, request.device):
+            data["environment"] = ", ".join(f"{k} {v}" for k, v in entry.environment.items())
+        return Hit(check_cfg_type(request.kernel, cfg, f"the entry in {lock.path}"), self.name, data)
 
 
 @final
@@ -113,7 +132,7 @@ class StoreTier:
         except ConfigTypeError as error:
             return Miss(f"the entry in {self.store} does not fit the kernel: {error}")
         if not entry.trusted and not _vetted(request, cfg):
-            return Miss(f"the entry in {self.store} is another user's, and not among the kernel's candidates")
+            return Miss(f"the entry in {self.store} is not this user's own, and not among the kernel's candidates")
         objective = entry.objective or _known_objective(request, cfg)
         hit = Hit(cfg, self.name, {"level": "persistent"}, objective)
         if not _believed(entry.environment, request.device):
@@ -207,21 +226,29 @@ class AutotuneTier:
     sole_answers: bool = False
     name = "autotune"
 
-    def find(self, request: Request) -> Hit | Miss:
-        """The winner of a tuning."""
+    def field(self, request: Request, say: Callable[[tuple[str, str], str], None]) -> list[Any] | Hit | Miss:
+        """What would be measured, or the answer without that."""
         failure = (request.key, type(request.kernel))
         if failure in self.failed:
             return Miss(f"failed before in this process: {self.failed[failure]}", ())
-        cfgs = candidates(request, empty=lambda message: self._say_once(("empty", request.key.op_id), message))
+        cfgs = candidates(request, empty=lambda message: say(("empty", request.key.op_id), message))
         if len(distinct(cfgs)) == 1:
             sole = Hit(cfgs[0], self.name, keep=False)
             return sole if self.sole_answers else Miss("one candidate, nothing to measure")
         found = obstacle(request, cfgs[0])
-        if found is not None:
-            if found.surprising:
-                message = f"{request.key} is not tuned: {found.reason}. Until then stores and heuristics serve"
-                self._say_once(("obstacle", request.key.op_id), message)
-            return Miss(found.reason)
+        if found is None:
+            return cfgs
+        if found.surprising:
+            message = f"{request.key} is not tuned: {found.reason}. Until then stores and heuristics serve"
+            say(("obstacle", request.key.op_id), message)
+        return Miss(found.reason)
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The winner of a tuning."""
+        cfgs = self.field(request, self._say_once)
+        if not isinstance(cfgs, list):
+            return cfgs
+        failure = (request.key, type(request.kernel))
         try:
             record = self.tune(request, job_for(request, cfgs))
         except TuningError as error:

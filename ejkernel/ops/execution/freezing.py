@@ -1,0 +1,99 @@
+"""Writing a program's decisions into a lock file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ..config.collecting import Calls, calls_made
+from ..config.lock import Lock, write_lock
+from ..config.selection import ConfigSelectorChain
+from ..config.store import StoredEntry, as_store
+from ..core.description import described
+from ..core.device import environment
+from ..core.errors import SettingError
+from ..core.key import Key
+from ..registry import recorded_calls
+from .executor import Executor
+from .results import AutotuningResult
+
+Entries = dict[Key, StoredEntry]
+Source = Calls | AutotuningResult | ConfigSelectorChain[Any, Any] | Executor[Any, Any] | Callable[..., Any]
+
+
+def freeze(path: str | os.PathLike[str], source: Source, /, *args: Any, **kwargs: Any) -> Lock:
+    """Writes a lock file of what a source decided, to be reviewed and used with `locked`; the same source, the same text.
+
+    A function is traced with the arguments, never run: the calls in it are what is frozen. `calls_made()` gives those of
+    a block, a result its own, and a selector, or an executor with one, all that its memory and store hold.
+    """
+    entries = _entries(source, args, kwargs)
+    if not entries:
+        raise SettingError(
+            f"nothing to freeze into {os.fspath(path)}: {_name(source)} made no call that a selector answered; "
+            "a call with its own cfg= needs no lock"
+        )
+    return write_lock(path, entries)
+
+
+def _entries(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entries:
+    if isinstance(source, Executor):
+        source = source.chooser
+    if callable(source):
+        return _traced(source, args, kwargs)
+    if args or kwargs:
+        raise SettingError(f"arguments are for a function that is traced, and {_name(source)} is none")
+    if isinstance(source, Calls):
+        return source.entries
+    if isinstance(source, AutotuningResult):
+        return _result(source)
+    if isinstance(source, ConfigSelectorChain):
+        return _selector(source)
+    raise SettingError(
+        f"{_name(source)} cannot be frozen; give a function and its arguments, the calls of calls_made(), "
+        "an AutotuningResult, or a ConfigSelectorChain"
+    )
+
+
+def _traced(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entries:
+    # Twice: the first trace may tune, and measuring a candidate may ask for kernels inside it that the program has not.
+    for _ in range(2):
+        with calls_made() as calls:
+            jax.eval_shape(function, *args, **kwargs)
+    return calls.entries
+
+
+def _result(result: AutotuningResult) -> Entries:
+    calls = {key: described(inv) for key, _, inv in recorded_calls(result.device)}
+    now = environment(result.device)
+    keys = [(Key(result.device, entry.op_id_v, entry.call_key), entry) for entry in result.entries]
+    return {key: StoredEntry(entry.cfg, now, "autotune", call=calls.get(key, {})) for key, entry in keys}
+
+
+def _selector(selector: ConfigSelectorChain[Any, Any]) -> Entries:
+    entries: Entries = {}
+    store = None if selector.persistent is None else as_store(selector.persistent)
+    for key in map(Key._make, store.keys() if store is not None else ()):
+        found = store.lookup(key) if store is not None else None
+        if found is not None:
+            entries[key] = _timeless(found)
+    for key, cfg, call in selector.cache._known():
+        kept = entries.get(key)
+        if kept is None or kept.cfg != cfg:
+            tuned = selector.cache._find(key)
+            objective = tuned[1] if tuned else None
+            source = "hand" if objective is None else "autotune"
+            entries[key] = StoredEntry(cfg, environment(key.device), source, objective, call=call)
+    return entries
+
+
+def _timeless(entry: StoredEntry) -> StoredEntry:
+    # Tuned again with the same outcome, the file must not change.
+    return StoredEntry(entry.cfg, entry.environment, entry.source, entry.objective, call=entry.call)
+
+
+def _name(source: Any) -> str:
+    return getattr(source, "__qualname__", None) or f"a {type(source).__qualname__}"
