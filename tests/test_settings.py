@@ -32,6 +32,8 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "tune_seconds": None,
         "record": None,
         "stamp": "hash",
+        "lock": None,
+        "packs": (),
     }
 
 

@@ -137,4 +137,3 @@ def _digest(sealed: Mapping[str, Raw]) -> str:
 
 def _strings(value: Any) -> dict[str, str]:
     return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
-

@@ -76,9 +76,7 @@ class ConfigCache(Generic[Cfg]):
         with self._lock:
             return [(Key(*key), cfg, self._calls.get(key, {})) for key, cfg in self._data.items()]
 
-    def _keep(
-        self, key: Key, cfg: Cfg, *, objective: Objective | None, call: Mapping[str, str] | None = None
-    ) -> None:
+    def _keep(self, key: Key, cfg: Cfg, *, objective: Objective | None, call: Mapping[str, str] | None = None) -> None:
         with self._lock:
             self._data[key] = cfg
             self._objectives.pop(key, None)

@@ -32,6 +32,7 @@ class Calls:
 
 _collectors: ContextVar[tuple[Calls, ...]] = ContextVar("ejkernel_collectors", default=())
 
+
 @contextlib.contextmanager
 def calls_made() -> Iterator[Calls]:
     """Collects the calls that are traced in this block; functions that were compiled before are traced again."""

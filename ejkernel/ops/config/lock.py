@@ -48,7 +48,9 @@ class Lock(Mapping[Key, Any]):
         if not near:
             held = _listed({other.op_id for other in self.entries}) or "nothing"
             return f"{self.path} has no entry of {key.op_id}, so it may be another program's: it holds {held}"
-        return f"no entry in {self.path} for {one_line(key.op_id, call)}; nearest: {near[0]}"
+        other, held = near[0], one_line(near[0].key.op_id, self.entries[near[0].key].call)
+        asked = one_line(key.op_id, call)
+        return f"no entry in {self.path} for {asked}; nearest is {held}, call {other.key.call_key}: {other.differing}"
 
 
 def read_lock(path: str | os.PathLike[str]) -> Lock:

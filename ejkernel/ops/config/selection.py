@@ -38,7 +38,7 @@ from .policy import forward_autotune_only as forward_autotune_only
 from .policy import in_force
 from .policy import policy_override as policy_override
 from .request import Hit, Miss, Request, ask
-from .store import Mapped, Store, StoredEntry, as_store
+from .store import KeepsRecords, Mapped, Store, StoredEntry, as_store
 from .tiers import AutotuneTier, HeuristicsTier, MemoryTier, Off, OverlayTier, OverrideTier, SeedTier, StoreTier, Tier
 
 
@@ -87,6 +87,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._tuned: dict[Key, tuple[int, Objective]] = {}
         # How decisions are agreed on between processes; the identity in one.
         self._decide: Callable[[Request, Propose], Decision] = alone
+        # What tunings left behind where no store keeps it.
+        self._records: dict[Key, Record] = {}
         self._unwritable: set[str] = set()
         self._said: set[tuple[str, str]] = set()
 
@@ -116,7 +118,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def decide(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
         """The same, with the tier that answered and why the earlier ones did not."""
         policy = self.policy
-        request = ask(inv, kernel, _objective(policy))
+        request = ask(inv, kernel, objective_of(policy))
         decision = self._decide(request, lambda: self._propose(request, self._tiers(policy)))
         known = self.cache._find(request.key)
         collect(request, decision.cfg, decision.tier, objective=known[1] if known else None)
@@ -124,7 +126,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def tune(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], repetitions: int = 1) -> Decision:
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
-        request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
+        request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
         decisions = []
         for _ in range(repetitions):
             failures_of(self.tuner).pop((request.key, type(kernel)), None)
@@ -212,6 +214,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             self.cache._keep(key, hit.cfg, objective=hit.objective, call=request.call)
             if self.persist_autotune and hit.record.stop != "settled":
                 self._write(request, hit)
+            if not (self.persist_autotune and isinstance(self._store, KeepsRecords)):
+                self._records[key] = hit.record
         else:
             # The only candidate is the heuristic cfg, and nothing was measured.
             self._tell("heuristics", key, cfg=hit.cfg, reason="one candidate, nothing to measure")
@@ -220,8 +224,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if self._store is None or hit.record is None:
             return
         key, record = request.key, hit.record
-        about = {"summary": record.summary(), "call": request.call, "record": record}
-        entry = StoredEntry(hit.cfg, record.environment, "autotune", hit.objective, **about)
+        known = StoredEntry(hit.cfg, record.environment, "autotune", hit.objective)
+        entry = replace(known, summary=record.summary(), call=request.call, record=record)
         try:
             self._store.keep(key, entry)
         # A cfg that is not JSON, or a store that cannot take it: this process has the answer all the same.
@@ -281,7 +285,8 @@ def _winner_seconds(decision: Decision) -> float:
     return math.inf if seconds is None else seconds
 
 
-def _objective(policy: AutotunePolicy) -> Objective:
+def objective_of(policy: AutotunePolicy) -> Objective:
+    """What a tuning has to cover under a policy."""
     return "forward+backward" if policy.validate_backward else "forward"
 
 

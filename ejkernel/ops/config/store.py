@@ -57,6 +57,14 @@ class Store(Protocol):
         """Every key, sorted."""
 
 
+@runtime_checkable
+class KeepsRecords(Protocol):
+    """A store that has the whole record of a tuning beside the cfg."""
+
+    def record(self, device: str, op_id: str, call_key: str) -> Record | None:
+        """The record behind an entry, or None."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class PlainStore:

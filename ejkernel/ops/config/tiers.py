@@ -131,8 +131,8 @@ class StoreTier:
             cfg = revived(request, entry.cfg)
         except ConfigTypeError as error:
             return Miss(f"the entry in {self.store} does not fit the kernel: {error}")
-        if not entry.trusted and not _vetted(request, cfg):
-            return Miss(f"the entry in {self.store} is not this user's own, and not among the kernel's candidates")
+        if not entry.trusted and not vetted(request, cfg):
+            return Miss(f"the entry in {self.store} is another user's, and not among the kernel's candidates")
         objective = entry.objective or _known_objective(request, cfg)
         hit = Hit(cfg, self.name, {"level": "persistent"}, objective)
         if not _believed(entry.environment, request.device):
@@ -150,7 +150,7 @@ def _known_objective(request: Request, cfg: Any) -> Objective | None:
     return next((seed.objective for seed in request.seeds if seed.cfg == cfg), None)
 
 
-def _vetted(request: Request, cfg: Any) -> bool:
+def vetted(request: Request, cfg: Any) -> bool:
     """May a cfg that somebody else brought run: is it a candidate, or does the kernel itself call it valid?"""
     offered = candidates(request)
     if len(distinct([*offered, cfg])) == len(distinct(offered)):

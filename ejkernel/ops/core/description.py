@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -99,12 +100,16 @@ class Near:
     where: str
     fields: Mapping[str, tuple[str | None, str | None]]
 
-    def __str__(self) -> str:
-        """As messages name it."""
+    @property
+    def differing(self) -> str:
+        """The fields in words."""
         shown = [_difference(name, *pair) for name, pair in list(self.fields.items())[:_FIELDS]]
         more = len(self.fields) - len(shown)
-        tail = f"; and {more} more" if more > 0 else ""
-        return f"{self.key.op_id} (call {self.key.call_key}) in {self.where}: {'; '.join(shown)}{tail}"
+        return "; ".join([*shown, f"and {more} more"] if more > 0 else shown)
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        return f"{self.key.op_id} (call {self.key.call_key}) in {self.where}: {self.differing}"
 
 
 # More differences than this make it another call altogether.
@@ -126,7 +131,19 @@ def nearest(key: Key, call: Mapping[str, str], known: Iterable[Known], most: int
     for other in known:
         if _operation(other.key) == op and other.key != key:
             found.setdefault((other.key, other.where), Near(other.key, other.where, _fields(key, call, other)))
-    return tuple(sorted(found.values(), key=lambda near: (len(near.fields), near.where, near.key))[:most])
+    return tuple(sorted(found.values(), key=lambda near: (len(near.fields), _apart(near), near.where, near.key))[:most])
+
+
+def _apart(near: Near) -> float:
+    """How far the numbers in the differing fields are apart, as ratios: a shape of twice the size is near."""
+    total = 0.0
+    for pair in near.fields.values():
+        there, here = (re.findall(r"\d+", text or "") for text in pair)
+        if len(there) != len(here):
+            total += 100.0
+            continue
+        total += sum(abs(math.log((1 + int(a[:18])) / (1 + int(b[:18])))) for a, b in zip(there, here, strict=True))
+    return total
 
 
 def _operation(key: Key) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import jax
 
 from ..config.collecting import Calls, calls_made
+from ..config.foresight import same_cfg
 from ..config.lock import Lock, write_lock
 from ..config.selection import ConfigSelectorChain
 from ..config.store import StoredEntry, as_store
@@ -17,6 +19,7 @@ from ..core.device import environment
 from ..core.errors import SettingError
 from ..core.key import Key
 from ..registry import recorded_calls
+from ..timing.inputs import take_apart
 from .executor import Executor
 from .results import AutotuningResult
 
@@ -25,10 +28,10 @@ Source = Calls | AutotuningResult | ConfigSelectorChain[Any, Any] | Executor[Any
 
 
 def freeze(path: str | os.PathLike[str], source: Source, /, *args: Any, **kwargs: Any) -> Lock:
-    """Writes a lock file of what a source decided, to be reviewed and used with `locked`; the same source, the same text.
+    """Writes what a source decided to a lock file, for review and for `locked`; the same decisions, the same text.
 
-    A function is traced with the arguments, never run: the calls in it are what is frozen. `calls_made()` gives those of
-    a block, a result its own, and a selector, or an executor with one, all that its memory and store hold.
+    A function is traced with the arguments, never run: the calls in it are what is frozen. `calls_made()` gives those
+    of a block, a result its own, and a selector, or an executor with one, all that its memory and store hold.
     """
     entries = _entries(source, args, kwargs)
     if not entries:
@@ -41,7 +44,7 @@ def freeze(path: str | os.PathLike[str], source: Source, /, *args: Any, **kwargs
 
 def _entries(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entries:
     if isinstance(source, Executor):
-        source = source.chooser
+        return _entries(cast(Source, source.chooser), args, kwargs)
     if callable(source):
         return _traced(source, args, kwargs)
     if args or kwargs:
@@ -59,10 +62,16 @@ def _entries(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> E
 
 
 def _traced(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entries:
+    call = take_apart(args, kwargs)
+
+    def run(*leaves: Any) -> Any:
+        positional, keywords = call.rebuild(leaves)
+        return function(*positional, **keywords)
+
     # Twice: the first trace may tune, and measuring a candidate may ask for kernels inside it that the program has not.
     for _ in range(2):
         with calls_made() as calls:
-            jax.eval_shape(function, *args, **kwargs)
+            jax.eval_shape(run, *call.leaves)
     return calls.entries
 
 
@@ -82,11 +91,10 @@ def _selector(selector: ConfigSelectorChain[Any, Any]) -> Entries:
             entries[key] = _timeless(found)
     for key, cfg, call in selector.cache._known():
         kept = entries.get(key)
-        if kept is None or kept.cfg != cfg:
+        if kept is None or not same_cfg(kept.cfg, cfg):
             tuned = selector.cache._find(key)
-            objective = tuned[1] if tuned else None
-            source = "hand" if objective is None else "autotune"
-            entries[key] = StoredEntry(cfg, environment(key.device), source, objective, call=call)
+            made = StoredEntry(cfg, environment(key.device), "hand", tuned[1] if tuned else None, call=call)
+            entries[key] = replace(made, source="autotune") if made.objective else made
     return entries
 
 
