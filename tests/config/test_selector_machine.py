@@ -55,24 +55,24 @@ class Model:
 
     def _known(self, call: int):
         asked = BOTH if self.policy.validate_backward else FORWARD
-        seed = None
+        seeds = []
         if call in self.memory:
             size, tuned = self.memory[call]
             if asked == FORWARD or tuned != FORWARD:
                 return size, ["memory"], 0
-            seed = (size, "memory")
+            seeds.append((size, "memory"))
         if call in self.disk:
             size, here, tuned = self.disk[call]
             if here and (asked == FORWARD or tuned != FORWARD):
                 self.memory[call] = (size, tuned)
                 return size, ["persistent"], 0
-            seed = (size, "persistent")
-        return self._measured(call, seed, asked)
+            seeds.append((size, "persistent"))
+        return self._measured(call, seeds, asked)
 
-    def _measured(self, call: int, seed: tuple[int, str] | None, asked: str):
+    def _measured(self, call: int, seeds: list[tuple[int, str]], asked: str):
         if not self.policy.allow_autotune or self.policy.cache_miss_fallback == "heuristics":
-            if seed is not None:
-                return seed[0], [seed[1]], 0
+            if seeds:
+                return seeds[0][0], [seeds[0][1]], 0
             return self._guessed([], 0)
         if call in self.failed:
             return self._guessed([], 0)
@@ -80,7 +80,7 @@ class Model:
         if self.broken:
             self.failed.add(call)
             return self._guessed(events, 1)
-        offered = [*CANDIDATES, *([seed[0]] if seed else [])]
+        offered = [*CANDIDATES, *(size for size, _ in seeds)]
         winner = min(offered, key=lambda size: (self.times[size], offered.index(size)))
         self.memory[call] = (winner, asked)
         self.disk[call] = (winner, True, asked)
