@@ -133,7 +133,9 @@ class StoreTier:
             return Miss(f"the entry in {self.store} does not fit the kernel: {error}")
         if not entry.trusted and not vetted(request, cfg):
             return Miss(f"the entry in {self.store} is another user's, and not among the kernel's candidates")
-        objective = entry.objective or _known_objective(request, cfg)
+        objective = entry.objective
+        if objective is None and "believed" in entry.environment:
+            objective = _known_objective(request, cfg)
         hit = Hit(cfg, self.name, {"level": "persistent"}, objective)
         if not _believed(entry.environment, request.device):
             known = ", ".join(f"{k} {v}" for k, v in entry.environment.items()) or "unknown"
