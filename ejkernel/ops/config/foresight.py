@@ -14,7 +14,7 @@ from ..core.kernel import Kernel
 from ..core.key import Key
 from ..core.record import Record
 from ..tuning.job import distinct
-from .cache import lock_in_force, overlay_in_force
+from .cache import overlay_in_force
 from .packs import found_packs
 from .request import Hit, Request, ask
 from .selection import ConfigSelectorChain, objective_of
@@ -109,10 +109,9 @@ def near_misses(selector: ConfigSelectorChain[Any, Any], request: Request) -> tu
 
 
 def _known(selector: ConfigSelectorChain[Any, Any], op: str) -> Iterator[Known]:
-    lock = lock_in_force() or selector._lock
     yield from (Known(key, {}, "the overlays in force") for key in overlay_in_force())
-    if lock is not None:
-        yield from lock.known()
+    if selector.lock is not None:
+        yield from selector.lock.known()
         return
     stored: set[Key] = set()
     for store in places(selector):

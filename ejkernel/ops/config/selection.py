@@ -30,7 +30,7 @@ from .collecting import collect
 from .events import Teller
 from .failures import failures_of
 from .flights import Flights
-from .lock import read_lock
+from .lock import Lock, read_lock
 from .packs import PacksTier
 from .persistent import StoreWarning, default_folder
 from .policy import AutotunePolicy as AutotunePolicy
@@ -103,6 +103,12 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         changes.note_everything()
 
     @property
+    def lock(self) -> Lock | None:
+        """The lock in force here: that of a block around, else the setting's."""
+        around = lock_in_force()
+        return self._lock if around is None else around
+
+    @property
     def on_event(self) -> Callable[..., Any] | None:
         """Who is told about every choice."""
         return self._tell.listener
@@ -138,7 +144,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def _tiers(self, policy: AutotunePolicy) -> Sequence[Tier]:
         """The list that the policy makes of the tiers; a lock leaves those that the program itself speaks through."""
-        lock = lock_in_force() or self._lock
+        lock = self.lock
         if lock is not None:
             return (OverrideTier(), OverlayTier(lock), *(Off(*tier) for tier in _LOCKED))
         packs = self._settings.packs

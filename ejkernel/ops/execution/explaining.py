@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config.cache import lock_in_force
 from ..config.foresight import Foresight, entry_behind, foresee, near_misses, record_behind
 from ..config.selection import ConfigSelectorChain
 from ..config.store import StoredEntry
@@ -144,7 +143,7 @@ def _origin(selector: ConfigSelectorChain[Any, Any], seen: Foresight) -> tuple[d
     key, hit = seen.request.key, seen.hit
     assert hit is not None
     if "lock" in hit.data:
-        lock = lock_in_force() or selector._lock
+        lock = selector.lock
         found = None if lock is None else (lock.entries[key], lock.path)
     else:
         found = entry_behind(selector, key, hit.cfg) if hit.source != "overlay" else None
