@@ -377,7 +377,7 @@ def plain(text):
     """A text without what differs from machine to machine and run to run."""
     text = re.sub(r" on \w+\|.*, call [0-9a-f]{16}", " on DEVICE", text)
     text = re.sub(r"\(call [0-9a-f]{16}\)", "(call KEY)", text)
-    text = re.sub(r"\S*/product\.json", "FILE", text)
+    text = re.sub(r"\S*/ranks\.json", "FILE", text)
     text = re.sub(r"ejkernel-ops \S+", "ejkernel-ops VERSION", text)
     text = re.sub(r"\d[\d.e:T+-]*( us| ms| s| ns)?", "N", text)
     return text.strip()
