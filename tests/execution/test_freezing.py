@@ -306,7 +306,7 @@ def test_a_cfg_that_would_not_come_back_is_refused(path):
             return x
 
     executor = executor_with(Picking())
-    with pytest.raises(TypeError, match="does not come back from JSON.*cfg_type"):
+    with pytest.raises(TypeError, match=r"does not come back from JSON.*cfg_type"):
         freeze(path, lambda x: executor(Mixed(), x), X)
     assert not path.exists()
 

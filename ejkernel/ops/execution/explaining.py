@@ -150,7 +150,8 @@ def _origin(selector: ConfigSelectorChain[Any, Any], seen: Foresight) -> tuple[d
     if found is None:
         return {}, None
     entry, where = found
-    how = " ".join(filter(None, [entry.source, entry.objective and f"for {entry.objective}", entry.when, entry.by]))
+    source = f"{entry.source} for {entry.objective}" if entry.objective else entry.source
+    how = ", ".join(filter(None, [source, entry.when, entry.by]))
     known = ", ".join(f"{name} {value}" for name, value in entry.environment.items())
     return {name: text for name, text in (("kept in", where), ("source", how), ("tuned with", known)) if text}, entry
 
