@@ -345,12 +345,8 @@ def test_the_data_is_json(tmp_path):
     """`as_dict` survives JSON, whatever the cfg is made of."""
     store = disk(tmp_path)
     keep(store, record=RECORD)
-    for found in (
-        why(selector(persistent=store)),
-        why(selector(), cfg=object()),
-        why(selector(persistent=DictStore())),
-    ):
-        data = found.as_dict()
+    for chooser, cfg in ((selector(persistent=store), None), (selector(), object()), (selector(), Blocks(1))):
+        data = why(chooser, cfg=cfg).as_dict()
         assert json.loads(json.dumps(data)) == data
 
 
