@@ -174,10 +174,19 @@ def test_a_pack_is_read_only(pack):
 # Damage.
 
 
+def _other_line(text):
+    """The text with its entry replaced by one that is whole, of another pack."""
+    key = KEY._replace(call_key="another")
+    other = packs.bundle.write("pack", {key: entry(1)}, {}).splitlines()[1]
+    first, _, *rest = text.splitlines()
+    return "\n".join([first, other, *rest])
+
+
 DAMAGE = {
     "a changed entry": lambda text: text.replace('"size": 4', '"size": 2'),
     "a removed entry": lambda text: "\n".join(line for line in text.splitlines() if "doubling@v3" not in line),
     "an entry without a checksum": lambda text: text.replace('"sha256": "', '"what": "', 1),
+    "another pack's entry": _other_line,
     "a changed sum": lambda text: text.replace('"entries": 1', '"entries": 2'),
     "cut off": lambda text: text[:100],
     "a newer format": lambda text: text.replace('"format": 1', '"format": 2'),

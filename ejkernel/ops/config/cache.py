@@ -208,7 +208,8 @@ class overlay_cache(_Scope):
         for key in mapping:
             if not (isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)):
                 raise ConfigTypeError(f"an overlay's keys are (device, op_id, call_key), three strings; got {key!r}")
-        super().__init__(({Key(*key): cfg for key, cfg in mapping.items()},))
+        self.mapping: Mapping[Key, Any] = {Key(*key): cfg for key, cfg in mapping.items()}
+        super().__init__((self.mapping,))
 
 
 class locked(_Scope):

@@ -12,8 +12,7 @@ from ..core import codec
 from ..core.device import environment
 from ..core.errors import ConfigTypeError
 from ..core.key import Key
-from ..core.record import Objective
-from .cache import traced_anew
+from .cache import ConfigCache, traced_anew
 from .request import Request
 from .store import Source, StoredEntry
 from .tiers import revived
@@ -45,13 +44,15 @@ def calls_made() -> Iterator[Calls]:
         _collectors.reset(token)
 
 
-def collect(request: Request, cfg: Any, tier: str, objective: Objective | None) -> None:
+def collect(request: Request, cfg: Any, tier: str, cache: ConfigCache[Any]) -> None:
     """Remembers a decision for whoever collects."""
     collectors = _collectors.get()
     # What the caller gives is in the program's own text.
     if not collectors or tier == "override":
         return
     _refuse_what_does_not_come_back(request, cfg)
+    known = cache._find(request.key) if tier not in ("overlay", "heuristics") else None
+    objective = None if known is None else known[1]
     # What was tuned has an objective; the rest somebody put, or an overlay said.
     source: Source = "guess" if tier == "heuristics" else "hand" if objective is None else "autotune"
     entry = StoredEntry(cfg, environment(request.device), source, objective, call=request.call)

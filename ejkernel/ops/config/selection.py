@@ -126,8 +126,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         policy = self.policy
         request = ask(inv, kernel, objective_of(policy))
         decision = self._decide(request, lambda: self._propose(request, self._tiers(policy)))
-        known = self.cache._find(request.key)
-        collect(request, decision.cfg, decision.tier, objective=known[1] if known else None)
+        collect(request, decision.cfg, decision.tier, self.cache)
         return decision
 
     def tune(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], repetitions: int = 1) -> Decision:

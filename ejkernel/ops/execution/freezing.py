@@ -76,10 +76,11 @@ def _traced(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def _result(result: AutotuningResult) -> Entries:
-    calls = {key: described(inv) for key, _, inv in recorded_calls(result.device)}
-    now = environment(result.device)
-    keys = [(Key(result.device, entry.op_id_v, entry.call_key), entry) for entry in result.entries]
-    return {key: StoredEntry(entry.cfg, now, "autotune", call=calls.get(key, {})) for key, entry in keys}
+    cfgs = result.as_overlay().mapping
+    calls = {key: described(inv) for device in {key.device for key in cfgs} for key, _, inv in recorded_calls(device)}
+    return {
+        key: StoredEntry(cfg, environment(key.device), "autotune", call=calls.get(key, {})) for key, cfg in cfgs.items()
+    }
 
 
 def _selector(selector: ConfigSelectorChain[Any, Any]) -> Entries:
