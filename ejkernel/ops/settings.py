@@ -38,7 +38,7 @@ class Settings:
             tune_seconds=_seconds("EJKERNEL_OPS_TUNE_SECONDS"),
             record=_recording("EJKERNEL_OPS_RECORD"),
             stamp=_stamp("EJKERNEL_OPS_STAMP"),
-            lock=os.environ.get("EJKERNEL_OPS_LOCK", "").strip() or None,
+            lock=_path("EJKERNEL_OPS_LOCK"),
             packs=_paths("EJKERNEL_OPS_PACKS"),
         )
 
@@ -69,6 +69,11 @@ def _recording(name: str) -> str | None:
     """Any value but a switch that says off records, in memory."""
     text = os.environ.get(name, "").strip()
     return None if text == "" or text.lower() in _OFF else text
+
+
+def _path(name: str) -> str | None:
+    text = os.environ.get(name, "").strip()
+    return None if not text or text.lower() in _OFF else text
 
 
 def _paths(name: str) -> tuple[str, ...] | None:

@@ -357,3 +357,15 @@ def test_a_lock_is_read_through_a_link_and_written_through_it(path, tmp_path):
     lock_of(link, call_of(KERNEL), call_of(KERNEL, jnp.ones(3)))
     assert link.is_symlink()
     assert len(read_lock(path)) == 2
+
+
+def test_a_file_of_another_kind_is_not_written_over(tmp_path):
+    """A store stays as it is; a lock, damaged or not, is replaced."""
+    path = tmp_path / "ops.json"
+    path.write_text('{"~format": 1}')
+    with pytest.raises(OSError, match=r"ops\.json exists and is no lock"):
+        lock_of(path, call_of(KERNEL))
+    assert path.read_text() == '{"~format": 1}'
+    path.write_text('{ <<<<<<< "~lock"')
+    lock_of(path, call_of(KERNEL))
+    assert len(read_lock(path)) == 1

@@ -258,6 +258,17 @@ def test_a_pack_is_made_of_a_stores_file(tmp_path):
     assert make_pack(tmp_path / "pack.json", own.path).lookup(KEY).cfg == {"size": 4}
 
 
+def test_a_pack_is_not_written_over_its_own_store(tmp_path):
+    """A path that is taken by something else is an error, and nothing is lost; an older pack is replaced."""
+    own = PersistentCache("ops", tmp_path / "own.json", cfg_type=Blocks)
+    own.put(*KEY, Blocks(4))
+    with pytest.raises(OSError, match=r"own\.json exists and is no pack"):
+        make_pack(own.path, own)
+    assert PersistentCache("ops", own.path, cfg_type=Blocks).get(*KEY) == Blocks(4)
+    for _ in range(2):
+        make_pack(tmp_path / "pack.json", own)
+
+
 def test_a_pack_of_nothing_is_an_error_that_says_what_there_is(tmp_path):
     """No file is written."""
     with pytest.raises(ValueError, match=r"device='tpu\|v5'.*it holds doubling@v3 on cpu") as caught:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..core import codec
-from ..core.errors import ConfigTypeError, RecordFormatError
+from ..core.errors import ConfigTypeError, RecordFormatError, StoreError
 from ..core.key import Key
 from . import files
 from .snapshot import Raw, is_entry, is_whole, line, read_key, refuse, seal, spell, unique
@@ -41,6 +41,21 @@ def write(kind: Kind, entries: Mapping[Key, StoredEntry], about: Mapping[str, An
     whole = {"entries": len(lines), "sha256": _digest(sealed)} if kind == "pack" else {}
     last = codec.dumps({"format": FORMAT, **about, **whole})
     return "\n".join(["{", *lines, f'"~{kind}": {last}', "}", ""])
+
+
+def save(kind: Kind, path: str | os.PathLike[str], entries: Mapping[Key, StoredEntry], about: Mapping[str, Any]) -> str:
+    """Writes such a file, over an older one of its kind and over nothing else; says where it lies."""
+    where = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    text = write(kind, entries, about)
+    # A link is somebody's arrangement: what it points to is replaced, the link stays.
+    target = os.path.realpath(where)
+    there = files.read(target, LARGEST)
+    # A damaged one may be replaced as well; a store, a result or somebody's notes may not.
+    if there is not None and there.data.strip() and f'"~{kind}"'.encode() not in there.data:
+        raise StoreError(f"{where} exists and is no {kind}; give another path, or remove it")
+    files.make_folder(os.path.dirname(target))
+    files.write(target, text.encode(), durable=False)
+    return where
 
 
 def read(kind: Kind, path: str) -> Bundle:

@@ -10,7 +10,7 @@ from typing import Any, final
 from ..core.description import Known, nearest, one_line
 from ..core.errors import RecordFormatError
 from ..core.key import Key
-from . import bundle, files
+from . import bundle
 from .store import StoredEntry
 
 
@@ -65,12 +65,7 @@ def read_lock(path: str | os.PathLike[str]) -> Lock:
 
 def write_lock(path: str | os.PathLike[str], entries: Mapping[Key, StoredEntry]) -> Lock:
     """Writes a lock file, over the one that is there: its history is the repository's."""
-    where = os.path.abspath(os.path.expanduser(os.fspath(path)))
-    text = bundle.write("lock", entries, {})
-    files.make_folder(os.path.dirname(where))
-    # A link is somebody's arrangement: what it points to is replaced, the link stays.
-    files.write(os.path.realpath(where), text.encode(), durable=False)
-    return read_lock(where)
+    return read_lock(bundle.save("lock", path, entries, {}))
 
 
 def _listed(names: set[str]) -> str:

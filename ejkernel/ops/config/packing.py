@@ -12,7 +12,7 @@ from ..core.errors import ConfigTypeError, RecordFormatError, SettingError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel
 from ..core.key import Key
-from . import bundle, files
+from . import bundle
 from .maintenance import Merged, Prefer, merge
 from .packs import Pack, read_pack
 from .persistent import PersistentCache, version
@@ -77,12 +77,12 @@ def _opened(store: Any) -> Store:
 
 
 def _written(path: str | os.PathLike[str], entries: Mapping[Key, StoredEntry], name: str) -> Pack:
-    where = os.path.abspath(os.path.expanduser(os.fspath(path)))
-    about = {"name": name or os.path.splitext(os.path.basename(where))[0], "by": f"ejkernel-ops {version()}"}
-    text = bundle.write("pack", entries, {**about, "made": datetime.now(UTC).isoformat(timespec="seconds")})
-    files.make_folder(os.path.dirname(where))
-    files.write(where, text.encode(), durable=False)
-    return read_pack(where)
+    about = {
+        "name": name or os.path.splitext(os.path.basename(path))[0],
+        "by": f"ejkernel-ops {version()}",
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return read_pack(bundle.save("pack", path, entries, about))
 
 
 @dataclass(frozen=True)
