@@ -44,6 +44,8 @@ PUBLIC = [
     *("label", "extract_labels_from_hlo_text", "find_labels_in_lowered", "labels_to_configs"),
     *("Measurement", "AutotuneData", "Entry", "AutotuningResult"),
     *("autotune", "AutotuneOptions", "autotune_recorded", "autotune_lowered", "benchmark", "check"),
+    # shipping
+    *("freeze", "locked", "calls_made", "explain", "Explanation", "make_pack", "merge_packs", "verify_pack"),
 ]
 
 DOCUMENTED = {

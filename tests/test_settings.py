@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
@@ -33,6 +34,8 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "record": None,
         "stamp": "hash",
         "progress": "auto",
+        "lock": None,
+        "packs": (),
     }
 
 
@@ -85,6 +88,20 @@ def test_the_cache_folder_can_be_set(read, tmp_path):
     """`EJKERNEL_PERSISTENT_CACHE_DIR` is the folder; empty means none."""
     assert read(EJKERNEL_PERSISTENT_CACHE_DIR=str(tmp_path)).cache_dir == str(tmp_path)
     assert read(EJKERNEL_PERSISTENT_CACHE_DIR="").cache_dir is None
+
+
+def test_a_lock_can_be_set(read):
+    """`EJKERNEL_OPS_LOCK` is a path; empty or off means none."""
+    assert read(EJKERNEL_OPS_LOCK="step.lock.json").lock == "step.lock.json"
+    assert read(EJKERNEL_OPS_LOCK=" ").lock is None
+    assert read(EJKERNEL_OPS_LOCK="off").lock is None
+
+
+def test_packs_can_be_set_and_turned_off(read):
+    """`EJKERNEL_OPS_PACKS` is a list of paths, as PATH is one; off means none at all."""
+    assert read(EJKERNEL_OPS_PACKS=os.pathsep.join(["a.json", "", "packs"])).packs == ("a.json", "packs")
+    assert read(EJKERNEL_OPS_PACKS="").packs == ()
+    assert read(EJKERNEL_OPS_PACKS="off").packs is None
 
 
 @pytest.mark.parametrize(

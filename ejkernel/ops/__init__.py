@@ -7,9 +7,14 @@ from ._lazy import lazy
 if TYPE_CHECKING:
     from .config.cache import ConfigCache as ConfigCache
     from .config.cache import current_scope as current_scope
+    from .config.cache import locked as locked
     from .config.cache import overlay_cache as overlay_cache
     from .config.cache import refresh as refresh
+    from .config.collecting import calls_made as calls_made
     from .config.operations import OperationStores as OperationStores
+    from .config.packing import make_pack as make_pack
+    from .config.packing import merge_packs as merge_packs
+    from .config.packing import verify_pack as verify_pack
     from .config.persistent import PersistentCache as PersistentCache
     from .config.selection import AutotunePolicy as AutotunePolicy
     from .config.selection import ConfigSelectorChain as ConfigSelectorChain
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
     from .execution.default import default_selector as default_selector
     from .execution.executor import ConfigChooser as ConfigChooser
     from .execution.executor import Executor as Executor
+    from .execution.explaining import Explanation as Explanation
+    from .execution.explaining import explain as explain
+    from .execution.freezing import freeze as freeze
     from .execution.labels import extract_labels_from_hlo_text as extract_labels_from_hlo_text
     from .execution.labels import find_labels_in_lowered as find_labels_in_lowered
     from .execution.labels import label as label
@@ -59,8 +67,10 @@ if TYPE_CHECKING:
     from .registry import record_invocation as record_invocation
 
 _NAMES = {
-    "config.cache": "ConfigCache current_scope overlay_cache refresh",
+    "config.cache": "ConfigCache current_scope locked overlay_cache refresh",
     "config.operations": "OperationStores",
+    "config.collecting": "calls_made",
+    "config.packing": "make_pack merge_packs verify_pack",
     "config.persistent": "PersistentCache",
     "config.selection": "AutotunePolicy ConfigSelectorChain Tuner forward_autotune_only policy_override",
     "core.abstract": "abstractify sharding_fingerprint",
@@ -74,6 +84,8 @@ _NAMES = {
     "execution.checking": "check",
     "execution.default": "default_executor default_selector",
     "execution.executor": "ConfigChooser Executor",
+    "execution.explaining": "Explanation explain",
+    "execution.freezing": "freeze",
     "execution.mapped": "pmap_with_config vmap_with_config",
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",
     "execution.offline": "AutotuneOptions autotune autotune_lowered autotune_recorded benchmark",

@@ -26,6 +26,10 @@ class Settings:
     record: str | None = None
     stamp: Stamp = "hash"
     progress: Progress = "auto"
+    # A lock file that every call must be in.
+    lock: str | None = None
+    # Packs to look into; None turns all of them off, those of installed packages included.
+    packs: tuple[str, ...] | None = ()
 
     @property
     def record_file(self) -> str | None:
@@ -42,6 +46,8 @@ class Settings:
             record=_recording("EJKERNEL_OPS_RECORD"),
             stamp=_stamp("EJKERNEL_OPS_STAMP"),
             progress=_progress("EJKERNEL_OPS_PROGRESS"),
+            lock=_path("EJKERNEL_OPS_LOCK"),
+            packs=_paths("EJKERNEL_OPS_PACKS"),
         )
 
 
@@ -71,6 +77,18 @@ def _recording(name: str) -> str | None:
     """A switch that says on records in memory; anything else but one that says off is a file to write to."""
     text = os.environ.get(name, "").strip()
     return None if text == "" or text.lower() in _OFF else text
+
+
+def _path(name: str) -> str | None:
+    text = os.environ.get(name, "").strip()
+    return None if not text or text.lower() in _OFF else text
+
+
+def _paths(name: str) -> tuple[str, ...] | None:
+    text = os.environ.get(name, "").strip()
+    if text.lower() in _OFF:
+        return None
+    return tuple(path for path in text.split(os.pathsep) if path.strip())
 
 
 def _stamp(name: str) -> Stamp:

@@ -23,6 +23,7 @@ WHOLE = StoredEntry(
     when="2026-01-01T00:00:00.000001+00:00",
     by="ejkernel-ops 0.1.0",
     summary={"seconds": 1.5e-5, "gain": [1.0, 0.9, 1.1], "candidates": 3},
+    call={"args[0]": "float32[8,128]", "kwargs['scale']": "2.0"},
 )
 ODD = ["a|b", "||", "new\nline", "größe-形状", "100%", "%7C", "'", '"q"', "\\", "x" * 300, "", " ", "\u2028", "~format"]
 VALUES = [0, 1.5, "text", True, [1, [2, 3]], {"block": 64, "none": None, "deep": {"a": [{}]}}, "größe\n\u2028", []]
@@ -190,7 +191,7 @@ def test_parts_of_a_key_do_not_run_into_each_other(doors):
 
 
 def test_an_entry_keeps_all_that_is_known_about_it(doors):
-    """Environment, source, objective, summary, time and writer come back with the cfg."""
+    """Environment, source, objective, summary, time, writer and the call come back with the cfg."""
     doors.to.keep(key("one"), WHOLE)
 
     assert doors.of.lookup(key("one")) == WHOLE

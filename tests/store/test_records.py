@@ -13,6 +13,7 @@ from fakes_store import entries, keep, key, never_small, store, told, value
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Tuner
 from ejkernel.ops.config.persistent import PersistentCache, StoreWarning
 from ejkernel.ops.config.store import StoredEntry
+from ejkernel.ops.config.wrappers import LayeredStore, MemoryStore, ReadOnlyStore
 from ejkernel.ops.core.record import Record, Trial
 
 RECORD = Record(
@@ -198,5 +199,19 @@ def test_a_tuning_leaves_its_record_in_the_store(tmp_path, tuner):
     assert found.cfg == entry.cfg == chosen
     assert (entry.source, entry.objective) == ("autotune", "forward")
     assert dict(entry.summary) == told_of.record.summary()
+    assert dict(entry.call) == {"args[0]": "float32[8]"}
     assert dict(entry.environment) == dict(told_of.record.environment)
     assert {trial.cfg for trial in found.trials} == {Blocks(1), Blocks(2), Blocks(4)}
+
+
+def test_a_store_around_a_store_has_its_records(tmp_path):
+    """Read-only and layered stores give the record of the entry that they would answer with."""
+    cache = store(tmp_path)
+    tuned(cache, "one")
+    top = MemoryStore()
+
+    assert ReadOnlyStore(cache).record(*key("one")) == RECORD
+    assert LayeredStore(top, cache, promote=False).record(*key("one")) == RECORD
+    assert LayeredStore(top, cache).record(*key("two")) is None
+    top.keep(key("one"), StoredEntry(1))
+    assert LayeredStore(top, cache).record(*key("one")) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from ..core.invocation import Cfg
 from ..core.key import Key
 from ..core.record import Objective
 from ..core.stable import stable_json, type_name
+from .lock import Lock, read_lock
 
 
 class ConfigCache(Generic[Cfg]):
@@ -30,6 +32,8 @@ class ConfigCache(Generic[Cfg]):
         self._data: dict[Key, Cfg] = {}
         # What an entry was tuned for, where that is known; a cfg put by hand has none.
         self._objectives: dict[Key, Objective] = {}
+        # The calls behind the keys in readable parts, where they are known.
+        self._calls: dict[Key, Mapping[str, str]] = {}
         # Moves with every clear, so that those who remember a key by hand can tell.
         self._generation = 0
         self._lock = threading.Lock()
@@ -51,6 +55,7 @@ class ConfigCache(Generic[Cfg]):
         with self._lock:
             self._data.clear()
             self._objectives.clear()
+            self._calls.clear()
             self._generation += 1
         changes.note_everything()
 
@@ -67,22 +72,30 @@ class ConfigCache(Generic[Cfg]):
         with self._lock:
             return (self._data[key], self._objectives.get(key)) if key in self._data else None
 
-    def _keep(self, key: Key, cfg: Cfg, *, objective: Objective | None) -> None:
+    def _known(self) -> list[tuple[Key, Cfg, Mapping[str, str]]]:
+        with self._lock:
+            return [(Key(*key), cfg, self._calls.get(key, {})) for key, cfg in self._data.items()]
+
+    def _keep(self, key: Key, cfg: Cfg, *, objective: Objective | None, call: Mapping[str, str] | None = None) -> None:
         with self._lock:
             self._data[key] = cfg
             self._objectives.pop(key, None)
             if objective is not None:
                 self._objectives[key] = objective
+            if call:
+                self._calls[key] = call
         changes.note(key, cfg)
 
 
 class _Shadow:
     """One content of overlays: the value that selects is the very value in JAX's jit key."""
 
-    __slots__ = ("__weakref__", "base", "mapping")
+    __slots__ = ("__weakref__", "base", "lock", "mapping")
 
-    def __init__(self, mapping: Mapping[Key, Any], base: object = None) -> None:
+    def __init__(self, mapping: Mapping[Key, Any], base: object = None, lock: Lock | None = None) -> None:
         self.mapping = mapping
+        # The lock in force behind the overlays: then nothing else answers.
+        self.lock = lock
         # The global value it was made under, kept so that its address stays its own.
         self.base = base
 
@@ -103,6 +116,7 @@ class _Block:
     owner: object
     context: Any
     merged: dict[Key, Any]
+    lock: Lock | None
     before: tuple[Mapping[Key, Any], ...]
     # Left already, but out of order: it ends with the block inside it.
     is_left: bool = False
@@ -126,6 +140,17 @@ def overlay_in_force() -> Mapping[Key, Any]:
     return {} if shadow is None else shadow.mapping
 
 
+def lock_in_force() -> Lock | None:
+    """The lock that this thread is in."""
+    shadow = _in_force.value
+    return None if shadow is None else shadow.lock
+
+
+def is_shadowed(key: Key) -> bool:
+    """Does an overlay or a lock of this thread stand before the caches for this key?"""
+    return lock_in_force() is not None or key in overlay_in_force()
+
+
 class _Scope:
     """Puts layers of mappings in force for a `with` block of this thread."""
 
@@ -133,19 +158,23 @@ class _Scope:
         self._layers = layers
 
     def __enter__(self) -> Self:
-        layers = self._outer() + self._layers
+        layers = _layers_in_force() + self._layers
         merged: dict[Key, Any] = {}
+        lock = None
         for layer in layers:
-            merged.update(layer)
-        context = _context_of(merged)
+            if isinstance(layer, Lock):
+                # It replaces what is around it, overlays too; those inside it stand before it.
+                merged, lock = {}, layer
+            else:
+                merged.update(layer)
+        context = self._context(merged, lock)
         context.__enter__()
-        _entered.stack.append(_Block(self, context, merged, _cache_overlay.get()))
+        _entered.stack.append(_Block(self, context, merged, lock, _cache_overlay.get()))
         _cache_overlay.set(layers)
         return self
 
-    def _outer(self) -> tuple[Mapping[Key, Any], ...]:
-        outer = overlay_in_force()
-        return (outer,) if outer else ()
+    def _context(self, merged: dict[Key, Any], lock: Lock | None) -> Any:
+        return _context_of(merged, lock)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -179,7 +208,27 @@ class overlay_cache(_Scope):
         for key in mapping:
             if not (isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)):
                 raise ConfigTypeError(f"an overlay's keys are (device, op_id, call_key), three strings; got {key!r}")
-        super().__init__(({Key(*key): cfg for key, cfg in mapping.items()},))
+        self.mapping: Mapping[Key, Any] = {Key(*key): cfg for key, cfg in mapping.items()}
+        super().__init__((self.mapping,))
+
+
+class locked(_Scope):
+    """Answers every call inside a `with` block of this thread from a lock file; one that is not in it is an error."""
+
+    def __init__(self, path: str | os.PathLike[str] | Lock) -> None:
+        self.lock = path if isinstance(path, Lock) else read_lock(path)
+        super().__init__((self.lock,))
+
+
+class traced_anew(_Scope):
+    """Has every jitted function that is called inside a `with` block of this thread traced again, once a block."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def _context(self, merged: dict[Key, Any], lock: Lock | None) -> Any:
+        # A value of its own, never shared: no program compiled so far matches it.
+        return _in_force(_Shadow(merged, _jax.global_value(_in_force), lock))
 
 
 def refresh() -> None:
@@ -191,7 +240,7 @@ def refresh() -> None:
     _jax.set_global_value(_in_force, _Shadow({}))
     # The overlays that this thread is in come back over the new value.
     for block in stack:
-        block.context = _context_of(block.merged)
+        block.context = _context_of(block.merged, block.lock)
         block.context.__enter__()
     changes.note_everything()
 
@@ -205,33 +254,36 @@ def fresh_scope() -> contextlib.AbstractContextManager[Any]:
 
 def current_scope() -> _Scope:
     """The overlays in force here, to be entered in another thread with `with`."""
-    shadow = overlay_in_force()
-    if shadow:
-        return _Scope((shadow,))
     # A thread that got a copy of its parent's context opts in from inside.
-    return _Scope(_cache_overlay.get())
+    return _Scope(_layers_in_force() or _cache_overlay.get())
 
 
-def _context_of(merged: dict[Key, Any]) -> Any:
-    # An empty overlay changes nothing, so it must not make JAX trace anything again.
-    return _in_force(_interned(merged)) if merged else contextlib.nullcontext()
+def _layers_in_force() -> tuple[Mapping[Key, Any], ...]:
+    return tuple(layer for layer in (lock_in_force(), overlay_in_force()) if layer or isinstance(layer, Lock))
 
 
-def _interned(mapping: dict[Key, Any]) -> _Shadow:
+def _context_of(merged: dict[Key, Any], lock: Lock | None) -> Any:
+    # An empty overlay changes nothing, so it must not make JAX trace anything again; a lock always does.
+    return _in_force(_interned(merged, lock)) if merged or lock is not None else contextlib.nullcontext()
+
+
+def _interned(mapping: dict[Key, Any], lock: Lock | None) -> _Shadow:
     # Equal overlays share compiled programs, and JAX compares by identity.
     # The global value is part of it: after a refresh, programs made under this overlay before are old.
     base = _jax.global_value(_in_force)
-    content = _content_of(mapping, base)
+    content = _content_of(mapping, base, lock)
     with _shadows_lock:
         shadow = _shadows.get(content)
         # A cfg that was changed since, such as a dict, is not what it was made for any more.
-        if shadow is None or _content_of(shadow.mapping, base) != content:
-            shadow = _shadows[content] = _Shadow(mapping, base)
+        if shadow is None or _content_of(shadow.mapping, base, lock) != content:
+            shadow = _shadows[content] = _Shadow(mapping, base, lock)
         return shadow
 
 
-def _content_of(mapping: Mapping[Key, Any], base: object) -> tuple[Any, ...]:
-    return (id(base), *sorted((key, *_content(cfg)) for key, cfg in mapping.items()))
+def _content_of(mapping: Mapping[Key, Any], base: object, lock: Lock | None) -> tuple[Any, ...]:
+    # The path as well: messages name it.
+    locked_by = None if lock is None else (lock.path, lock.digest)
+    return (id(base), locked_by, *sorted((key, *_content(cfg)) for key, cfg in mapping.items()))
 
 
 def _content(cfg: Any) -> tuple[str, str]:

@@ -269,6 +269,7 @@ class PersistentCache(Generic[Cfg]):
             "by": entry.by or f"ejkernel-ops {version()}",
             "environment": dict(entry.environment),
             "summary": codec.encode(dict(entry.summary)),
+            **({"call": dict(entry.call)} if entry.call else {}),
         }
 
     def _load_cfg(self, data: Any) -> Any:
@@ -286,6 +287,7 @@ class PersistentCache(Generic[Cfg]):
             when=str(raw.get("when", "")),
             by=str(raw.get("by", "")),
             summary=raw["summary"] if isinstance(raw.get("summary"), dict) else {},
+            call=_strings(raw.get("call")),
             trusted=found.owner == os.getuid(),
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from ..core.description import described
 from ..core.device import device_fingerprint, device_of, get_device_platform
 from ..core.errors import KernelError
 from ..core.invocation import Invocation
@@ -58,6 +59,11 @@ class Request:
     def platform(self) -> str:
         """`gpu`, `tpu` or `cpu`."""
         return get_device_platform(self.device)
+
+    @cached_property
+    def call(self) -> Mapping[str, str]:
+        """The call in readable parts."""
+        return described(self.inv)
 
     def hook(self, name: str) -> Callable[..., Any]:
         """The kernel's method for this platform and way of running."""

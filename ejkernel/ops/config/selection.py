@@ -27,17 +27,20 @@ from ..tuning.progress import shown, tell
 from ..tuning.tuner import Tuner as Tuner
 from ..tuning.turn import turn
 from . import finding
-from .cache import ConfigCache
+from .cache import ConfigCache, lock_in_force
+from .collecting import collect
 from .events import Teller
 from .failures import failures_of
 from .flights import Flights
+from .lock import Lock, read_lock
+from .packs import PacksTier
 from .persistent import StoreWarning, default_folder
 from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
 from .policy import in_force
 from .policy import policy_override as policy_override
 from .request import Hit, Miss, Request, ask
-from .store import Mapped, Store, StoredEntry, as_store
+from .store import KeepsRecords, Mapped, Store, StoredEntry, as_store
 from .tiers import AutotuneTier, HeuristicsTier, MemoryTier, Off, OverlayTier, OverrideTier, SeedTier, StoreTier, Tier
 
 
@@ -81,12 +84,15 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self.persist_autotune = persist_autotune
         self.forbid_reautotune = forbid_reautotune
         self._settings = Settings.read()
+        self._lock = read_lock(self._settings.lock) if self._settings.lock else None
         self._tell = Teller(on_event)
         self._flights = Flights()
         # What this selector tuned, for what, and in which life of the cache.
         self._tuned: dict[Key, tuple[int, Objective]] = {}
         # How decisions are agreed on between processes; the identity in one.
         self._decide: Callable[[Request, Propose], Decision] = alone
+        # What tunings left behind where no store keeps it.
+        self._records: dict[Key, Record] = {}
         self._unwritable: set[str] = set()
         self._said: set[tuple[str, str]] = set()
 
@@ -99,6 +105,12 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def policy(self, policy: AutotunePolicy) -> None:
         self._policy = policy
         changes.note_everything()
+
+    @property
+    def lock(self) -> Lock | None:
+        """The lock in force here: that of a block around, else the setting's."""
+        around = lock_in_force()
+        return self._lock if around is None else around
 
     @property
     def on_event(self) -> Callable[..., Any] | None:
@@ -116,16 +128,18 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def decide(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
         """The same, with the tier that answered and why the earlier ones did not."""
         policy = self.policy
-        request = ask(inv, kernel, _objective(policy))
+        request = ask(inv, kernel, objective_of(policy))
         finder = finding.in_force()
         if finder is not None:
             # A program is looked through, not run.
             return finder.saw(self, request, self._look(request, policy))
-        return self._decide(request, lambda: self._propose(request, self._tiers(policy)))
+        decision = self._decide(request, lambda: self._propose(request, self._tiers(policy)))
+        collect(request, decision.cfg, decision.tier, self.cache)
+        return decision
 
     def look(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
         """What would be answered without tuning, heuristics if need be; nothing is kept and nobody is told."""
-        return self._look(ask(inv, kernel, _objective(self.policy)), self.policy)
+        return self._look(ask(inv, kernel, objective_of(self.policy)), self.policy)
 
     def _look(self, request: Request, policy: AutotunePolicy) -> Decision:
         quiet = replace(policy, allow_autotune=False, allow_heuristics=True)
@@ -133,7 +147,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def adopt(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], record: Record) -> None:
         """Keeps what another selector tuned for this call as if it were this one's own."""
-        request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
+        request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
         self._keep(request, Hit(record.cfg, "autotune", objective=request.objective, record=record), ())
 
     def tune(
@@ -145,7 +159,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         seconds: float | None = None,
     ) -> Decision:
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
-        request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
+        request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
         decisions = []
         for _ in range(repetitions):
             failures_of(self.tuner).pop((request.key, type(kernel)), None)
@@ -156,12 +170,17 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return best
 
     def _tiers(self, policy: AutotunePolicy) -> Sequence[Tier]:
-        """The list that the policy makes of the tiers."""
+        """The list that the policy makes of the tiers; a lock leaves those that the program itself speaks through."""
+        lock = self.lock
+        if lock is not None:
+            return (OverrideTier(), OverlayTier(lock), *(Off(*tier) for tier in _LOCKED))
+        packs = self._settings.packs
         return (
             OverrideTier(),
             OverlayTier(),
             MemoryTier(self.cache),
             Off("persistent", "none given") if self._store is None else StoreTier(self._store),
+            Off("persistent", "") if packs is None else PacksTier(packs),
             self._autotune_or_why_not(policy),
             SeedTier(),
             HeuristicsTier() if policy.allow_heuristics else Off("heuristics", "off (allow_heuristics=False)"),
@@ -212,8 +231,9 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
                 request = replace(request, seeds=(*request.seeds, *answer.seeds) if answer.seeds else ())
             if answer.reason:
                 misses.append((tier.name, answer.reason))
-        self._tell("error", request.key, misses=tuple(misses))
-        raise _nothing_left(request.key, misses)
+        if keep:
+            self._tell("error", request.key, misses=tuple(misses))
+        raise nothing_left(request.key, misses)
 
     def _keep(self, request: Request, hit: Hit, misses: Sequence[tuple[str, str]]) -> None:
         """The contract's table: which answer goes where, and what the listener is told."""
@@ -221,29 +241,30 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if hit.source == "override":
             self._tell("override", key, cfg=hit.cfg)
         elif hit.source == "overlay":
-            self._tell("overlay_hit", key, cfg=hit.cfg)
+            self._tell("overlay_hit", key, cfg=hit.cfg, **hit.data)
         elif hit.source in ("memory", "persistent"):
             if hit.source == "persistent" and hit.keep:
-                self.cache._keep(key, hit.cfg, objective=hit.objective)
+                self.cache._keep(key, hit.cfg, objective=hit.objective, call=request.call)
             self._tell("cache_hit", key, cfg=hit.cfg, **hit.data)
         elif hit.source == "heuristics":
             self._tell("heuristics", key, cfg=hit.cfg, reason=dict(misses).get("autotune", ""))
         elif hit.record is not None:
             self._tuned[key] = (self.cache._generation, request.objective)
-            self.cache._keep(key, hit.cfg, objective=hit.objective)
+            self.cache._keep(key, hit.cfg, objective=hit.objective, call=request.call)
             if self.persist_autotune and hit.record.stop != "settled":
-                self._write(key, hit)
+                self._write(request, hit)
+            if not (self.persist_autotune and isinstance(self._store, KeepsRecords)):
+                self._records[key] = hit.record
         else:
             # The only candidate is the heuristic cfg, and nothing was measured.
             self._tell("heuristics", key, cfg=hit.cfg, reason="one candidate, nothing to measure")
 
-    def _write(self, key: Key, hit: Hit) -> None:
+    def _write(self, request: Request, hit: Hit) -> None:
         if self._store is None or hit.record is None:
             return
-        record = hit.record
-        entry = StoredEntry(
-            hit.cfg, record.environment, "autotune", hit.objective, summary=record.summary(), record=record
-        )
+        key, record = request.key, hit.record
+        known = StoredEntry(hit.cfg, record.environment, "autotune", hit.objective)
+        entry = replace(known, summary=record.summary(), call=request.call, record=record)
         try:
             self._store.keep(key, entry)
         # A cfg that is not JSON, or a store that cannot take it: this process has the answer all the same.
@@ -309,14 +330,21 @@ def _winner_seconds(decision: Decision) -> float:
     return math.inf if seconds is None else seconds
 
 
-def _objective(policy: AutotunePolicy) -> Objective:
+def objective_of(policy: AutotunePolicy) -> Objective:
+    """What a tuning has to cover under a policy."""
     return "forward+backward" if policy.validate_backward else "forward"
 
 
-def _nothing_left(key: Key, misses: Sequence[tuple[str, str]]) -> NoConfigError:
+# What a lock answers in place of.
+_LOCKED = tuple((name, "not asked: locked") for name in ("memory", "persistent", "autotune", "heuristics"))
+
+
+def nothing_left(key: Key, misses: Sequence[tuple[str, str]]) -> NoConfigError:
+    """The error of a call that no tier had an answer for."""
     width = max(len(name) for name, _ in misses)
     lines = "\n".join(f"  {name:<{width}}  {reason}" for name, reason in misses)
-    return NoConfigError(
-        f"no configuration for {key}\n{lines}\n"
-        "Pass cfg=..., put one into a cache, or allow autotuning or heuristics in the policy."
-    )
+    if _LOCKED[0] in misses:
+        advice = "Freeze the program again and review the change, or pass cfg=...; without the lock other tiers answer."
+    else:
+        advice = "Pass cfg=..., put one into a cache, or allow autotuning or heuristics in the policy."
+    return NoConfigError(f"no configuration for {key}\n{lines}\n{advice}")

@@ -86,7 +86,7 @@ def parse(text: str) -> tuple[str, Raw] | None:
     if len(text) > LARGEST_ENTRY:
         return None
     try:
-        data = json.loads("{" + text.strip().removesuffix(",") + "}", object_pairs_hook=_unique, parse_constant=_refuse)
+        data = json.loads("{" + text.strip().removesuffix(",") + "}", object_pairs_hook=unique, parse_constant=refuse)
     # RecursionError: brackets by the thousand, which no writer of ours makes.
     except (ValueError, RecursionError):
         return None
@@ -213,7 +213,7 @@ def _put_parsed(lines: dict[str, str], name: str, raw: Raw) -> None:
 def _by_json(text: str) -> Snapshot:
     """Any other JSON that holds entries; what is no JSON is searched line by line."""
     try:
-        data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+        data = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         return _salvage(text, str(error))
     if not isinstance(data, dict):
@@ -244,12 +244,14 @@ def _salvage(text: str, reason: str) -> Snapshot:
     return Snapshot(lines, reason, newer)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys stand once."""
     data = dict(pairs)
     if len(data) != len(pairs):
         raise ValueError("a key stands twice in one object")
     return data
 
 
-def _refuse(constant: str) -> Any:
+def refuse(constant: str) -> Any:
+    """NaN and Infinity, which Python reads, are no JSON."""
     raise ValueError(f"{constant} is not JSON")

@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol, final, runtime_checkable
 from ..core.key import Key
 from ..core.record import Objective, Record
 
-Source = Literal["autotune", "imported", "hand"]
+# A guess, which nobody measured, is in lock files alone.
+Source = Literal["autotune", "imported", "hand", "guess"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class StoredEntry:
     when: str = ""
     by: str = ""
     summary: Mapping[str, Any] = field(default_factory=dict)
+    # The call in readable parts, so that a miss can be explained; empty: not known.
+    call: Mapping[str, str] = field(default_factory=dict)
     # The whole record, on its way into a store; a store gives it back on request only.
     record: Record | None = None
     # False for what another user, or a pack, brought: checked against the kernel's candidates before it runs.
@@ -52,6 +55,14 @@ class Store(Protocol):
 
     def keys(self) -> list[tuple[str, str, str]]:
         """Every key, sorted."""
+
+
+@runtime_checkable
+class KeepsRecords(Protocol):
+    """A store that has the whole record of a tuning beside the cfg."""
+
+    def record(self, device: str, op_id: str, call_key: str) -> Record | None:
+        """The record behind an entry, or None."""
 
 
 @final

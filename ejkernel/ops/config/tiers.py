@@ -17,7 +17,8 @@ from ..core.record import Objective, Record
 from ..tuning.job import Job, distinct
 from .cache import ConfigCache, overlay_in_force
 from .failures import Failure
-from .jobs import TuningWarning, candidates, job_for, offer, why_invalid
+from .jobs import Offer, TuningWarning, candidates, job_for, offer, why_invalid
+from .lock import Lock
 from .measurable import obstacle
 from .request import Hit, Miss, Request
 from .store import Store
@@ -62,19 +63,37 @@ class OverrideTier:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class OverlayTier:
-    """What the overlays around this call say."""
+    """What the overlays around this call say, and the lock behind them."""
 
+    lock: Lock | None = None
     name = "overlay"
 
     def find(self, request: Request) -> Hit | Miss:
-        """The innermost overlay's answer."""
+        """The innermost overlay's answer, or the lock's."""
         shadow = overlay_in_force()
         if request.key in shadow:
             # A result that was read from a file has plain JSON, as stores may.
             cfg = revived(request, shadow[request.key])
             return Hit(check_cfg_type(request.kernel, cfg, "the overlay's cfg"), self.name)
+        if self.lock is not None:
+            return self._locked(request, self.lock)
         return Miss(f"none of {len(shadow)} entries in force is for this call" if shadow else "none active")
+
+    def _locked(self, request: Request, lock: Lock) -> Hit | Miss:
+        entry = lock.entries.get(request.key)
+        if entry is None:
+            return Miss(lock.why_not(request.key, request.call))
+        try:
+            cfg = revived(request, entry.cfg)
+        except ConfigTypeError as error:
+            raise ConfigTypeError(f"the entry for {request.key} in {lock.path} does not fit: {error}") from error
+        data = {"lock": lock.path}
+        # A lock gives what it says, whatever was updated since; the listener may want to know.
+        if entry.environment and not _believed(entry.environment, request.device):
+            data["environment"] = ", ".join(f"{k} {v}" for k, v in entry.environment.items())
+        return Hit(check_cfg_type(request.kernel, cfg, f"the entry in {lock.path}"), self.name, data)
 
 
 @final
@@ -114,9 +133,11 @@ class StoreTier:
             cfg = revived(request, entry.cfg)
         except ConfigTypeError as error:
             return Miss(f"the entry in {self.store} does not fit the kernel: {error}")
-        if not entry.trusted and not _vetted(request, cfg):
+        if not entry.trusted and not vetted(request, cfg):
             return Miss(f"the entry in {self.store} is another user's, and not among the kernel's candidates")
-        objective = entry.objective or _known_objective(request, cfg)
+        objective = entry.objective
+        if objective is None and "believed" in entry.environment:
+            objective = _known_objective(request, cfg)
         hit = Hit(cfg, self.name, {"level": "persistent"}, objective)
         if not _believed(entry.environment, request.device):
             known = ", ".join(f"{k} {v}" for k, v in entry.environment.items()) or "unknown"
@@ -133,7 +154,7 @@ def _known_objective(request: Request, cfg: Any) -> Objective | None:
     return next((seed.objective for seed in request.seeds if seed.cfg == cfg), None)
 
 
-def _vetted(request: Request, cfg: Any) -> bool:
+def vetted(request: Request, cfg: Any) -> bool:
     """May a cfg that somebody else brought run: is it a candidate, or does the kernel itself call it valid?"""
     offered = candidates(request)
     if len(distinct([*offered, cfg])) == len(distinct(offered)):
@@ -209,25 +230,33 @@ class AutotuneTier:
     sole_answers: bool = False
     name = "autotune"
 
-    def find(self, request: Request) -> Hit | Miss:
-        """The winner of a tuning."""
+    def field(self, request: Request, say: Callable[[tuple[str, str], str], None]) -> Offer | Hit | Miss:
+        """What would be measured, or the answer without that."""
         failure = (request.key, type(request.kernel))
         if failure in self.failed:
             return Miss(f"failed before in this process: {self.failed[failure]}", ())
-        offered = offer(request, empty=lambda message: self._say_once(("empty", request.key.op_id), message))
+        offered = offer(request, empty=lambda message: say(("empty", request.key.op_id), message))
         cfgs = offered.cfgs
         if len(distinct(cfgs)) == 1:
             sole = Hit(cfgs[0], self.name, keep=False)
             ruled_out = f" ({len(offered.refused)} ruled out by valid_cfg)" if offered.refused else ""
             return sole if self.sole_answers else Miss(f"one candidate, nothing to measure{ruled_out}")
         found = obstacle(request, cfgs[0])
-        if found is not None:
-            if found.surprising:
-                message = f"{request.key} is not tuned: {found.reason}. Until then stores and heuristics serve"
-                self._say_once(("obstacle", request.key.op_id), message)
-            return Miss(found.reason)
+        if found is None:
+            return offered
+        if found.surprising:
+            message = f"{request.key} is not tuned: {found.reason}. Until then stores and heuristics serve"
+            say(("obstacle", request.key.op_id), message)
+        return Miss(found.reason)
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The winner of a tuning."""
+        offered = self.field(request, self._say_once)
+        if not isinstance(offered, Offer):
+            return offered
+        failure = (request.key, type(request.kernel))
         try:
-            record = self.tune(request, job_for(request, cfgs, offered.refused))
+            record = self.tune(request, job_for(request, offered.cfgs, offered.refused))
         except TuningError as error:
             self.failed[failure] = f"all {len(error.reasons)} candidates failed; first: {error.reasons[0]}"
             _warn_of_failure(request, error)

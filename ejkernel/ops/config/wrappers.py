@@ -9,7 +9,8 @@ from typing import Any, final
 from ..core import changes
 from ..core.errors import SettingError, StoreError
 from ..core.key import Key
-from .store import Store, StoredEntry
+from ..core.record import Record
+from .store import KeepsRecords, Store, StoredEntry
 
 
 class ByKey:
@@ -80,6 +81,10 @@ class ReadOnlyStore(ByKey):
         """Every key, sorted."""
         return self.inner.keys()
 
+    def record(self, device: str, op_id: str, call_key: str) -> Record | None:
+        """The record behind an entry, or None."""
+        return self.inner.record(device, op_id, call_key) if isinstance(self.inner, KeepsRecords) else None
+
     def __str__(self) -> str:
         """As messages name it."""
         return f"{self.inner} (read-only)"
@@ -89,10 +94,11 @@ class ReadOnlyStore(ByKey):
 class LayeredStore(ByKey):
     """Stores over each other: the first hit wins and is promoted to the top, which alone is written."""
 
-    def __init__(self, *layers: Store) -> None:
+    def __init__(self, *layers: Store, promote: bool = True) -> None:
         if not layers:
             raise SettingError("LayeredStore needs at least one store: the user's own first, shared ones behind it")
         self.layers = layers
+        self.promote = promote
 
     def lookup(self, key: Key) -> StoredEntry | None:
         """The entry of the uppermost layer that has one."""
@@ -100,9 +106,17 @@ class LayeredStore(ByKey):
             entry = layer.lookup(key)
             if entry is not None:
                 # What somebody else brought is checked at each use, so it must not become the user's own on the way.
-                if layer is not self.layers[0] and entry.trusted and not isinstance(self.layers[0], ReadOnlyStore):
+                promoted = self.promote and entry.trusted and not isinstance(self.layers[0], ReadOnlyStore)
+                if layer is not self.layers[0] and promoted:
                     self.layers[0].keep(key, entry)
                 return entry
+        return None
+
+    def record(self, device: str, op_id: str, call_key: str) -> Record | None:
+        """The record behind the uppermost layer's entry, or None."""
+        for layer in self.layers:
+            if layer.lookup(Key(device, op_id, call_key)) is not None:
+                return layer.record(device, op_id, call_key) if isinstance(layer, KeepsRecords) else None
         return None
 
     def keep(self, key: Key, entry: StoredEntry) -> None:

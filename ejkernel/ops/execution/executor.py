@@ -16,7 +16,7 @@ import jax
 
 from .. import _jax
 from ..config import finding, policy
-from ..config.cache import overlay_in_force
+from ..config.cache import is_shadowed
 from ..core import changes
 from ..core.abstract import abstractify
 from ..core.batch import BatchAxes, array_leaves, find_batch
@@ -252,7 +252,7 @@ class Executor(Generic[Cfg, Out]):
         if around or self._settings.record or (inv.stamp and self._settings.stamp != "none"):
             key = Key(device_fingerprint(device), versioned(kernel), inv.make_key(key_builder_of(kernel)))
         # An overlay's answers are under a key of their own in JAX, and say nothing about what the caches hold.
-        if key is not None and key not in overlay_in_force() and options.cfg is None:
+        if key is not None and not is_shadowed(key) and options.cfg is None:
             # A kernel inside a kernel is part of both programs.
             for traced in around:
                 traced.entry.learn(key, Chosen(cfg, traced.signature, epoch))

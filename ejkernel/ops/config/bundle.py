@@ -1,0 +1,154 @@
+"""The text of files that travel, locks and packs: sorted JSON, one sealed entry a line. No JAX here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ..core import codec
+from ..core.errors import ConfigTypeError, RecordFormatError, StoreError
+from ..core.key import Key
+from . import files
+from .snapshot import Raw, is_entry, is_whole, line, read_key, refuse, seal, spell, unique
+from .store import Source, StoredEntry
+
+Kind = Literal["lock", "pack"]
+
+FORMAT = 1
+# Far above any real one; what is larger is not read at all.
+LARGEST = 64 << 20
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What such a file holds: entries by key, and what its last line says of the whole."""
+
+    entries: Mapping[Key, StoredEntry]
+    about: Mapping[str, Any]
+    # Of every entry's content; equal bundles have equal ones.
+    digest: str
+
+
+def write(kind: Kind, entries: Mapping[Key, StoredEntry], about: Mapping[str, Any]) -> str:
+    """The text of a file with these entries."""
+    sealed = {spell(key): seal(spell(key), _dump(key, entry)) for key, entry in entries.items()}
+    lines = [line(name, sealed[name]) for name in sorted(sealed)]
+    # A lock has no sum of all its lines: two branches that change it must merge line by line.
+    whole = {"entries": len(lines), "sha256": _digest(sealed)} if kind == "pack" else {}
+    last = codec.dumps({"format": FORMAT, **about, **whole})
+    return "\n".join(["{", *lines, f'"~{kind}": {last}', "}", ""])
+
+
+def save(kind: Kind, path: str | os.PathLike[str], entries: Mapping[Key, StoredEntry], about: Mapping[str, Any]) -> str:
+    """Writes such a file, over an older one of its kind and over nothing else; says where it lies."""
+    where = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    text = write(kind, entries, about)
+    # A link is somebody's arrangement: what it points to is replaced, the link stays.
+    target = os.path.realpath(where)
+    there = files.read(target, LARGEST)
+    # A damaged one may be replaced as well; a store, a result or somebody's notes may not.
+    if there is not None and there.data.strip() and f'"~{kind}"'.encode() not in there.data:
+        raise StoreError(f"{where} exists and is no {kind}; give another path, or remove it")
+    files.make_folder(os.path.dirname(target))
+    files.write(target, text.encode(), durable=False)
+    return where
+
+
+def read(kind: Kind, path: str) -> Bundle:
+    """The bundle in a file; whatever is wrong with it is a RecordFormatError that says what.
+
+    A lock is reviewed and edited by people, so a line of it may have no checksum; a pack is as it was made.
+    """
+    edited = kind == "lock"
+    try:
+        # Installed files are often links.
+        content = files.read(os.path.realpath(path), LARGEST)
+    except OSError as error:
+        raise RecordFormatError(f"the {kind} {path} cannot be read: {error.strerror or error}") from error
+    if content is None:
+        raise RecordFormatError(f"the {kind} {path} does not exist")
+    if not content.data:
+        raise RecordFormatError(f"the {kind} {path} is empty, or larger than {LARGEST >> 20} MiB")
+    data = _parse(path, content.data)
+    about = data.pop(f"~{kind}", None)
+    if not isinstance(about, dict):
+        other = next((name[1:] for name in data if name in ("~lock", "~pack", "~format")), None)
+        what = {None: "some other JSON", "format": "a store's own file"}.get(other, f"a {other}")
+        raise RecordFormatError(f"{path} is no {kind}, but {what}: its last line is not ~{kind}")
+    if about.get("format") != FORMAT:
+        raise RecordFormatError(
+            f"{path} has format {str(about.get('format'))[:20]}, and this version reads format {FORMAT}; "
+            f"use the version of ejkernel-ops that wrote it, or make the {kind} again"
+        )
+    for name, raw in data.items():
+        _check_line(path, name, raw, edited=edited)
+    if not edited and (about.get("entries") != len(data) or about.get("sha256") != _digest(data)):
+        raise RecordFormatError(
+            f"{path} does not fit its checksum: it was made with {str(about.get('entries'))[:20]} entries and holds "
+            f"{len(data)}; make it again"
+        )
+    return Bundle({read_key(name): _load(raw) for name, raw in data.items()}, about, _digest(data))
+
+
+def _parse(path: str, data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data, object_pairs_hook=unique, parse_constant=refuse)
+    # RecursionError: brackets by the thousand; a ValueError also for bytes that are no text.
+    except (ValueError, RecursionError) as error:
+        raise RecordFormatError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise RecordFormatError(f"{path} holds a {type(found).__name__}, not an object of entries")
+    return found
+
+
+def _check_line(path: str, name: str, raw: Any, *, edited: bool) -> None:
+    if not is_entry(name, raw):
+        raise RecordFormatError(f"{path}: {name[:80]!r} is no entry; one is 'device|op@vN|call': {{\"cfg\": ...}}")
+    if not is_whole(name, raw) or not (edited or "sha256" in raw):
+        hint = 'a line that you edit is yours without its "sha256"' if edited else "make it again"
+        raise RecordFormatError(f"{path}: the entry {name} does not fit its checksum; {hint}")
+
+
+def _dump(key: Key, entry: StoredEntry) -> dict[str, Any]:
+    try:
+        cfg = codec.encode(entry.cfg)
+    except ConfigTypeError as error:
+        raise ConfigTypeError(f"the cfg of {key} cannot be written as JSON: {error}") from error
+    found = {
+        "cfg": cfg,
+        "call": dict(entry.call),
+        "source": entry.source,
+        "objective": entry.objective,
+        "environment": dict(entry.environment),
+        "when": entry.when,
+        "by": entry.by,
+        "summary": codec.encode(dict(entry.summary)),
+    }
+    return {name: value for name, value in found.items() if name == "cfg" or value}
+
+
+def _load(raw: Raw) -> StoredEntry:
+    return StoredEntry(
+        cfg=raw["cfg"],
+        environment=_strings(raw.get("environment")),
+        source=raw["source"] if raw.get("source") in get_args(Source) else "hand",
+        objective=raw["objective"] if raw.get("objective") in ("forward", "forward+backward") else None,
+        when=str(raw.get("when", "")),
+        by=str(raw.get("by", "")),
+        summary=raw["summary"] if isinstance(raw.get("summary"), dict) else {},
+        call=_strings(raw.get("call")),
+        trusted=False,
+    )
+
+
+def _digest(sealed: Mapping[str, Raw]) -> str:
+    text = json.dumps([[name, sealed[name]] for name in sorted(sealed)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _strings(value: Any) -> dict[str, str]:
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
