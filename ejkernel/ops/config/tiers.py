@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -74,8 +75,10 @@ class OverlayTier:
         """The innermost overlay's answer, or the lock's."""
         shadow = overlay_in_force()
         if request.key in shadow:
-            # A result that was read from a file has plain JSON, as stores may.
-            cfg = revived(request, shadow[request.key])
+            cfg = shadow[request.key]
+            # A result that was read from a file has plain JSON, as stores may; what is no such thing is refused below.
+            with contextlib.suppress(ConfigTypeError):
+                cfg = revived(request, cfg)
             return Hit(check_cfg_type(request.kernel, cfg, "the overlay's cfg"), self.name)
         if self.lock is not None:
             return self._locked(request, self.lock)
