@@ -7,7 +7,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,13 +31,29 @@ class _Inputs:
     expected: tuple[Any, ...] = ()
 
 
+# How a traced candidate becomes something to run; without a lowered program, as it is.
+Build = Callable[[Staged, Any], Program]
+# The hash at the end of a lowered text's name.
+_TEXT = 16
+
+
+def staged_here(staged: Staged, lowered: Any) -> Program:
+    """A program of this process."""
+    return staged.build() if lowered is None else staged.compile(lowered)
+
+
 class Field:
     """The candidates of a job on their way to the start; `programs` holds those that may run."""
 
-    def __init__(self, job: Job, cfgs: Sequence[Any], *, seed: int, device: jax.Device) -> None:
+    def __init__(
+        self, job: Job, cfgs: Sequence[Any], *, seed: int, device: jax.Device, build: Build = staged_here
+    ) -> None:
         self.job = job
         self.seed = seed
         self.device = device
+        self._to_program = build
+        # What each candidate's program is called in a journal.
+        self.texts: dict[int, str] = {}
         self.trials = [Trial(cfg) for cfg in cfgs]
         self.programs: dict[int, Program] = {}
         self._staged: dict[int, Staged] = {}
@@ -73,6 +89,10 @@ class Field:
 
     def _trace(self, number: int, trial: Trial) -> None:
         start = time.perf_counter()
+        barred = self.job.past.barred(trial.cfg)
+        if barred is not None:
+            self.trials[number] = barred
+            return
         try:
             self._staged[number] = stage(
                 self.job.make_fn(trial.cfg),
@@ -86,15 +106,23 @@ class Field:
         except Exception as error:
             self._fail(number, error, "compile", seconds=time.perf_counter() - start)
 
-    def _build(self, number: int) -> Program | int:
-        """The program, or the number of the candidate that has the same; runs in a thread of the pool."""
-        staged = self._staged[number]
+    def _build(self, number: int) -> Program | int | Trial:
+        """The program, or the number of the candidate that has the same, or what is known; in a thread of the pool."""
+        staged, cfg = self._staged[number], self.trials[number].cfg
         if staged.as_it_is is not None:
-            return staged.build()
-        lowered, text = staged.lower()
-        with self._lock:
-            twin = self._first.setdefault(text, number)
-        return twin if twin != number else staged.compile(lowered)
+            return self._to_program(staged, None)
+        self.job.watch.starts(cfg, "compile")
+        try:
+            lowered, text = staged.lower()
+            self.texts[number] = text[-_TEXT:]
+            known = self.job.past.known(cfg, self.texts[number])
+            if known is not None:
+                return known
+            with self._lock:
+                twin = self._first.setdefault(text, number)
+            return twin if twin != number else self._to_program(staged, lowered)
+        finally:
+            self.job.watch.ends(cfg)
 
     def _time_out(self) -> None:
         for number, trial in enumerate(self.trials):
@@ -116,6 +144,9 @@ class Field:
         if built.failed:
             self._fail(number, built.outcome, "compile", seconds=built.seconds)
             return
+        if isinstance(built.outcome, Trial):
+            self.trials[number] = replace(built.outcome, cfg=self.trials[number].cfg)
+            return
         self.trials[number] = replace(self.trials[number], compile_s=built.seconds)
         if isinstance(built.outcome, int):
             self._twins[number] = built.outcome
@@ -125,7 +156,7 @@ class Field:
         free = free_memory(self.device)
         if free is not None and needed > free:
             message = f"needs {needed / 2**20:,.0f} MiB where {free / 2**20:,.0f} are free"
-            self.trials[number] = replace(self.trials[number], status="memory", message=message)
+            self._out(number, replace(self.trials[number], status="memory", message=message))
             return
         self.trials[number] = replace(self.trials[number], message=program.notes)
         self.programs[number] = program
@@ -165,9 +196,12 @@ class Field:
 
     def _check(self, number: int) -> None:
         self._checked.add(number)
+        cfg = self.trials[number].cfg
+        self.job.watch.starts(cfg, "check")
         for trial_set in self._sets():
             if number in self.programs:
                 self._check_on(trial_set, number)
+        self.job.watch.ends(cfg)
 
     def _sets(self) -> list[_Inputs]:
         """The inputs of the race, and another draw of them; what is the caller's own in every part stays one set."""
@@ -208,7 +242,7 @@ class Field:
         # Infinity is not JSON, and the reason says it.
         self.trials[number] = replace(self.trials[number], error=max(worst, known) if math.isfinite(worst) else None)
         if reason:
-            self.trials[number] = replace(self.trials[number], status="wrong", message=reason)
+            self._out(number, replace(self.trials[number], status="wrong", message=reason))
             del self.programs[number]
 
     def share_with_twins(self) -> None:
@@ -221,9 +255,12 @@ class Field:
 
     def _fail(self, number: int, error: BaseException, status: Status, seconds: float | None = None) -> None:
         kept = self.trials[number].compile_s if seconds is None else seconds
-        self.trials[number] = replace(
-            self.trials[number], status=status_of(error, status), message=first_line(error), compile_s=kept
-        )
+        status, message = status_of(error, status), first_line(error)
+        self._out(number, replace(self.trials[number], status=status, message=message, compile_s=kept))
+
+    def _out(self, number: int, trial: Trial) -> None:
+        self.trials[number] = trial
+        self.job.watch.failed(trial, self.texts.get(number, ""))
 
 
 def inputs_of(job: Job, seed: int) -> tuple[inputs.Call, tuple[Any, ...]]:

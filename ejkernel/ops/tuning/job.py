@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .. import _jax
 from ..core.record import Objective
+from .watch import NoPast, Past, Unwatched, Watch
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ class Job:
     settled: Callable[[], tuple[Any] | None] = lambda: None
     # What the record says of the call: key parts, kernel path, environment.
     about: Mapping[str, Any] = field(default_factory=dict)
+    # Tuned ahead of the program that needs it: a process of its own costs little beside what it saves.
+    offline: bool = False
+    # Where tunings are journalled; None: nowhere.
+    journal: Path | None = None
+    watch: Watch = field(default_factory=Unwatched)
+    past: Past = field(default_factory=NoPast)
 
 
 def distinct(cfgs: Sequence[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from ..timing.clock import Clock, RoundClock, Run, WallClock, in_turns
 from ..timing.profiler import ProfilerClock, ProfilerUnavailable
 from ..timing.program import Program
 from .race import Outcome, Rules, race
+from .watch import Rounds, Unwatched, Watch
 
 # A sample on the host shorter than this is mostly the clock's and the dispatch's own noise.
 _HOST_SAMPLE = 1e-3
@@ -41,6 +43,9 @@ class Stopwatch:
         *,
         warmup: int,
         deadline: float = math.inf,
+        cfgs: Sequence[Any] = (),
+        watch: Watch | None = None,
+        past: Rounds | None = None,
     ) -> None:
         self.programs = [programs[number] for number in numbers]
         self.names = [_module_name(program) for program in self.programs]
@@ -50,6 +55,10 @@ class Stopwatch:
         self.clock: Any = clock or _automatic(self.programs, self.names)
         self.note = ""
         self._calls: dict[int, int] = {}
+        # What the watch knows each place by.
+        self._cfgs = cfgs or numbers
+        self._watch: Watch = watch or Unwatched()
+        self._past = past or Rounds()
 
     @property
     def clock_name(self) -> str:
@@ -83,7 +92,16 @@ class Stopwatch:
             rules=self.rules,
             out_of_time=self._late,
             enough=lambda: time.perf_counter() >= enough,
+            earlier=self._earlier(),
         )
+
+    def _earlier(self) -> list[dict[int, float]]:
+        """What was timed before of those that are here, by place; times of two clocks do not compare."""
+        if self._past.clock != self.clock.name:
+            return []
+        places = {repr(cfg): place for place, cfg in enumerate(self._cfgs)}
+        rounds = [{places[repr(cfg)]: s for cfg, s in row if repr(cfg) in places} for row in self._past.rounds]
+        return [row for row in rounds if row]
 
     def round(self, order: Sequence[int]) -> Mapping[int, float | Exception]:
         """Seconds of each candidate in this order, or what it raised; without those whose turn came too late."""
@@ -93,16 +111,21 @@ class Stopwatch:
         broken = self._warm([place for place in order if place not in self._calls])
         runs = [self._run(place) for place in order if place in self._calls]
         if not isinstance(self.clock, RoundClock):
-            return {**in_turns(self.clock, runs, self._late), **broken}
-        found = self.clock.round(runs)
-        self._learn(found)
+            found: Mapping[int, float | Exception] = in_turns(self.clock, runs, self._late)
+        else:
+            found = self.clock.round(runs)
+            self._learn(found)
+        timed = [(self._cfgs[place], s) for place, s in found.items() if not isinstance(s, Exception)]
+        self._watch.timed(timed, self.clock.name)
         return {**found, **broken}
 
     def _late(self) -> bool:
         return time.perf_counter() >= self.deadline
 
     def _run(self, place: int) -> Run:
-        return Run(place, self.names[place], self.programs[place].call, self.leaves, self._calls[place])
+        call, calls = self.programs[place].call, self._calls[place]
+        before = functools.partial(self._watch.starts, self._cfgs[place], "run")
+        return Run(place, self.names[place], call, self.leaves, calls, before)
 
     def _warm(self, places: Sequence[int]) -> dict[int, Exception]:
         """Runs newcomers as often as asked before any sample counts, and finds how many calls make a sample."""
@@ -112,6 +135,7 @@ class Stopwatch:
             if self._calls and self._late():
                 break
             call, seconds = self.programs[place].call, math.inf
+            self._watch.starts(self._cfgs[place], "run")
             try:
                 for _ in range(max(self.warmup, 1)):
                     seconds = min(seconds, self._once(call))
@@ -120,6 +144,7 @@ class Stopwatch:
                 broken[place] = error
             else:
                 self._calls[place] = self._calls_for(seconds)
+            self._watch.ends(self._cfgs[place])
         return broken
 
     def _once(self, call: Any) -> float:

@@ -125,7 +125,17 @@ class Tuner(Generic[Cfg]):
                 return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
             field.check(deadline)
             numbers = list(field.programs)
-            watch = Stopwatch(self.clock, field.programs, field.leaves, numbers, warmup=self.warmup, deadline=deadline)
+            watch = Stopwatch(
+                self.clock,
+                field.programs,
+                field.leaves,
+                numbers,
+                warmup=self.warmup,
+                deadline=deadline,
+                cfgs=[field.trials[number].cfg for number in numbers],
+                watch=job.watch,
+                past=job.past.rounds,
+            )
             protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
             outcome = watch.race(least_rounds=self.iters, protected=protected, seed=self.seed)
         record = replace(record, objective=field.objective, clock=watch.clock_name)
@@ -140,6 +150,7 @@ def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome:
         if lane.failure is not None:
             status = status_of(lane.failure, "runtime")
             trials[number] = replace(trials[number], status=status, message=first_line(lane.failure))
+            job.watch.failed(trials[number], field.texts.get(number, ""))
         elif not lane.samples:
             trials[number] = replace(trials[number], status="timeout", message="not timed when the time was up")
     field.share_with_twins()
@@ -152,17 +163,19 @@ def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome:
         runner_up=order[1] if len(order) > 1 else None,
         heuristic=heuristic,
         tied=tuple(numbers[place] for place in outcome.tied),
-        gain=_gain(trials, heuristic, order[0] if order else None),
+        gain=_gain(outcome, numbers, heuristic),
         stop="failed" if not order else "deadline" if late else "finished",
     )
 
 
-def _gain(trials: Sequence[Trial], heuristic: int | None, winner: int | None) -> tuple[float, float, float] | None:
-    """The heuristic's time over the winner's: middle, low and high end of the paired samples."""
-    if heuristic is None or winner is None or not trials[heuristic].samples_s:
+def _gain(outcome: Outcome, numbers: Sequence[int], heuristic: int | None) -> tuple[float, float, float] | None:
+    """The heuristic's time over the winner's: middle, low and high end of the samples of rounds that had both."""
+    if heuristic is None or heuristic not in numbers or not outcome.order:
         return None
-    pairs = zip(trials[heuristic].samples_s, trials[winner].samples_s, strict=False)
-    ratios = sorted(a / b for a, b in pairs)
+    theirs, best = outcome.lanes[numbers.index(heuristic)].samples, outcome.lanes[outcome.order[0]].samples
+    ratios = sorted(math.exp(theirs[r] - best[r]) for r in theirs.keys() & best.keys())
+    if not ratios:
+        return None
     # An interval for the median from the order of the paired ratios: about 95% by the normal approximation.
     half = math.ceil(0.98 * math.sqrt(len(ratios)))
     low = ratios[max(0, len(ratios) // 2 - half)]
