@@ -35,6 +35,8 @@ class Program:
     notes: str = ""
     # JAX's compiled object; None for what runs as it is.
     executable: Any = None
+    # For a program that runs in another process: what that one gets.
+    portable: Any = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Staged:
     # The jitted function and what it was traced with, to write the program down for another process.
     function: Any = None
     arguments: tuple[Any, ...] = ()
+    portable: Any = None
 
     def lower(self) -> tuple[Any, str]:
         """The lowered program, and a hash of its text that is equal for equal programs."""

@@ -7,7 +7,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.record import Objective, Status, Trial
 from ..timing import check, inputs
-from ..timing.compiling import Built, CompilePool, workers_for
+from ..timing.compiling import Built, CompilePool
 from ..timing.memory import free_memory, needed_memory
 from ..timing.program import Program, Staged, first_line, stage
 from .job import Job
@@ -31,27 +31,17 @@ class _Inputs:
     expected: tuple[Any, ...] = ()
 
 
-# How a traced candidate becomes something to run; without a lowered program, as it is.
-Build = Callable[[Staged, Any], Program]
 # The hash at the end of a lowered text's name.
 _TEXT = 16
-
-
-def staged_here(staged: Staged, lowered: Any) -> Program:
-    """A program of this process."""
-    return staged.build() if lowered is None else staged.compile(lowered)
 
 
 class Field:
     """The candidates of a job on their way to the start; `programs` holds those that may run."""
 
-    def __init__(
-        self, job: Job, cfgs: Sequence[Any], *, seed: int, device: jax.Device, build: Build = staged_here
-    ) -> None:
+    def __init__(self, job: Job, cfgs: Sequence[Any], *, seed: int, device: jax.Device) -> None:
         self.job = job
         self.seed = seed
         self.device = device
-        self._to_program = build
         # What each candidate's program is called in a journal.
         self.texts: dict[int, str] = {}
         self.trials = [Trial(cfg) for cfg in cfgs]
@@ -73,7 +63,7 @@ class Field:
         Kernels inside kernels are tuned now, before a device is claimed. Equal programs are compiled once, and nobody
         waits for a straggler.
         """
-        with CompilePool(workers_for(len(self.trials))) as pool:
+        with CompilePool(self.job.workshop.threads(len(self.trials))) as pool:
             for number, trial in enumerate(self.trials):
                 self._trace(number, trial)
                 if number in self._staged:
@@ -94,7 +84,7 @@ class Field:
             self.trials[number] = barred
             return
         try:
-            self._staged[number] = stage(
+            staged = stage(
                 self.job.make_fn(trial.cfg),
                 self.call,
                 self.leaves,
@@ -102,6 +92,7 @@ class Field:
                 seed=self.seed,
                 name=f"ejk_{self._tag}_{number}",
             )
+            self._staged[number] = self.job.workshop.traced(staged)
         # Whatever a candidate raises is the candidate's outcome.
         except Exception as error:
             self._fail(number, error, "compile", seconds=time.perf_counter() - start)
@@ -110,7 +101,7 @@ class Field:
         """The program, or the number of the candidate that has the same, or what is known; in a thread of the pool."""
         staged, cfg = self._staged[number], self.trials[number].cfg
         if staged.as_it_is is not None:
-            return self._to_program(staged, None)
+            return self.job.workshop.build(staged, None)
         self.job.watch.starts(cfg, "compile")
         try:
             lowered, text = staged.lower()
@@ -120,9 +111,9 @@ class Field:
                 return known
             with self._lock:
                 twin = self._first.setdefault(text, number)
-            return twin if twin != number else self._to_program(staged, lowered)
+            return twin if twin != number else self.job.workshop.build(staged, lowered)
         finally:
-            self.job.watch.ends(cfg)
+            self.job.watch.ends(cfg, self.texts.get(number, ""))
 
     def _time_out(self) -> None:
         for number, trial in enumerate(self.trials):
@@ -180,7 +171,7 @@ class Field:
 
     def prepare(self) -> None:
         """Makes both sets of inputs and what they should give: the user's code, so before a device is claimed."""
-        self._sets()
+        self.sets()
 
     def check(self, deadline: float = math.inf) -> None:
         """Runs every program on two sets of inputs and drops those that fail or compute something else."""
@@ -198,12 +189,12 @@ class Field:
         self._checked.add(number)
         cfg = self.trials[number].cfg
         self.job.watch.starts(cfg, "check")
-        for trial_set in self._sets():
+        for trial_set in self.sets():
             if number in self.programs:
                 self._check_on(trial_set, number)
         self.job.watch.ends(cfg)
 
-    def _sets(self) -> list[_Inputs]:
+    def sets(self) -> list[_Inputs]:
         """The inputs of the race, and another draw of them; what is the caller's own in every part stays one set."""
         if not self._input_sets:
             self._input_sets.append(_Inputs(self.leaves))

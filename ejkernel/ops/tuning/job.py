@@ -12,6 +12,7 @@ from typing import Any
 from .. import _jax
 from ..core.record import Objective
 from .watch import NoPast, Past, Unwatched, Watch
+from .workshop import Here, Workshop
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Job:
     journal: Path | None = None
     watch: Watch = field(default_factory=Unwatched)
     past: Past = field(default_factory=NoPast)
+    # Where traced candidates become programs.
+    workshop: Workshop = field(default_factory=Here)
 
 
 def distinct(cfgs: Sequence[Any]) -> list[Any]:

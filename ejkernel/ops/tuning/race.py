@@ -90,9 +90,10 @@ def race(
     shuffled = random.Random(seed)
     rounds = runs = 0
     for before in earlier:
-        for i, seconds in before.items():
-            lanes[i].samples[rounds] = math.log(max(seconds, 1e-12))
+        for i, known in before.items():
+            lanes[i].samples[rounds] = math.log(max(known, 1e-12))
         rounds += 1
+    _drop(lanes, rounds, rules, protected)
     late = False
     while not late and not _settled(lanes, rounds, least_rounds, rules):
         order = [i for i, lane in enumerate(lanes) if lane.running]
@@ -131,7 +132,7 @@ def _settled(lanes: Sequence[Lane], rounds: int, least: int, rules: Rules) -> bo
 
 
 def _drop(lanes: Sequence[Lane], rounds: int, rules: Rules, kept: int | None) -> None:
-    live = [i for i, lane in enumerate(lanes) if lane.running]
+    live = [i for i, lane in enumerate(lanes) if lane.running and lane.samples]
     if len(live) < 2:
         return
     view = _View(lanes, rules.quantile)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -16,7 +17,7 @@ import numpy as np
 from .. import _jax
 from ..core.codec import describe
 from ..core.device import default_device
-from ..core.errors import SettingError, TuningError
+from ..core.errors import IsolationError, NotExportedError, SettingError, TuningError
 from ..core.invocation import Cfg
 from ..core.record import Objective, Record, Trial
 from ..timing import inputs
@@ -24,9 +25,16 @@ from ..timing.clock import Clock, WallClock
 from ..timing.profiler import ProfilerUnavailable
 from ..timing.program import Program, first_line, stage
 from .field import Field, status_of
+from .heat import Isolation
+from .isolation import found_meanwhile, tune_elsewhere
 from .job import Job, distinct
 from .race import Outcome
+from .resume import journalled
 from .stopwatch import Stopwatch, once
+
+
+class IsolationWarning(UserWarning):
+    """Candidates that should have run in a process of their own, and did not."""
 
 
 class Tuner(Generic[Cfg]):
@@ -40,6 +48,7 @@ class Tuner(Generic[Cfg]):
         seed: int = 0,
         clock: Clock | None = None,
         seconds: float | None = None,
+        isolate: bool | Isolation | None = None,
     ) -> None:
         _whole(warmup, "warmup", 0)
         _whole(iters, "iters", 1)
@@ -47,6 +56,12 @@ class Tuner(Generic[Cfg]):
             raise SettingError(f"seconds={seconds!r} is no budget; use a positive number, or None for no limit")
         if clock is not None and not (hasattr(clock, "time") or hasattr(clock, "round")):
             raise SettingError(f"clock={clock!r} is no clock; it needs a name and time(call, leaves, calls)")
+        if not isinstance(isolate, (bool, Isolation, type(None))):
+            raise SettingError(f"isolate={isolate!r} is unknown; use True, False, None or Isolation(...)")
+        if isolate and clock is not None:
+            raise SettingError(f"clock={clock!r} cannot be read in a worker process; leave out isolate or the clock")
+        # A process of its own for the candidates: always, never, or (None) where it is worth its start.
+        self.isolate = isolate
         self.warmup = warmup
         self.iters = iters
         self.seed = seed
@@ -106,8 +121,10 @@ class Tuner(Generic[Cfg]):
         budget = min(limits, default=None)
         deadline = math.inf if budget is None else time.perf_counter() + budget
         record = Record(**dict(job.about), objective=job.objective, seed=self.seed, budget_s=budget)
-        with job.room():
+        with job.room(), journalled(job, cfgs, self.seed) as (job, journal):
             record = self._run(job, record, cfgs, deadline)
+            if journal is not None and record.winner is not None and record.stop == "finished":
+                journal.finish(record.cfg, cfgs)
         self._last.record = record
         if record.winner is None:
             reasons = [f"{describe(t.cfg)}: {t.status}: {t.message}" for t in record.trials]
@@ -115,14 +132,23 @@ class Tuner(Generic[Cfg]):
         return record
 
     def _run(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+        note = ""
+        if self._wants_a_worker(job):
+            try:
+                return self._run_elsewhere(job, record, cfgs, deadline)
+            except (NotExportedError, IsolationError) as error:
+                if self.isolate:
+                    raise
+                note = f" (not in a worker process: {error})"
+                if isinstance(error, IsolationError):
+                    warnings.warn(f"candidates run in this process: {error}", IsolationWarning, stacklevel=2)
         field = Field(job, cfgs, seed=self.seed, device=default_device())
         field.compile(deadline)
         field.prepare()
         with job.turn(deadline - time.perf_counter()):
             settled = job.settled()
             if settled is not None:
-                found = Trial(settled[0], "skipped", "found by another process meanwhile")
-                return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
+                return found_meanwhile(record, field, settled[0])
             field.check(deadline)
             numbers = list(field.programs)
             watch = Stopwatch(
@@ -138,8 +164,28 @@ class Tuner(Generic[Cfg]):
             )
             protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
             outcome = watch.race(least_rounds=self.iters, protected=protected, seed=self.seed)
-        record = replace(record, objective=field.objective, clock=watch.clock_name)
+        record = replace(record, objective=field.objective, clock=watch.clock_name + note)
         return _finish(record, job, field, numbers, outcome, late=time.perf_counter() >= deadline)
+
+    def _wants_a_worker(self, job: Job) -> bool:
+        """Demanded, or worth it: ahead of the program that needs the cfg, or where a candidate may have crashed one."""
+        if self.isolate is not None:
+            return bool(self.isolate)
+        return self.clock is None and (job.offline or bool(job.past.suspects))
+
+    def _run_elsewhere(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+        return tune_elsewhere(
+            job,
+            record,
+            cfgs,
+            self.isolate if isinstance(self.isolate, Isolation) else Isolation(),
+            demanded=bool(self.isolate),
+            warmup=self.warmup,
+            iters=self.iters,
+            seed=self.seed,
+            deadline=deadline,
+            finish=_finish,
+        )
 
 
 def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome: Outcome, *, late: bool) -> Record:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, final
 
 from ..core.record import Trial
@@ -19,11 +19,14 @@ class Watch(Protocol):
     def starts(self, cfg: Any, doing: Doing) -> None:
         """This may be the last thing that the process does."""
 
-    def ends(self, cfg: Any) -> None:
-        """It came back, whatever the outcome."""
+    def ends(self, cfg: Any, program: str = "") -> None:
+        """It came back, whatever the outcome; `program` names what was compiled."""
 
     def failed(self, trial: Trial, program: str) -> None:
         """A candidate is out; `program` names what was compiled, empty where nothing was."""
+
+    def lost(self, trial: Trial) -> None:
+        """A candidate took its process with it, or that process had to be ended: it is not to run again."""
 
     def timed(self, found: Timed, clock: str) -> None:
         """One round: seconds of each that took part and did not fail."""
@@ -36,14 +39,25 @@ class Unwatched:
     def starts(self, cfg: Any, doing: Doing) -> None:
         """Nothing."""
 
-    def ends(self, cfg: Any) -> None:
+    def ends(self, cfg: Any, program: str = "") -> None:
         """Nothing."""
 
     def failed(self, trial: Trial, program: str) -> None:
         """Nothing."""
 
+    def lost(self, trial: Trial) -> None:
+        """Nothing."""
+
     def timed(self, found: Timed, clock: str) -> None:
         """Nothing."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of an earlier race, and the clock that they were timed by."""
+
+    clock: str = ""
+    rounds: Sequence[Timed] = ()
 
 
 class Past(Protocol):
@@ -59,20 +73,25 @@ class Past(Protocol):
     def rounds(self) -> Rounds:
         """What was timed of those that run again."""
 
+    @property
+    def suspects(self) -> Sequence[Any]:
+        """Cfgs that were at work when a process died, nobody knows of what."""
 
-@dataclass(frozen=True)
-class Rounds:
-    """Rounds of an earlier race, and the clock that they were timed by."""
-
-    clock: str = ""
-    rounds: Sequence[Timed] = ()
+    def elsewhere(self) -> Past:
+        """The same for candidates in a process of their own, where suspects may run."""
 
 
 @final
+@dataclass(frozen=True)
 class NoPast:
-    """A first tuning."""
+    """A first tuning, or one that is told only what was timed before."""
 
-    rounds = Rounds()
+    rounds: Rounds = field(default_factory=Rounds)
+    suspects: Sequence[Any] = ()
+
+    def elsewhere(self) -> NoPast:
+        """The same."""
+        return self
 
     def barred(self, cfg: Any) -> None:
         """Nobody is."""

@@ -1,0 +1,181 @@
+"""What a tuning is about to do and what came of it, on disk: a killed tuning goes on, and no crash happens twice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from ..core.errors import KeyPartError
+from ..core.record import Trial
+from ..core.stable import short_hash, stable_json
+from .history import History
+from .watch import Doing, Timed
+
+SUFFIX = ".jsonl"
+
+
+class JournalWarning(UserWarning):
+    """Tunings that cannot be resumed, because nothing can be written down."""
+
+
+# Folders that cannot be written to, each said once.
+_said: set[str] = set()
+
+
+def cfg_id(cfg: Any) -> str | None:
+    """What a cfg is called in every process; None where it has no stable form."""
+    try:
+        return short_hash(stable_json(cfg), 12)
+    except KeyPartError:
+        return None
+
+
+def path_for(folder: Path, key: Mapping[str, str], objective: str, environment: Mapping[str, str]) -> Path:
+    """The journal of one key in one environment: crashes of another version are no news here."""
+    named = {name: key[name] for name in ("device", "op_id", "call_key")}
+    return folder / f"{named['op_id']}-{short_hash(stable_json([named, objective, dict(environment)]))}{SUFFIX}"
+
+
+class Journal:
+    """Append-only lines, each with a checksum, by the one process that holds the lock; a watch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+        self._lock: filelock.FileLock | None = None
+        self._mutex = threading.Lock()
+
+    @property
+    def writable(self) -> bool:
+        """Does this process hold it?"""
+        return self._descriptor is not None
+
+    def open(self) -> History:
+        """Takes the journal and reads it; where another process has it, or nothing can be written, it is only read."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(f"{self.path}.lock", timeout=0)
+            lock.acquire()
+            self._lock = lock
+            self._descriptor = os.open(
+                self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+            )
+            if os.fstat(self._descriptor).st_uid != os.getuid():
+                raise PermissionError(f"{self.path} is another user's")
+        # Its owner is at it: what it is doing now is no crash.
+        except filelock.Timeout:
+            return History.of(read(self.path), alone=False)
+        except OSError as error:
+            self.close()
+            self._say(error)
+            return History()
+        history = History.of(read(self.path), alone=True)
+        # A line that was cut off must not spoil the next one.
+        os.write(self._descriptor, b"\n")
+        return history
+
+    def close(self) -> None:
+        """Lets go of it."""
+        with self._mutex:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def begin(self, identity: str, cfgs: Sequence[Any], *, fresh: bool) -> None:
+        """A tuning of these candidates begins; a fresh one takes over nothing but crashes."""
+        self._write(begin=identity, fresh=fresh, candidates=[cfg_id(cfg) for cfg in cfgs])
+
+    def starts(self, cfg: Any, doing: Doing) -> None:
+        """Named before it runs."""
+        self._write(starts=cfg_id(cfg), doing=doing)
+
+    def ends(self, cfg: Any, program: str = "") -> None:
+        """It came back."""
+        self._write(ends=cfg_id(cfg), program=program)
+
+    def failed(self, trial: Trial, program: str) -> None:
+        """An outcome that need not be found again."""
+        self._write(failed=cfg_id(trial.cfg), program=program, trial=_about(trial))
+
+    def lost(self, trial: Trial) -> None:
+        """Never again, until somebody asks for it."""
+        self._write(lost=cfg_id(trial.cfg), cfg=repr(trial.cfg)[:200], trial=_about(trial))
+
+    def timed(self, found: Timed, clock: str) -> None:
+        """A round."""
+        self._write(round=[[cfg_id(cfg), seconds] for cfg, seconds in found], clock=clock)
+
+    def finish(self, winner: Any, cfgs: Sequence[Any]) -> None:
+        """The tuning is over: what is worth keeping is written anew, in one piece."""
+        if self._descriptor is None:
+            return
+        kept = History.of(read(self.path), alone=True)
+        ids = [cfg_id(cfg) for cfg in cfgs]
+        lines = [*kept.lines(), {"finished": cfg_id(winner), "candidates": ids}]
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(b"".join(map(_line, lines)))
+            os.replace(temporary, self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            self._say(error)
+
+    def _write(self, **line: Any) -> None:
+        if any(line.get(name, "") is None for name in ("starts", "ends", "failed", "lost")):
+            return
+        with self._mutex:
+            if self._descriptor is None:
+                return
+            try:
+                # One write for one line, with no sync: it survives the process, not the loss of power.
+                os.write(self._descriptor, _line(line))
+            except OSError as error:
+                os.close(self._descriptor)
+                self._descriptor = None
+                self._say(error)
+
+    def _say(self, error: OSError) -> None:
+        folder = str(self.path.parent)
+        if folder not in _said:
+            _said.add(folder)
+            warnings.warn(
+                f"nothing can be journalled in {folder}, so a killed tuning begins anew and a crash may happen again: "
+                f"{type(error).__name__}: {error}",
+                JournalWarning,
+                stacklevel=2,
+            )
+
+
+def _about(trial: Trial) -> dict[str, Any]:
+    return {"status": trial.status, "message": trial.message, "error": trial.error, "compile_s": trial.compile_s}
+
+
+def _line(data: Mapping[str, Any]) -> bytes:
+    text = json.dumps(data, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a journal, in order; a damaged one is passed over."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    with open(descriptor, "rb") as file:
+        for line in file:
+            check, _, text = line.rstrip(b"\n").partition(b" ")
+            if len(check) == 8 and check == b"%08x" % zlib.crc32(text):
+                yield json.loads(text)
