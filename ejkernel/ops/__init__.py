@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .config.cache import current_scope as current_scope
     from .config.cache import overlay_cache as overlay_cache
     from .config.cache import refresh as refresh
+    from .config.journals import forget_crashes as forget_crashes
     from .config.persistent import PersistentCache as PersistentCache
     from .config.selection import AutotunePolicy as AutotunePolicy
     from .config.selection import ConfigSelectorChain as ConfigSelectorChain
@@ -52,9 +53,11 @@ if TYPE_CHECKING:
     from .execution.results import Measurement as Measurement
     from .registry import get_invocations as get_invocations
     from .registry import record_invocation as record_invocation
+    from .tuning.heat import Isolation as Isolation
 
 _NAMES = {
     "config.cache": "ConfigCache current_scope overlay_cache refresh",
+    "config.journals": "forget_crashes",
     "config.persistent": "PersistentCache",
     "config.selection": "AutotunePolicy ConfigSelectorChain Tuner forward_autotune_only policy_override",
     "core.abstract": "abstractify sharding_fingerprint",
@@ -72,6 +75,7 @@ _NAMES = {
     "execution.offline": "autotune_lowered autotune_recorded benchmark",
     "execution.results": "AutotuneData AutotuningResult Entry Measurement",
     "registry": "get_invocations record_invocation",
+    "tuning.heat": "Isolation",
 }
 
 __getattr__, __dir__, __all__ = lazy(

@@ -29,6 +29,7 @@ from .cache import ConfigCache
 from .events import Teller
 from .failures import failures_of
 from .flights import Flights
+from .journals import journal_folder
 from .persistent import StoreWarning, default_folder
 from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
@@ -233,6 +234,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             seconds=self._seconds_left(),
             turn=lambda wait: turn(request.key.device, default_folder() / "locks", wait),
             settled=(lambda: None) if again else (lambda: self._settled(request)),
+            offline=again,
+            journal=journal_folder(),
         )
         self._tell("autotune_start", request.key, candidates=len(job.candidates), objective=job.objective)
         start = time.perf_counter()

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.record import Objective, Status, Trial
 from ..timing import check, inputs
-from ..timing.compiling import Built, CompilePool
+from ..timing.compiling import Built, CompilePool, workers_for
 from ..timing.memory import free_memory, needed_memory
 from ..timing.program import Program, Staged, first_line, stage
 from .job import Job
@@ -63,7 +63,8 @@ class Field:
         Kernels inside kernels are tuned now, before a device is claimed. Equal programs are compiled once, and nobody
         waits for a straggler.
         """
-        with CompilePool(self.job.workshop.threads(len(self.trials))) as pool:
+        threads = 1 if self.job.workshop.one_by_one else workers_for(len(self.trials))
+        with CompilePool(threads) as pool:
             for number, trial in enumerate(self.trials):
                 self._trace(number, trial)
                 if number in self._staged:

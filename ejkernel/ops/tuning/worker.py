@@ -20,7 +20,6 @@ import jax
 
 from ..core.errors import TuningError
 from ..core.record import Objective, Trial
-from ..timing.compiling import workers_for
 from ..timing.program import Program, Staged, first_line
 from .job import Job
 from .tuner import Tuner
@@ -146,10 +145,6 @@ class Bench:
     def build(self, staged: Staged, lowered: Any) -> Program:
         """Compiled; what it gives in two parts is known as such."""
         return replace(staged.compile(lowered), objective=self.objective)
-
-    def threads(self, count: int) -> int:
-        """One for each core."""
-        return 1 if self.one_by_one else workers_for(count)
 
 
 @final

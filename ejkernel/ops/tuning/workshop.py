@@ -10,7 +10,6 @@ from typing import Any, Protocol, final
 import jax
 
 from ..core.errors import NotExportedError
-from ..timing.compiling import workers_for
 from ..timing.program import Program, Staged, first_line
 
 # JAX's own: every process has them. Exported programs run minutes later under the same version, so that the promise of
@@ -32,14 +31,17 @@ class Workshop(Protocol):
     def build(self, staged: Staged, lowered: Any) -> Program:
         """The program, on any thread; `lowered` is None for what runs as it is."""
 
-    def threads(self, count: int) -> int:
-        """How many threads make so many programs."""
+    @property
+    def one_by_one(self) -> bool:
+        """Is one to be made at a time?"""
 
 
 @final
 @dataclass(frozen=True)
 class Here:
     """Programs of this process."""
+
+    one_by_one: bool = False
 
     def traced(self, staged: Staged) -> Staged:
         """As it is."""
@@ -48,10 +50,6 @@ class Here:
     def build(self, staged: Staged, lowered: Any) -> Program:
         """Compiled, or as it is."""
         return staged.build() if lowered is None else staged.compile(lowered)
-
-    def threads(self, count: int) -> int:
-        """One for each core."""
-        return workers_for(count)
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,7 @@ class Elsewhere:
     # Modules that the other process imports, and that register foreign functions.
     imports: Sequence[str] = ()
     refused: list[str] = field(default_factory=list)
+    one_by_one: bool = False
 
     def traced(self, staged: Staged) -> Staged:
         """Exported; on this thread, since JAX may trace again."""
@@ -86,10 +85,6 @@ class Elsewhere:
     def build(self, staged: Staged, lowered: Any) -> Program:
         """Nothing is compiled here."""
         return Program(_elsewhere, staged.objective, staged.notes, portable=staged.portable)
-
-    def threads(self, count: int) -> int:
-        """One for each core: they lower."""
-        return workers_for(count)
 
 
 def _elsewhere(*leaves: Any) -> Any:
