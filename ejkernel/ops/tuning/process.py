@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +23,9 @@ from .wire import Message, Sender, receive
 _START_SECONDS = 120.0
 # How often what cannot be heard is looked at: the memory, and whether time is up.
 LOOK_SECONDS = 0.05
-# The end of what a dying process said.
-_LAST_WORDS = 2000
+# The end of what a dying process said is looked at, and of that what Python or XLA say when they cannot go on.
+_LAST_WORDS = 1 << 16
+_TELLING = re.compile(r"^(Fatal Python error:|F\d{4} |[\w.]+(Error|Exception): )")
 
 
 class Gone(Exception):
@@ -47,6 +50,7 @@ class WorkerProcess:
                 env=child_environment(path),
             )
         except (OSError, TypeError, ValueError) as error:
+            self._errors.close()
             raise IsolationError(f"no worker process can be started with {sys.executable!r}: {error}") from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -124,15 +128,14 @@ class WorkerProcess:
             return self._process.wait()
 
     def last_words(self) -> str:
-        """The last line that it left, and how it ended."""
+        """How it ended, and what it said of that."""
         status = self.status()
+        ended = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - _LAST_WORDS))
         lines = self._errors.read().decode("utf-8", "replace").splitlines()
-        # Where Python crashed it says so in one line, above the stacks of its threads.
-        said = next((line for line in lines if "Fatal" in line or "Error" in line), lines[-1] if lines else "")
-        ended = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return f"{ended}: {said.strip()}" if said.strip() else ended
+        said = [line.strip() for line in lines if _TELLING.search(line)]
+        return f"{ended}: {said[-1][:200]}" if said else ended
 
     def end(self) -> None:
         """Ends it and lets go of everything."""
