@@ -52,6 +52,8 @@ class Field:
         self._first: dict[str, int] = {}
         self._lock = threading.Lock()
         self.objective: Objective = "forward"
+        # Candidates that an earlier tuning settled.
+        self._known: set[int] = set()
         self._tag = secrets.token_hex(4)
         self._checked: set[int] = set()
         self._input_sets: list[_Inputs] = []
@@ -118,7 +120,8 @@ class Field:
 
     def _time_out(self) -> None:
         for number, trial in enumerate(self.trials):
-            if number not in self.programs and number not in self._twins and trial.status == "ok":
+            out = number not in self.programs and number not in self._twins and number not in self._known
+            if out and trial.status == "ok":
                 message = "still compiling when the others were done, or when the time was up"
                 self.trials[number] = replace(trial, status="timeout", message=message)
 
@@ -137,7 +140,8 @@ class Field:
             self._fail(number, built.outcome, "compile", seconds=built.seconds)
             return
         if isinstance(built.outcome, Trial):
-            self.trials[number] = replace(built.outcome, cfg=self.trials[number].cfg)
+            self.trials[number] = built.outcome
+            self._known.add(number)
             return
         self.trials[number] = replace(self.trials[number], compile_s=built.seconds)
         if isinstance(built.outcome, int):

@@ -10,7 +10,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import filelock
 
@@ -50,6 +50,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # What it held when it was opened.
+        self.history = History()
         self._descriptor: int | None = None
         self._lock: filelock.FileLock | None = None
         self._mutex = threading.Lock()
@@ -59,7 +61,14 @@ class Journal:
         """Does this process hold it?"""
         return self._descriptor is not None
 
-    def open(self) -> History:
+    def __enter__(self) -> Self:
+        self.history = self._open()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close()
+
+    def _open(self) -> History:
         """Takes the journal and reads it; where another process has it, or nothing can be written, it is only read."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +84,7 @@ class Journal:
         except filelock.Timeout:
             return History.of(read(self.path), alone=False)
         except OSError as error:
-            self.close()
+            self._close()
             self._say(error)
             return History()
         history = History.of(read(self.path), alone=True)
@@ -83,8 +92,7 @@ class Journal:
         os.write(self._descriptor, b"\n")
         return history
 
-    def close(self) -> None:
-        """Lets go of it."""
+    def _close(self) -> None:
         with self._mutex:
             if self._descriptor is not None:
                 os.close(self._descriptor)
@@ -106,8 +114,9 @@ class Journal:
         self._write(ends=cfg_id(cfg), program=program)
 
     def failed(self, trial: Trial, program: str) -> None:
-        """An outcome that need not be found again."""
-        self._write(failed=cfg_id(trial.cfg), program=program, trial=_about(trial))
+        """An outcome that need not be found again; without a program to tell it by, it has to be."""
+        if program:
+            self._write(failed=cfg_id(trial.cfg), program=program, trial=_about(trial))
 
     def lost(self, trial: Trial) -> None:
         """Never again, until somebody asks for it."""

@@ -90,17 +90,14 @@ def journalled(job: Job, cfgs: Sequence[Any], seed: int) -> Iterator[tuple[Job, 
         return
     about = job.about
     journal = Journal(path_for(job.journal, about["key"], job.objective, about.get("environment", {})))
-    history = journal.open()
-    try:
+    with journal:
         identity = _identity(job, seed)
-        carried = _carried(history, identity, cfgs, job.heuristic_first)
-        fresh = carried is None
-        journal.begin(identity, cfgs, fresh=fresh)
-        if fresh:
-            history.forget()
-        yield replace(job, watch=journal, past=Remembered(history, cfgs, carried or frozenset())), journal
-    finally:
-        journal.close()
+        carried = _carried(journal.history, identity, cfgs, job.heuristic_first)
+        journal.begin(identity, cfgs, fresh=carried is None)
+        if carried is None:
+            journal.history.forget()
+        past = Remembered(journal.history, cfgs, carried or frozenset())
+        yield replace(job, watch=journal, past=past), journal
 
 
 def _carried(history: History, identity: str, cfgs: Sequence[Any], heuristic_first: bool) -> frozenset[str] | None:
