@@ -26,6 +26,19 @@ _HOG_BYTES = 3 << 30
 _hoard: list[bytearray] = []
 
 
+def _mark(name: str, out: Any) -> None:
+    """Leaves a line in the file that a test names, and a zero as the output."""
+    if "EJK_TEST_MARKS" in os.environ:
+        with open(os.environ["EJK_TEST_MARKS"], "a", encoding="ascii") as file:
+            file.write(f"{name}\n")
+    ctypes.memset(out, 0, 4)
+
+
+def _exit(out: Any, inputs: Any) -> None:
+    _mark("exit", out)
+    os._exit(3)
+
+
 def _hog(*buffers: Any) -> None:
     for _ in range(_HOG_BYTES >> 24):
         _hoard.append(bytearray(b"x") * (1 << 24))
@@ -33,7 +46,8 @@ def _hog(*buffers: Any) -> None:
 
 
 FAULTS: dict[str, Callable[..., Any]] = {
-    "exit": lambda *buffers: os._exit(3),
+    "note": lambda out, inputs: _mark("note", out),
+    "exit": _exit,
     "segfault": lambda *buffers: ctypes.string_at(0),
     "abort": lambda *buffers: os.abort(),
     "killed": lambda *buffers: os.kill(os.getpid(), signal.SIGKILL),
@@ -53,8 +67,8 @@ def faulty(name: str) -> Callable[[Any], Any]:
     """Twice the argument, after the fault."""
 
     def fn(x: Any) -> Any:
-        call = jax.ffi.ffi_call(f"ejk_test_{name}", jax.ShapeDtypeStruct(x.shape, x.dtype), custom_call_api_version=1)
-        return call(x) * 0 + x * 2
+        zero = jax.ShapeDtypeStruct((1,), x.dtype)
+        return x * 2 + jax.ffi.ffi_call(f"ejk_test_{name}", zero, custom_call_api_version=1)(x)
 
     return fn
 

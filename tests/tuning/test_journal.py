@@ -41,8 +41,7 @@ def written(folder, *lines, cut=b""):
 
 def killed(folder, cfg, doing="check"):
     """The journal of a process that died while this cfg was at work."""
-    with Journal(path_of(folder)) as open_journal:
-        open_journal.starts(cfg, doing)
+    written(folder, {"starts": cfg_id(cfg), "doing": doing})
 
 
 def outcome(record):
@@ -309,6 +308,15 @@ def test_a_suspect_stays_one_until_it_has_run(tmp_path):
         Tuner(1, 1).tune(job_of(ran.make_fn, ["a", "b", "c"], tmp_path))
 
     assert "b" not in ran.log
+
+
+def test_an_interrupt_accuses_nobody(tmp_path):
+    """Whoever can be interrupted has not taken the process with it: nobody is left out for it."""
+    ran = Ran()
+    job = job_of(ran.make_fn, ["a", "b"], tmp_path)
+    _stopped(job, after="starts", times=4)
+
+    assert outcome(Tuner(1, 1).tune(job)) == {"a": "ok", "b": "ok"}
 
 
 def test_compiling_clears_nobody_who_crashed_while_running(tmp_path):

@@ -67,6 +67,8 @@ class History:
             self.suspects -= {one for one, _ in self.rounds[-1]}
         elif "suspects" in line:
             self.suspects |= set(line["suspects"])
+        elif "left" in line:
+            self._at_work.clear()
         elif "finished" in line:
             self._at_work.clear()
             self.winner, self.candidates = line["finished"], line["candidates"]

@@ -66,6 +66,8 @@ class Journal:
         return self
 
     def __exit__(self, *error: object) -> None:
+        # Also on an interrupt: that it was heard shows that no candidate had the process in its hands.
+        self._write(left=True)
         self._close()
 
     def _open(self) -> History:
