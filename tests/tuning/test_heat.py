@@ -93,7 +93,10 @@ class Scripted:
         return f"status {self.ended}"
 
     def end(self):
-        pass
+        self.left = False
+
+    def leave(self):
+        self.left = True
 
 
 def says(verb, number=None, **head):
@@ -130,6 +133,7 @@ def test_who_was_at_work_is_out_and_the_others_are_sent_again():
     assert made.run().winner == 0
     assert statuses(made) == ["ok", "crash", "ok"]
     assert second.order["numbers"] == [0, 2]
+    assert second.left
     assert ("lost", "b", "crash") in watch.told
 
 

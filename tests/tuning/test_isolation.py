@@ -24,7 +24,7 @@ from ejkernel.ops.tuning.job import Job
 from ejkernel.ops.tuning.tuner import IsolationWarning
 
 X = jnp.arange(1.0, 9.0)
-LIMITS = Isolation(run_seconds=3, memory_bytes=1 << 30, imports=["faults"])
+LIMITS = Isolation(run_seconds=8, memory_bytes=1 << 30, imports=["faults"])
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -61,9 +61,9 @@ def workers(monkeypatch):
     pids = []
     begin = process.WorkerProcess._begin
 
-    def noting(self, **head):
+    def noting(self):
         pids.append(self.pid)
-        begin(self, **head)
+        begin(self)
 
     monkeypatch.setattr(process.WorkerProcess, "_begin", noting)
     return pids
@@ -90,7 +90,7 @@ def test_whoever_takes_the_process_down_is_out_and_the_race_goes_on(workers):
     said = {trial.cfg: trial.message for trial in tuner.record.trials}
     assert "exit status 3" in said["exit"]
     assert "SIGSEGV" in said["segfault"]
-    assert "3 s" in said["sleep"]
+    assert "8 s" in said["sleep"]
     assert "1,024 are allowed" in said["hog"]
     # One for each that died, and the one that was left.
     assert len(workers) == 5
@@ -223,12 +223,14 @@ def test_offline_tuning_uses_a_worker_and_a_call_does_not(workers, monkeypatch):
     """Ahead of the program its start is well spent; a call waits for its answer."""
     monkeypatch.setenv("EJKERNEL_OPS_RECORD", "1")
     selector = ConfigSelectorChain(ConfigCache(), tuner=Tuner(1, 2))
-    Executor(selector)(Scale(), X)
+    for x in (X, jnp.ones(64)):
+        Executor(selector)(Scale(), x)
     assert workers == []
 
     result = autotune_recorded(selector)
 
-    assert [entry.cfg for entry in result.entries] == ["fast"]
+    assert [entry.cfg for entry in result.entries] == ["fast", "fast"]
+    # One serves for all.
     assert len(workers) == 1
     assert not alive(workers[0])
 
@@ -263,6 +265,25 @@ def test_without_a_worker_and_without_a_demand_it_is_done_here(no_python):
 
     assert record.cfg == "fast"
     assert "not in a worker process" in record.clock
+
+
+def test_a_worker_that_is_killed_before_it_is_ready_is_started_again(monkeypatch):
+    """Once or twice is somebody's kill; three times is an error."""
+    begin = process.WorkerProcess._begin
+    kills = [True, True, False]
+
+    def killing(self):
+        if kills.pop(0):
+            self.kill()
+        begin(self)
+
+    monkeypatch.setattr(process.WorkerProcess, "_begin", killing)
+    tuner = Tuner(isolate=True)
+    assert tuner.autotune(doubling, (X,), {}, ["slow", "fast"]) == "fast"
+
+    kills[:] = [True] * 3
+    with pytest.raises(IsolationError, match="SIGKILL"):
+        tuner.autotune(doubling, (X,), {}, ["slow", "fast"])
 
 
 def test_a_worker_that_breaks_while_it_starts_says_why():
@@ -326,9 +347,9 @@ def test_the_end_of_the_parent_is_the_end_of_its_worker(tmp_path):
         from ejkernel.ops import Isolation, Tuner
         from ejkernel.ops.tuning import process
         begin = process.WorkerProcess._begin
-        def telling(self, **head):
+        def telling(self):
             print(self.pid, flush=True)
-            begin(self, **head)
+            begin(self)
             print("begun", flush=True)
         process.WorkerProcess._begin = telling
         fns = {"fast": lambda x: x * 2, "endless": faults.endless}

@@ -11,6 +11,7 @@ from ..core.errors import SettingError
 from ..core.invocation import Invocation
 from ..core.key import Key
 from ..registry import recorded_calls
+from ..tuning.process import kept_workers
 from ..tuning.tuner import Tuner
 from .labels import find_labels_in_lowered, parse_label
 from .results import AutotuningResult, Entry
@@ -43,14 +44,15 @@ def _tune_all(
     if not isinstance(repetitions, int) or repetitions < 1:
         raise SettingError(f"repetition_count={repetitions!r} is not a whole number of at least 1")
     entries = []
-    for number, (key, kernel, inv) in enumerate(calls, 1):
-        if show_progress:
-            print(f"tuning {number} of {len(calls)}: {key.op_id} {key.call_key}", file=sys.stderr)
-        decision = selector.tune(inv, kernel, repetitions)
-        if decision.record is None:
+    with kept_workers():
+        for number, (key, kernel, inv) in enumerate(calls, 1):
             if show_progress:
-                print(f"  not tuned: {dict(decision.misses).get('autotune', '')}", file=sys.stderr)
-            # In an overlay a guess would stand before what is known already.
-            decision = selector.decide(inv, kernel)
-        entries.append(Entry(key.op_id, key.call_key, decision.cfg))
+                print(f"tuning {number} of {len(calls)}: {key.op_id} {key.call_key}", file=sys.stderr)
+            decision = selector.tune(inv, kernel, repetitions)
+            if decision.record is None:
+                if show_progress:
+                    print(f"  not tuned: {dict(decision.misses).get('autotune', '')}", file=sys.stderr)
+                # In an overlay a guess would stand before what is known already.
+                decision = selector.decide(inv, kernel)
+            entries.append(Entry(key.op_id, key.call_key, decision.cfg))
     return AutotuningResult(device, tuple(entries))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import time
@@ -106,17 +107,23 @@ class Heat:
         while self.field.programs:
             self._memory_limit = self.isolation.memory_limit
             worker = self._start()
-            try:
-                self._send(worker)
-                return self._follow(worker)
-            except Gone as gone:
-                ended = gone.args[0] if gone.args else None
-                if isinstance(ended, _Ended) and ended.status == "deadline":
-                    self._leave_behind(ended)
-                    return None
-                self._bury(ended, worker.status(), worker.last_words())
-            finally:
-                worker.end()
+            with contextlib.ExitStack() as held:
+                held.callback(worker.end)
+                try:
+                    self._send(worker)
+                    found = self._follow(worker)
+                except Gone as gone:
+                    ended = gone.args[0] if gone.args else None
+                    if isinstance(ended, _Ended) and ended.status == "deadline":
+                        self._leave_behind(ended)
+                        return None
+                    self._bury(ended, worker.status(), worker.last_words())
+                    continue
+                # One that still compiles something is of no use to the next tuning.
+                if not self._under_way:
+                    held.pop_all()
+                    worker.leave()
+                return found
         return None
 
     def _refuse_other_structures(self) -> None:

@@ -16,7 +16,7 @@ from ..core.record import Record, Trial
 from .field import Field
 from .heat import Heat, Isolation
 from .job import Job
-from .process import WorkerProcess
+from .process import WorkerProcess, worker_for
 from .race import race
 from .workshop import Elsewhere
 
@@ -30,7 +30,7 @@ def starter(device: jax.Device, isolation: Isolation) -> Callable[[], WorkerProc
     """Starts workers for one device with the settings of this thread."""
     settings = {name: _jax.setting(name) for name in _SETTINGS}
     index = jax.local_devices(backend=device.platform).index(device)
-    return lambda: WorkerProcess(
+    return lambda: worker_for(
         platform=device.platform,
         device=index,
         settings={name: value for name, value in settings.items() if value is not None},

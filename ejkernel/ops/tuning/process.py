@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import re
@@ -12,7 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from ..core.errors import IsolationError
@@ -21,6 +23,8 @@ from .wire import Message, Sender, receive
 
 # Importing JAX and taking a device takes seconds, on a busy machine many.
 _START_SECONDS = 120.0
+# How often one is started anew that was killed before it was ready.
+_BIRTHS = 3
 # How often what cannot be heard is looked at: the memory, and whether time is up.
 LOOK_SECONDS = 0.05
 # The end of what a dying process said is looked at, and of that what Python or XLA say when they cannot go on.
@@ -32,10 +36,47 @@ class Gone(Exception):
     """The process ended; its argument says why, where it was us."""
 
 
+class _KilledAtBirth(IsolationError):
+    """Somebody killed the process before it was ready."""
+
+
+# Workers that wait for another tuning, by what they were started with; None: nobody is kept waiting.
+_spare: ContextVar[dict[str, WorkerProcess] | None] = ContextVar("ejkernel_spare_workers", default=None)
+
+
+@contextlib.contextmanager
+def kept_workers() -> Iterator[None]:
+    """Inside, a worker that ended one tuning well serves the next one of this thread."""
+    spare: dict[str, WorkerProcess] = {}
+    token = _spare.set(spare)
+    try:
+        yield
+    finally:
+        _spare.reset(token)
+        for worker in spare.values():
+            worker.end()
+
+
+def worker_for(*, platform: str, device: int, settings: Mapping[str, Any], imports: Sequence[str]) -> WorkerProcess:
+    """A worker for a device: one that was kept, else a new one."""
+    head = {"platform": platform, "device": device, "settings": dict(settings), "imports": list(imports)}
+    kept = (_spare.get() or {}).pop(json.dumps(head), None)
+    if kept is not None:
+        if kept.is_alive():
+            return kept
+        kept.end()
+    for _ in range(_BIRTHS - 1):
+        # A kill from outside says nothing about the next one.
+        with contextlib.suppress(_KilledAtBirth):
+            return WorkerProcess(head)
+    return WorkerProcess(head)
+
+
 class WorkerProcess:
     """A fresh Python process that runs `worker.py` and nothing of the user's program."""
 
-    def __init__(self, *, platform: str, device: int, settings: Mapping[str, Any], imports: Sequence[str] = ()) -> None:
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        self._head = head
         # Without a name, and gone with the process that holds it.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         # The modules that are found here are found there, whatever was added to the path; the folder that the user
@@ -59,7 +100,7 @@ class WorkerProcess:
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="ejkernel-worker", daemon=True).start()
         try:
-            self._begin(platform=platform, device=device, settings=dict(settings), imports=list(imports))
+            self._begin()
         except BaseException:
             self.end()
             raise
@@ -72,15 +113,16 @@ class WorkerProcess:
             self._output.close()
             self._inbox.put(None)
 
-    def _begin(self, **head: Any) -> None:
+    def _begin(self) -> None:
         until = time.perf_counter() + _START_SECONDS
         try:
-            self.send("start", **head)
+            self.send("start", **self._head)
             while (message := self.hear()) is None:
                 if time.perf_counter() > until:
                     raise IsolationError(f"the worker process was not ready after {_START_SECONDS:g} s")
         except Gone as error:
-            raise IsolationError(f"the worker process ended before it was ready ({self.last_words()})") from error
+            kind = _KilledAtBirth if self.status() == -signal.SIGKILL else IsolationError
+            raise kind(f"the worker process ended before it was ready ({self.last_words()})") from error
         if message.verb != "hello":
             raise IsolationError(f"the worker process cannot be used: {message.head.get('message')}")
 
@@ -136,6 +178,18 @@ class WorkerProcess:
         lines = self._errors.read().decode("utf-8", "replace").splitlines()
         said = [line.strip() for line in lines if _TELLING.search(line)]
         return f"{ended}: {said[-1][:200]}" if said else ended
+
+    def is_alive(self) -> bool:
+        """Has it not ended?"""
+        return self._process.poll() is None
+
+    def leave(self) -> None:
+        """Done with it: kept for another tuning where there may be one, else ended."""
+        spare = _spare.get()
+        if spare is None:
+            self.end()
+        else:
+            spare[json.dumps(self._head)] = self
 
     def end(self) -> None:
         """Ends it and lets go of everything."""
