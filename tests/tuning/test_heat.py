@@ -34,7 +34,7 @@ class Watching:
     def failed(self, trial, program):
         self.told.append(("failed", trial.cfg, trial.status))
 
-    def lost(self, trial):
+    def lost(self, trial, program):
         self.told.append(("lost", trial.cfg, trial.status))
 
     def timed(self, found, clock):

@@ -162,6 +162,26 @@ def test_a_pallas_kernel_runs_in_a_worker():
     assert outcome(tuner) == {1: "ok", 2: "ok", 4: "wrong"}
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(all(device.platform != "gpu" for device in jax.devices()), reason="there is no GPU here")
+def test_a_pallas_kernel_of_a_gpu_runs_in_a_worker():
+    """Its custom call is exported, and the device's own clock serves there too."""
+
+    def make_fn(block):
+        def kernel(x, out):
+            out[...] = x[...] * 2
+
+        spec = pl.BlockSpec((block,), lambda i: (i,))
+        shape = jax.ShapeDtypeStruct((1 << 16,), jnp.float32)
+        return pl.pallas_call(kernel, out_shape=shape, grid=((1 << 16) // block,), in_specs=[spec], out_specs=spec)
+
+    tuner = Tuner(isolate=True)
+    tuner.autotune(make_fn, (jnp.ones(1 << 16),), {}, [128, 1024, 4096])
+
+    assert set(outcome(tuner).values()) == {"ok"}
+    assert tuner.record.clock == "profiler (in a worker process)"
+
+
 # What cannot be sent.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 
@@ -14,10 +15,13 @@ from fakes import Ran, child
 from ejkernel.ops import Kernel, Trial, Tuner, forget_crashes
 from ejkernel.ops.config.journals import journal_folder
 from ejkernel.ops.core.errors import BadNameError
+from ejkernel.ops.timing.program import Program, Staged
 from ejkernel.ops.tuning import journal as journals
 from ejkernel.ops.tuning.history import History
 from ejkernel.ops.tuning.job import Job
 from ejkernel.ops.tuning.journal import Journal, JournalWarning, cfg_id, path_for, read
+from ejkernel.ops.tuning.stopwatch import Stopwatch
+from ejkernel.ops.tuning.watch import Unwatched
 
 X = jnp.arange(1.0, 9.0)
 ABOUT = {"key": {"device": "cpu|test", "op_id": "double@v1", "call_key": "00"}, "environment": {"jax": "1"}}
@@ -72,7 +76,7 @@ def test_a_line_that_was_cut_off_spoils_no_other(tmp_path):
     """Killed in the middle of a write: everything before it is read, and everything after it too."""
     written(tmp_path, {"begin": "x", "fresh": False, "candidates": []}, cut=b'12345678 {"lost": "half')
     with Journal(path_of(tmp_path)) as found:
-        found.lost(Trial("bad", "crash", "gone"))
+        found.lost(Trial("bad", "crash", "gone"), "")
 
     history = History.of(read(path_of(tmp_path)), alone=True)
     assert list(history.lost) == [cfg_id("bad")]
@@ -100,14 +104,14 @@ def test_a_finished_journal_is_short(tmp_path):
 def test_one_process_at_a_time_writes_a_journal(tmp_path):
     """Another one reads what crashed, accuses nobody who is at work right now, and writes nothing."""
     with Journal(path_of(tmp_path)) as first:
-        first.lost(Trial("bad", "crash", "gone"))
+        first.lost(Trial("bad", "crash", "gone"), "")
         first.starts("busy", "run")
         before = path_of(tmp_path).read_bytes()
         code = (
             "import sys; from pathlib import Path; from ejkernel.ops.tuning.journal import Journal\n"
             "from ejkernel.ops import Trial\n"
             "with Journal(Path(sys.argv[1])) as found:\n"
-            "    found.lost(Trial('other', 'crash'))\n"
+            "    found.lost(Trial('other', 'crash'), '')\n"
             "    print(found.writable, len(found.history.lost), len(found.history.suspects))"
         )
         with child(code, str(path_of(tmp_path))) as process:
@@ -212,6 +216,68 @@ def test_a_new_candidate_costs_one_measurement(tmp_path):
     assert record.gain[0] == pytest.approx(6.0)
 
 
+def test_equal_programs_share_what_is_known_of_one(tmp_path):
+    """A failure is not repeated under another cfg's name, and neither is a crash."""
+    ran = Ran()
+
+    def make_fn(cfg):
+        right = ran.make_fn(cfg)
+        return {"wrong": lambda x: x * 3, "wrong too": lambda x: x * 3, "bad too": lambda x: x / 7}.get(cfg, right)
+
+    cfgs = ["a", "wrong", "wrong too", "bad too", "b"]
+    _stopped(job_of(make_fn, cfgs, tmp_path), after="timed")
+    lines = list(read(path_of(tmp_path)))
+    program = next(line["program"] for line in lines if line.get("ends") == cfg_id("bad too") and line["program"])
+    with Journal(path_of(tmp_path)) as found:
+        found.lost(Trial("bad", "crash", "gone"), program)
+    compiled = []
+    real = Staged.compile
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Staged, "compile", lambda self, lowered: compiled.append(self) or real(self, lowered))
+        record = Tuner(1, 1).tune(job_of(make_fn, cfgs, tmp_path))
+
+    assert outcome(record) == {"a": "ok", "wrong": "wrong", "wrong too": "wrong", "bad too": "crash", "b": "ok"}
+    assert len(compiled) == 2
+
+
+def test_where_all_who_run_again_are_out_the_dropped_are_needed(tmp_path):
+    """They were right and timed: the best of them wins."""
+    ran = Ran()
+    times = {"a": 9.0, "b": 5.0, "best": 1.0}
+    job = Job(ran.make_fn, (X,), {}, list(times), about=ABOUT, journal=tmp_path)
+    _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+
+    def make_fn(cfg):
+        broken = lambda x: jax.pure_callback(_broken, jax.ShapeDtypeStruct(x.shape, x.dtype))  # noqa: E731 - short
+        return broken if cfg == "best" else ran.make_fn(cfg)
+
+    broken = Job(make_fn, (X,), {}, list(times), about=ABOUT, journal=tmp_path)
+    record = Tuner(1, 3, clock=_Clock(ran, times)).tune(broken)
+
+    assert record.cfg == "b"
+    assert record.trials[2].status == "runtime"
+
+
+def test_a_round_that_was_cut_short_drops_nobody(tmp_path):
+    """Who had no turn because the time was up takes part in the next tuning."""
+    ran = Ran()
+    times = {"a": 1.0, "b": 1.0, "c": 1.0}
+    clock = _Clock(ran, times)
+    found = Stopwatch(
+        clock,
+        {n: Program(jax.jit(ran.make_fn(cfg)), "forward") for n, cfg in enumerate(times)},
+        (X,),
+        [0, 1, 2],
+        warmup=1,
+        deadline=-math.inf,
+        cfgs=list(times),
+        watch=(told := _Told()),
+    )
+    found.round([0, 1, 2])
+
+    assert told.rounds == []
+
+
 def test_the_same_tuning_asked_for_again_is_measured_again(tmp_path):
     """Whoever repeats a finished tuning does not believe it."""
     ran = Ran()
@@ -268,7 +334,7 @@ def test_other_inputs_are_measured_anew(tmp_path):
 def test_what_was_lost_in_a_worker_is_not_run_again_by_anybody(tmp_path):
     """Neither here nor in a worker, neither killed nor finished, until it is asked for."""
     with Journal(path_of(tmp_path)) as found:
-        found.lost(Trial("bad", "timeout", "did not end within 60 s"))
+        found.lost(Trial("bad", "timeout", "did not end within 60 s"), "")
     ran = Ran()
     for _ in range(2):
         record = Tuner(1, 1).tune(job_of(ran.make_fn, ["a", "bad", "b"], tmp_path))
@@ -404,6 +470,20 @@ class _Clock:
     def time(self, call, leaves, calls):
         jax.block_until_ready(call(*leaves))
         return self.times[self.ran.log[-1]]
+
+
+def _broken():
+    raise ValueError("broken since")
+
+
+class _Told(Unwatched):  # type: ignore[misc]
+    """Keeps the rounds."""
+
+    def __init__(self):
+        self.rounds = []
+
+    def timed(self, found, clock):
+        self.rounds.append(found)
 
 
 class _Stop(BaseException):

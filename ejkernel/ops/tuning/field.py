@@ -20,6 +20,7 @@ from ..timing.compiling import Built, CompilePool, workers_for
 from ..timing.memory import free_memory, needed_memory
 from ..timing.program import Program, Staged, first_line, stage
 from .job import Job
+from .watch import OWN
 
 
 @dataclass
@@ -31,7 +32,7 @@ class _Inputs:
     expected: tuple[Any, ...] = ()
 
 
-# The hash at the end of a lowered text's name.
+# The hash in a lowered text's name; what stands before it is its own, where the text does not tell which function runs.
 _TEXT = 16
 
 
@@ -108,7 +109,7 @@ class Field:
         self.job.watch.starts(cfg, "compile")
         try:
             lowered, text = staged.lower()
-            self.texts[number] = text[-_TEXT:]
+            self.texts[number] = text if len(text) == _TEXT else f"{OWN}{text[-_TEXT:]}"
             known = self.job.past.known(cfg, self.texts[number])
             if known is not None:
                 return known

@@ -192,7 +192,8 @@ class Heat:
         if message.verb == "broken":
             raise IsolationError(f"the worker process cannot be used: {head['message']}")
         if message.verb == "timed":
-            self.clock = head["clock"]
+            if head["clock"] != self.clock:
+                self.rounds, self.clock = [], head["clock"]
             self.rounds.append([(number, seconds) for number, seconds in head["found"]])
             self._only_compiling()
             watch.timed([(self._cfg(number), seconds) for number, seconds in self.rounds[-1]], self.clock)
@@ -261,7 +262,7 @@ class Heat:
 
     def _lose(self, number: int, status: Status, message: str) -> None:
         trial = self._settle(number, status, message)
-        self.job.watch.lost(trial)
+        self.job.watch.lost(trial, self.field.texts.get(number, ""))
 
     def _out(self, number: int, status: Status, message: str, **found: Any) -> None:
         trial = self._settle(number, status, message, **found)

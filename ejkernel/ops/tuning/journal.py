@@ -120,9 +120,9 @@ class Journal:
         if program:
             self._write(failed=cfg_id(trial.cfg), program=program, trial=_about(trial))
 
-    def lost(self, trial: Trial) -> None:
+    def lost(self, trial: Trial, program: str) -> None:
         """Never again, until somebody asks for it."""
-        self._write(lost=cfg_id(trial.cfg), cfg=repr(trial.cfg)[:200], trial=_about(trial))
+        self._write(lost=cfg_id(trial.cfg), program=program, cfg=repr(trial.cfg)[:200], trial=_about(trial))
 
     def timed(self, found: Timed, clock: str) -> None:
         """A round."""

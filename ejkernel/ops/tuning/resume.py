@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -16,7 +16,7 @@ from ..timing.inputs import is_concrete, is_float, take_apart
 from .history import History
 from .job import Job
 from .journal import Journal, cfg_id, path_for
-from .watch import Rounds
+from .watch import OWN, Rounds
 
 # A longer array of the caller's own integers counts by its shape, which is in the key.
 _LARGEST_HASHED = 1 << 20
@@ -50,26 +50,32 @@ class Remembered:
         """Who crashed or hung; outside a process of its own also who may have."""
         one = cfg_id(cfg)
         if one in self.history.lost:
-            trial = self.history.lost[one]["trial"]
-            return Trial(cfg, trial["status"], f"{trial['message']}; in an earlier tuning, {AGAIN}")
+            return _lost(cfg, self.history.lost[one])
         if one in self.history.suspects and not self.isolated:
             return Trial(cfg, "crash", f"at work when the process of an earlier tuning died; {AGAIN}")
         return None
 
     def known(self, cfg: Any, program: str) -> Trial | None:
-        """A failure, or the samples of one that was dropped; only of this very program."""
+        """A crash, a failure, or the samples of one that was dropped; of this very program, whoever had it."""
         one = cfg_id(cfg)
-        if one is None:
-            return None
-        failed = self.history.failed.get(one)
-        if failed is not None and failed["program"] == program:
-            return Trial(cfg, **failed["trial"])
-        if self.history.programs.get(one) != program:
+        same = {other for other in self._with(program) if other == one or not program.startswith(OWN)}
+        if one is not None and self.history.programs.get(one) != program:
             self._changed.add(one)
-        elif one in self.carried:
-            samples = tuple(s for row in self.history.rounds for other, s in row if other == one)
-            return Trial(cfg, message="timed by an earlier tuning", samples_s=samples)
+        for other in sorted(same, key=lambda other: (other not in self.history.lost, other)):
+            if other in self.history.lost:
+                return _lost(cfg, self.history.lost[other])
+            if other in self.history.failed:
+                return Trial(cfg, **self.history.failed[other]["trial"])
+            if other in self.carried:
+                samples = tuple(s for row in self.history.rounds for who, s in row if who == other)
+                return Trial(cfg, message="timed by an earlier tuning", samples_s=samples)
         return None
+
+    def _with(self, program: str) -> Iterator[str]:
+        """Whose program this was."""
+        for known in (self.history.lost, self.history.failed):
+            yield from (one for one, line in known.items() if line["program"] == program)
+        yield from (one for one in self.carried if self.history.programs.get(one) == program)
 
     @property
     def rounds(self) -> Rounds:
@@ -80,6 +86,11 @@ class Remembered:
             [(cfgs[one], s) for one, s in row if one in cfgs and one not in left_out] for row in self.history.rounds
         ]
         return Rounds(self.history.clock, [row for row in rows if row])
+
+
+def _lost(cfg: Any, line: Mapping[str, Any]) -> Trial:
+    trial = line["trial"]
+    return Trial(cfg, trial["status"], f"{trial['message']}; in an earlier tuning, {AGAIN}")
 
 
 @contextlib.contextmanager

@@ -115,8 +115,10 @@ class Stopwatch:
         else:
             found = self.clock.round(runs)
             self._learn(found)
-        timed = [(self._cfgs[place], s) for place, s in found.items() if not isinstance(s, Exception)]
-        self._watch.timed(timed, self.clock.name)
+        # Who is missing in a round that was cut short would look as if it had been dropped.
+        if len(found) + len(broken) == len(order):
+            timed = [(self._cfgs[place], s) for place, s in found.items() if not isinstance(s, Exception)]
+            self._watch.timed(timed, self.clock.name)
         return {**found, **broken}
 
     def _late(self) -> bool:

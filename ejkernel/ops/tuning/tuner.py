@@ -122,7 +122,7 @@ class Tuner(Generic[Cfg]):
         deadline = math.inf if budget is None else time.perf_counter() + budget
         record = Record(**dict(job.about), objective=job.objective, seed=self.seed, budget_s=budget)
         with job.room(), journalled(job, cfgs, self.seed) as (job, journal):
-            record = self._run(job, record, cfgs, deadline)
+            record = _or_from_before(self._run(job, record, cfgs, deadline))
             if journal is not None and record.winner is not None and record.stop == "finished":
                 journal.finish(record.cfg, cfgs)
         self._last.record = record
@@ -186,6 +186,15 @@ class Tuner(Generic[Cfg]):
             deadline=deadline,
             finish=_finish,
         )
+
+
+def _or_from_before(record: Record) -> Record:
+    """Where everybody who ran again is out, the best of those whose samples were taken over."""
+    timed = [n for n, trial in enumerate(record.trials) if trial.status == "ok" and trial.samples_s]
+    if record.winner is not None or not timed:
+        return record
+    best = min(timed, key=lambda n: record.trials[n].seconds or math.inf)
+    return replace(record, winner=best, stop="finished")
 
 
 def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome: Outcome, *, late: bool) -> Record:

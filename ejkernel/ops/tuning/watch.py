@@ -11,6 +11,8 @@ from ..core.record import Trial
 # Compiling happens to several candidates at once; a check or a run is one candidate's alone.
 Doing = Literal["compile", "check", "run"]
 Timed = Sequence[tuple[Any, float]]
+# Begins the name of a program whose text does not tell all: another cfg's may look the same.
+OWN = "own "
 
 
 class Watch(Protocol):
@@ -25,7 +27,7 @@ class Watch(Protocol):
     def failed(self, trial: Trial, program: str) -> None:
         """A candidate is out; `program` names what was compiled, empty where nothing was."""
 
-    def lost(self, trial: Trial) -> None:
+    def lost(self, trial: Trial, program: str) -> None:
         """A candidate took its process with it, or that process had to be ended: it is not to run again."""
 
     def timed(self, found: Timed, clock: str) -> None:
@@ -45,7 +47,7 @@ class Unwatched:
     def failed(self, trial: Trial, program: str) -> None:
         """Nothing."""
 
-    def lost(self, trial: Trial) -> None:
+    def lost(self, trial: Trial, program: str) -> None:
         """Nothing."""
 
     def timed(self, found: Timed, clock: str) -> None:

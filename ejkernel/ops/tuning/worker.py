@@ -167,7 +167,7 @@ class Telling:
         about = {name: getattr(trial, name) for name in ("status", "message", "error", "compile_s")}
         self.sender.send("failed", number=trial.cfg, **about)
 
-    def lost(self, trial: Trial) -> None:
+    def lost(self, trial: Trial, program: str) -> None:
         """Never: who is lost cannot tell."""
 
     def timed(self, found: Timed, clock: str) -> None:
