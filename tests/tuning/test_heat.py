@@ -45,7 +45,7 @@ class Candidates:
     """The part of a field that a heat needs: exported programs that nobody runs."""
 
     def __init__(self, names, watch):
-        self.job = Job(lambda cfg: cfg, (), {}, names, watch=watch)
+        self.job = Job(lambda cfg: cfg, (), {}, names, witness=watch)
         self.seed = 0
         self.objective = "forward"
         self.trials = [Trial(name) for name in names]

@@ -21,7 +21,7 @@ from ejkernel.ops.tuning.history import History
 from ejkernel.ops.tuning.job import Job
 from ejkernel.ops.tuning.journal import Journal, JournalWarning, cfg_id, path_for, read
 from ejkernel.ops.tuning.stopwatch import Stopwatch
-from ejkernel.ops.tuning.watch import Unwatched
+from ejkernel.ops.tuning.witness import Unseen
 
 X = jnp.arange(1.0, 9.0)
 ABOUT = {"key": {"device": "cpu|test", "op_id": "double@v1", "call_key": "00"}, "environment": {"jax": "1"}}
@@ -271,7 +271,7 @@ def test_a_round_that_was_cut_short_drops_nobody(tmp_path):
         warmup=1,
         deadline=-math.inf,
         cfgs=list(times),
-        watch=(told := _Told()),
+        witness=(told := _Told()),
     )
     found.round([0, 1, 2])
 
@@ -476,7 +476,7 @@ def _broken():
     raise ValueError("broken since")
 
 
-class _Told(Unwatched):  # type: ignore[misc]
+class _Told(Unseen):  # type: ignore[misc]
     """Keeps the rounds."""
 
     def __init__(self):

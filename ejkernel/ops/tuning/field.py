@@ -20,7 +20,7 @@ from ..timing.compiling import Built, CompilePool, workers_for
 from ..timing.memory import free_memory, needed_memory
 from ..timing.program import Program, Staged, first_line, stage
 from .job import Job
-from .watch import OWN
+from .witness import OWN
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Field:
         staged, cfg = self._staged[number], self.trials[number].cfg
         if staged.as_it_is is not None:
             return self.job.workshop.build(staged, None)
-        self.job.watch.starts(cfg, "compile")
+        self.job.witness.starts(cfg, "compile")
         try:
             lowered, text = staged.lower()
             self.texts[number] = text if len(text) == _TEXT else f"{OWN}{text[-_TEXT:]}"
@@ -117,7 +117,7 @@ class Field:
                 twin = self._first.setdefault(text, number)
             return twin if twin != number else self.job.workshop.build(staged, lowered)
         finally:
-            self.job.watch.ends(cfg, self.texts.get(number, ""))
+            self.job.witness.ends(cfg, self.texts.get(number, ""))
 
     def _time_out(self) -> None:
         for number, trial in enumerate(self.trials):
@@ -194,11 +194,11 @@ class Field:
     def _check(self, number: int) -> None:
         self._checked.add(number)
         cfg = self.trials[number].cfg
-        self.job.watch.starts(cfg, "check")
+        self.job.witness.starts(cfg, "check")
         for trial_set in self.sets():
             if number in self.programs:
                 self._check_on(trial_set, number)
-        self.job.watch.ends(cfg)
+        self.job.witness.ends(cfg)
 
     def sets(self) -> list[_Inputs]:
         """The inputs of the race, and another draw of them; what is the caller's own in every part stays one set."""
@@ -257,7 +257,7 @@ class Field:
 
     def _out(self, number: int, trial: Trial) -> None:
         self.trials[number] = trial
-        self.job.watch.failed(trial, self.texts.get(number, ""))
+        self.job.witness.failed(trial, self.texts.get(number, ""))
 
 
 def inputs_of(job: Job, seed: int) -> tuple[inputs.Call, tuple[Any, ...]]:

@@ -18,8 +18,8 @@ from ..timing.memory import host_memory
 from . import wire
 from .field import Field
 from .process import LOOK_SECONDS, Gone, WorkerProcess
-from .watch import Doing
 from .wire import Message
+from .witness import Doing
 
 # A compilation may take so many times as long as a run.
 _COMPILE_TIMES = 5.0
@@ -188,7 +188,7 @@ class Heat:
                     raise Gone(ended)
 
     def _note(self, message: Message) -> None:
-        head, watch = message.head, self.job.watch
+        head, witness = message.head, self.job.witness
         if message.verb == "broken":
             raise IsolationError(f"the worker process cannot be used: {head['message']}")
         if message.verb == "timed":
@@ -196,19 +196,19 @@ class Heat:
                 self.rounds, self.clock = [], head["clock"]
             self.rounds.append([(number, seconds) for number, seconds in head["found"]])
             self._only_compiling()
-            watch.timed([(self._cfg(number), seconds) for number, seconds in self.rounds[-1]], self.clock)
+            witness.timed([(self._cfg(number), seconds) for number, seconds in self.rounds[-1]], self.clock)
             return
         number = head["number"]
         if message.verb == "starts":
             if head["doing"] != "compile":
                 self._only_compiling()
             self._under_way[number] = head["doing"], time.perf_counter()
-            watch.starts(self._cfg(number), head["doing"])
+            witness.starts(self._cfg(number), head["doing"])
         elif message.verb == "ends":
             doing, _ = self._under_way.pop(number, ("", 0.0))
             if doing == "check" and number in self.field.programs:
                 self.right.add(number)
-            watch.ends(self._cfg(number))
+            witness.ends(self._cfg(number))
         elif message.verb == "failed":
             self._under_way.pop(number, None)
             self._out(number, head["status"], head["message"], error=head["error"], compile_s=head["compile_s"])
@@ -262,11 +262,11 @@ class Heat:
 
     def _lose(self, number: int, status: Status, message: str) -> None:
         trial = self._settle(number, status, message)
-        self.job.watch.lost(trial, self.field.texts.get(number, ""))
+        self.job.witness.lost(trial, self.field.texts.get(number, ""))
 
     def _out(self, number: int, status: Status, message: str, **found: Any) -> None:
         trial = self._settle(number, status, message, **found)
-        self.job.watch.failed(trial, self.field.texts.get(number, ""))
+        self.job.witness.failed(trial, self.field.texts.get(number, ""))
 
     def _settle(self, number: int, status: Status, message: str, **found: Any) -> Trial:
         trial = replace(self.field.trials[number], status=status, message=message, **found)

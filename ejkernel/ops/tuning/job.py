@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import _jax
 from ..core.record import Objective
-from .watch import NoPast, Past, Unwatched, Watch
+from .witness import NoPast, Past, Unseen, Witness
 from .workshop import Here, Workshop
 
 
@@ -52,7 +52,8 @@ class Job:
     offline: bool = False
     # Where tunings are journalled; None: nowhere.
     journal: Path | None = None
-    watch: Watch = field(default_factory=Unwatched)
+    # Hears of every step before it is taken.
+    witness: Witness = field(default_factory=Unseen)
     past: Past = field(default_factory=NoPast)
     # Where traced candidates become programs.
     workshop: Workshop = field(default_factory=Here)

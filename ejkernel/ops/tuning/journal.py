@@ -18,7 +18,7 @@ from ..core.errors import KeyPartError
 from ..core.record import Trial
 from ..core.stable import short_hash, stable_json
 from .history import History
-from .watch import Doing, Timed
+from .witness import Doing, Timed
 
 SUFFIX = ".jsonl"
 
@@ -46,7 +46,7 @@ def path_for(folder: Path, key: Mapping[str, str], objective: str, environment: 
 
 
 class Journal:
-    """Append-only lines, each with a checksum, by the one process that holds the lock; a watch."""
+    """Append-only lines, each with a checksum, by the one process that holds the lock; a witness."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

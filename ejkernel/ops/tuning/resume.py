@@ -16,7 +16,7 @@ from ..timing.inputs import is_concrete, is_float, take_apart
 from .history import History
 from .job import Job
 from .journal import Journal, cfg_id, path_for
-from .watch import OWN, Rounds
+from .witness import OWN, Rounds
 
 # A longer array of the caller's own integers counts by its shape, which is in the key.
 _LARGEST_HASHED = 1 << 20
@@ -108,7 +108,7 @@ def journalled(job: Job, cfgs: Sequence[Any], seed: int) -> Iterator[tuple[Job, 
         if carried is None:
             journal.history.forget()
         past = Remembered(journal.history, cfgs, carried or frozenset())
-        yield replace(job, watch=journal, past=past), journal
+        yield replace(job, witness=journal, past=past), journal
 
 
 def _carried(history: History, identity: str, cfgs: Sequence[Any], heuristic_first: bool) -> frozenset[str] | None:

@@ -14,7 +14,7 @@ from ..timing.clock import Clock, RoundClock, Run, WallClock, in_turns
 from ..timing.profiler import ProfilerClock, ProfilerUnavailable
 from ..timing.program import Program
 from .race import Outcome, Rules, race
-from .watch import Rounds, Unwatched, Watch
+from .witness import Rounds, Unseen, Witness
 
 # A sample on the host shorter than this is mostly the clock's and the dispatch's own noise.
 _HOST_SAMPLE = 1e-3
@@ -44,7 +44,7 @@ class Stopwatch:
         warmup: int,
         deadline: float = math.inf,
         cfgs: Sequence[Any] = (),
-        watch: Watch | None = None,
+        witness: Witness | None = None,
         past: Rounds | None = None,
     ) -> None:
         self.programs = [programs[number] for number in numbers]
@@ -55,9 +55,9 @@ class Stopwatch:
         self.clock: Any = clock or _automatic(self.programs, self.names)
         self.note = ""
         self._calls: dict[int, int] = {}
-        # What the watch knows each place by.
+        # What the witness knows each place by.
         self._cfgs = cfgs or numbers
-        self._watch: Watch = watch or Unwatched()
+        self._witness: Witness = witness or Unseen()
         self._past = past or Rounds()
 
     @property
@@ -118,7 +118,7 @@ class Stopwatch:
         # Who is missing in a round that was cut short would look as if it had been dropped.
         if len(found) + len(broken) == len(order):
             timed = [(self._cfgs[place], s) for place, s in found.items() if not isinstance(s, Exception)]
-            self._watch.timed(timed, self.clock.name)
+            self._witness.timed(timed, self.clock.name)
         return {**found, **broken}
 
     def _late(self) -> bool:
@@ -126,7 +126,7 @@ class Stopwatch:
 
     def _run(self, place: int) -> Run:
         call, calls = self.programs[place].call, self._calls[place]
-        before = functools.partial(self._watch.starts, self._cfgs[place], "run")
+        before = functools.partial(self._witness.starts, self._cfgs[place], "run")
         return Run(place, self.names[place], call, self.leaves, calls, before)
 
     def _warm(self, places: Sequence[int]) -> dict[int, Exception]:
@@ -137,7 +137,7 @@ class Stopwatch:
             if self._calls and self._late():
                 break
             call, seconds = self.programs[place].call, math.inf
-            self._watch.starts(self._cfgs[place], "run")
+            self._witness.starts(self._cfgs[place], "run")
             try:
                 for _ in range(max(self.warmup, 1)):
                     seconds = min(seconds, self._once(call))
@@ -146,7 +146,7 @@ class Stopwatch:
                 broken[place] = error
             else:
                 self._calls[place] = self._calls_for(seconds)
-            self._watch.ends(self._cfgs[place])
+            self._witness.ends(self._cfgs[place])
         return broken
 
     def _once(self, call: Any) -> float:

@@ -159,7 +159,7 @@ class Tuner(Generic[Cfg]):
                 warmup=self.warmup,
                 deadline=deadline,
                 cfgs=[field.trials[number].cfg for number in numbers],
-                watch=job.watch,
+                witness=job.witness,
                 past=job.past.rounds,
             )
             protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
@@ -205,7 +205,7 @@ def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome:
         if lane.failure is not None:
             status = status_of(lane.failure, "runtime")
             trials[number] = replace(trials[number], status=status, message=first_line(lane.failure))
-            job.watch.failed(trials[number], field.texts.get(number, ""))
+            job.witness.failed(trials[number], field.texts.get(number, ""))
         elif not lane.samples:
             trials[number] = replace(trials[number], status="timeout", message="not timed when the time was up")
     field.share_with_twins()

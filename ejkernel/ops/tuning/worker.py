@@ -23,8 +23,8 @@ from ..core.record import Objective, Trial
 from ..timing.program import Program, Staged, first_line
 from .job import Job
 from .tuner import Tuner
-from .watch import Doing, NoPast, Rounds, Timed
 from .wire import Message, Sender, receive, unpack
+from .witness import Doing, NoPast, Rounds, Timed
 
 _PR_SET_PDEATHSIG = 1
 
@@ -96,7 +96,7 @@ def _tune(message: Message, sender: Sender) -> None:
         heuristic_first=head["heuristic_first"],
         example=lambda rng: (next(draws), {}),
         seconds=head["seconds"],
-        watch=Telling(sender),
+        witness=Telling(sender),
         past=NoPast(Rounds(head["clock"], head["rounds"])),
         workshop=replace(bench, one_by_one=head["one_by_one"]),
     )
@@ -150,7 +150,7 @@ class Bench:
 @final
 @dataclass(frozen=True)
 class Telling:
-    """A watch at the other end of the pipe."""
+    """A witness at the other end of the pipe."""
 
     sender: Sender
 

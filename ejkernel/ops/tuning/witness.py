@@ -15,7 +15,7 @@ Timed = Sequence[tuple[Any, float]]
 OWN = "own "
 
 
-class Watch(Protocol):
+class Witness(Protocol):
     """Hears of every step before it is taken; from any thread."""
 
     def starts(self, cfg: Any, doing: Doing) -> None:
@@ -35,7 +35,7 @@ class Watch(Protocol):
 
 
 @final
-class Unwatched:
+class Unseen:
     """Nobody listens."""
 
     def starts(self, cfg: Any, doing: Doing) -> None:
