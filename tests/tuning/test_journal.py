@@ -20,6 +20,7 @@ from ejkernel.ops.tuning import journal as journals
 from ejkernel.ops.tuning.history import History
 from ejkernel.ops.tuning.job import Job
 from ejkernel.ops.tuning.journal import Journal, JournalWarning, cfg_id, path_for, read
+from ejkernel.ops.tuning.resume import journalled
 from ejkernel.ops.tuning.stopwatch import Stopwatch
 from ejkernel.ops.tuning.witness import Unseen
 
@@ -341,6 +342,14 @@ def test_what_was_lost_in_a_worker_is_not_run_again_by_anybody(tmp_path):
         assert outcome(record) == {"a": "ok", "bad": "timeout", "b": "ok"}
     assert "bad" not in ran.log
     assert "forget_crashes()" in record.trials[1].message
+
+
+def test_what_is_lost_is_barred_at_once(tmp_path):
+    """Should the worker turn out to be of no use, the others run in this process: without the one that it died of."""
+    with journalled(job_of(Ran().make_fn, ["a", "bad"], tmp_path), ["a", "bad"], 0) as (job, _):
+        assert job.past.barred("bad") is None
+        job.witness.lost(Trial("bad", "crash", "the process died"), "")
+        assert job.past.barred("bad").status == "crash"
 
 
 def test_who_was_at_work_when_a_process_died_runs_in_a_worker(tmp_path):

@@ -122,7 +122,11 @@ class Journal:
 
     def lost(self, trial: Trial, program: str) -> None:
         """Never again, until somebody asks for it."""
-        self._write(lost=cfg_id(trial.cfg), program=program, cfg=repr(trial.cfg)[:200], trial=_about(trial))
+        line = {"lost": cfg_id(trial.cfg), "program": program, "cfg": repr(trial.cfg)[:200], "trial": _about(trial)}
+        self._write(**line)
+        # Known at once: should the worker turn out to be of no use, the others run in this process.
+        if line["lost"] is not None:
+            self.history.lost[line["lost"]] = line
 
     def timed(self, found: Timed, clock: str) -> None:
         """A round."""
