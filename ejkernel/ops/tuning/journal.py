@@ -122,11 +122,12 @@ class Journal:
 
     def lost(self, trial: Trial, program: str) -> None:
         """Never again, until somebody asks for it."""
-        line = {"lost": cfg_id(trial.cfg), "program": program, "cfg": repr(trial.cfg)[:200], "trial": _about(trial)}
+        one = cfg_id(trial.cfg)
+        line = {"lost": one, "program": program, "cfg": repr(trial.cfg)[:200], "trial": _about(trial)}
         self._write(**line)
         # Known at once: should the worker turn out to be of no use, the others run in this process.
-        if line["lost"] is not None:
-            self.history.lost[line["lost"]] = line
+        if one is not None:
+            self.history.lost[one] = line
 
     def timed(self, found: Timed, clock: str) -> None:
         """A round."""
