@@ -112,8 +112,8 @@ def test_one_process_at_a_time_writes_a_journal(tmp_path):
             "import sys; from pathlib import Path; from ejkernel.ops.tuning.journal import Journal\n"
             "from ejkernel.ops import Trial\n"
             "with Journal(Path(sys.argv[1])) as found:\n"
-            "    found.lost(Trial('other', 'crash'), '')\n"
-            "    print(found.writable, len(found.history.lost), len(found.history.suspects))"
+            "    print(found.writable, len(found.history.lost), len(found.history.suspects))\n"
+            "    found.lost(Trial('other', 'crash'), '')"
         )
         with child(code, str(path_of(tmp_path))) as process:
             assert process.communicate()[0].split() == ["False", "1", "0"]
@@ -130,6 +130,39 @@ def test_without_a_place_to_write_tuning_works_and_says_so_once(tmp_path, monkey
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Tuner(1, 1).tune(job)
+
+
+def test_a_full_disk_ends_the_journal_and_not_the_tuning(tmp_path, monkeypatch):
+    """Said once; nothing half written is taken for a line."""
+    monkeypatch.setattr(journals, "_said", set())
+    real, count = os.write, []
+
+    def filling(descriptor, data):
+        if data[8:9] != b" ":
+            return real(descriptor, data)
+        count.append(data)
+        return real(descriptor, data) if len(count) < 4 else real(descriptor, data[:5])
+
+    monkeypatch.setattr(journals.os, "write", filling)
+    with pytest.warns(JournalWarning, match="No space left"):
+        record = Tuner(1, 1).tune(job_of(lambda n: lambda x: x * n * 2 / n, [1.0, 3.0], tmp_path))
+
+    assert record.winner is not None
+    assert len(count) == 4
+    assert len(list(read(path_of(tmp_path)))) == 3
+
+
+def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
+    """Somebody else's file is neither read nor written."""
+    monkeypatch.setattr(journals, "_said", set())
+    (tmp_path / "other").write_text("precious")
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    path_of(folder).symlink_to(tmp_path / "other")
+    with pytest.warns(JournalWarning):
+        Tuner(1, 1).tune(job_of(lambda n: lambda x: x * n * 2 / n, [1.0, 3.0], folder))
+
+    assert (tmp_path / "other").read_text() == "precious"
 
 
 def test_cfgs_without_a_stable_form_are_tuned_without_being_named(tmp_path):

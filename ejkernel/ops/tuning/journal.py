@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import threading
@@ -21,6 +22,8 @@ from .history import History
 from .witness import Doing, Timed
 
 SUFFIX = ".jsonl"
+# Another one has other files: nobody reads what it does not know.
+FORMAT = 1
 
 
 class JournalWarning(UserWarning):
@@ -42,7 +45,8 @@ def cfg_id(cfg: Any) -> str | None:
 def path_for(folder: Path, key: Mapping[str, str], objective: str, environment: Mapping[str, str]) -> Path:
     """The journal of one key in one environment: crashes of another version are no news here."""
     named = {name: key[name] for name in ("device", "op_id", "call_key")}
-    return folder / f"{named['op_id']}-{short_hash(stable_json([named, objective, dict(environment)]))}{SUFFIX}"
+    whole = stable_json([FORMAT, named, objective, dict(environment)])
+    return folder / f"{named['op_id']}-{short_hash(whole)}{SUFFIX}"
 
 
 class Journal:
@@ -73,26 +77,31 @@ class Journal:
     def _open(self) -> History:
         """Takes the journal and reads it; where another process has it, or nothing can be written, it is only read."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(f"{self.path}.lock", timeout=0)
-            lock.acquire()
-            self._lock = lock
-            self._descriptor = os.open(
-                self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
-            )
-            if os.fstat(self._descriptor).st_uid != os.getuid():
-                raise PermissionError(f"{self.path} is another user's")
-        # Its owner is at it: what it is doing now is no crash.
-        except filelock.Timeout:
-            return History.of(read(self.path), alone=False)
+            if not self._take():
+                # Its owner is at it: what it is doing now is no crash.
+                return History.of(read(self.path), alone=False)
+            history = History.of(read(self.path), alone=True)
         except OSError as error:
             self._close()
             self._say(error)
             return History()
-        history = History.of(read(self.path), alone=True)
         # A line that was cut off must not spoil the next one.
-        os.write(self._descriptor, b"\n")
+        self._append(b"\n")
         return history
+
+    def _take(self) -> bool:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(f"{self.path}.lock", timeout=0)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            return False
+        self._lock = lock
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(self.path, flags, 0o666)
+        if os.fstat(self._descriptor).st_uid != os.getuid():
+            raise PermissionError(f"{self.path} is another user's")
+        return True
 
     def _close(self) -> None:
         with self._mutex:
@@ -140,7 +149,8 @@ class Journal:
         kept = History.of(read(self.path), alone=True)
         ids = [cfg_id(cfg) for cfg in cfgs]
         lines = [*kept.lines(), {"finished": cfg_id(winner), "candidates": ids}]
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        # One name is enough: who holds the lock is alone.
+        temporary = self.path.with_suffix(".tmp")
         try:
             temporary.write_bytes(b"".join(map(_line, lines)))
             os.replace(temporary, self.path)
@@ -152,12 +162,16 @@ class Journal:
     def _write(self, **line: Any) -> None:
         if any(line.get(name, "") is None for name in ("starts", "ends", "failed", "lost")):
             return
+        self._append(_line(line))
+
+    def _append(self, data: bytes) -> None:
         with self._mutex:
             if self._descriptor is None:
                 return
             try:
                 # One write for one line, with no sync: it survives the process, not the loss of power.
-                os.write(self._descriptor, _line(line))
+                if os.write(self._descriptor, data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             except OSError as error:
                 os.close(self._descriptor)
                 self._descriptor = None
