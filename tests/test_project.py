@@ -36,6 +36,7 @@ PUBLIC = [
     *("ConfigCache", "overlay_cache", "current_scope", "refresh", "PersistentCache", "OperationStores"),
     # selection
     *("AutotunePolicy", "policy_override", "forward_autotune_only", "ConfigSelectorChain", "Tuner"),
+    *("Isolation", "forget_crashes"),
     # registry
     *("record_invocation", "get_invocations"),
     # execution

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .config.cache import overlay_cache as overlay_cache
     from .config.cache import refresh as refresh
     from .config.collecting import calls_made as calls_made
+    from .config.journals import forget_crashes as forget_crashes
     from .config.operations import OperationStores as OperationStores
     from .config.packing import make_pack as make_pack
     from .config.packing import merge_packs as merge_packs
@@ -65,12 +66,14 @@ if TYPE_CHECKING:
     from .execution.results import Measurement as Measurement
     from .registry import get_invocations as get_invocations
     from .registry import record_invocation as record_invocation
+    from .tuning.heat import Isolation as Isolation
 
 _NAMES = {
     "config.cache": "ConfigCache current_scope locked overlay_cache refresh",
     "config.operations": "OperationStores",
     "config.collecting": "calls_made",
     "config.packing": "make_pack merge_packs verify_pack",
+    "config.journals": "forget_crashes",
     "config.persistent": "PersistentCache",
     "config.selection": "AutotunePolicy ConfigSelectorChain Tuner forward_autotune_only policy_override",
     "core.abstract": "abstractify sharding_fingerprint",
@@ -91,6 +94,7 @@ _NAMES = {
     "execution.offline": "AutotuneOptions autotune autotune_lowered autotune_recorded benchmark",
     "execution.results": "AutotuneData AutotuningResult Entry Measurement",
     "registry": "get_invocations record_invocation",
+    "tuning.heat": "Isolation",
 }
 
 __getattr__, __dir__, __all__ = lazy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -49,6 +50,11 @@ class Settings:
             lock=_path("EJKERNEL_OPS_LOCK"),
             packs=_paths("EJKERNEL_OPS_PACKS"),
         )
+
+
+def child_environment(path: Sequence[str]) -> dict[str, str]:
+    """The environment of a process that this one starts, with the same modules to import and memory taken as needed."""
+    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _switch(name: str) -> bool:

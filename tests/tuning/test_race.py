@@ -404,3 +404,47 @@ def test_a_time_of_zero_is_no_obstacle():
     outcome, _ = run(0.0, 1.0)
 
     assert outcome.order == (0, 1)
+
+
+# What was run earlier.
+
+
+def test_a_newcomer_is_compared_through_those_who_were_there_before():
+    """The machine is twice as fast by now: who ran then and now tells how the others would do."""
+    before = [{0: 2.0, 1: 4.0}] * 3
+    outcome, table = run(1.0, 99.0, 1.5, earlier=before, least_rounds=3)
+
+    assert outcome.order[0] == 0
+    # The slow one had been dropped for good by the earlier rounds.
+    assert all(set(order) <= {0, 2} for order in table.orders)
+    assert counts(outcome)[1:] == [3, len(table.orders)]
+
+
+def test_a_newcomer_that_is_faster_wins():
+    """Against the old winner it has its own rounds."""
+    outcome, _ = run(1.0, 99.0, 0.7, earlier=[{0: 2.0, 1: 4.0}] * 3)
+
+    assert outcome.order[0] == 2
+
+
+def test_a_race_that_was_decided_is_not_run_again():
+    """Nothing is left to learn."""
+    outcome, table = run(1.0, 5.0, earlier=[{0: 1.0, 1: 5.0}] * 3, least_rounds=3)
+
+    assert (outcome.order[0], table.orders) == (0, [])
+
+
+def test_a_race_that_was_cut_off_goes_on():
+    """One round was run, two are left; who was clearly slower then has no part in them."""
+    outcome, table = run(1.0, 5.0, earlier=[{0: 1.0, 1: 5.0}], least_rounds=3)
+
+    assert outcome.order == (0, 1)
+    assert table.orders == [[0], [0]]
+    assert counts(outcome) == [3, 1]
+
+
+def test_the_protected_one_is_not_dropped_by_what_was_run_earlier():
+    """The gain is told against it: it meets the newcomer."""
+    _, table = run(9.0, 1.0, 0.5, earlier=[{0: 9.0, 1: 1.0}] * 3, protected=0)
+
+    assert set(table.orders[0]) == {0, 1, 2}

@@ -32,6 +32,7 @@ from .collecting import collect
 from .events import Teller
 from .failures import failures_of
 from .flights import Flights
+from .journals import journal_folder
 from .lock import Lock, read_lock
 from .packs import PacksTier
 from .persistent import StoreWarning, default_folder
@@ -287,6 +288,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             seconds=self._seconds_left(seconds),
             turn=lambda wait: turn(request.key.device, default_folder() / "locks", wait),
             settled=(lambda: None) if again else (lambda: self._settled(request)),
+            offline=again,
+            journal=journal_folder(),
         )
         self._tell("autotune_start", request.key, candidates=len(job.candidates), objective=job.objective)
         start = time.perf_counter()

@@ -56,6 +56,14 @@ class TuningError(OpsError, RuntimeError):
         self.record = record
 
 
+class NotExportedError(OpsError, TypeError):
+    """A candidate that cannot be written down for another process."""
+
+
+class IsolationError(OpsError, RuntimeError):
+    """A tuning that was to run in a process of its own, and cannot."""
+
+
 class RetuneError(OpsError, RuntimeError):
     """A second tuning of one key where that is forbidden."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..core import codec
 from ..core.errors import ConfigTypeError, SettingError
 from ..core.key import Key
+from ..tuning.process import kept_workers
 from .calls import Call
 from .progress import Progress
 from .results import AutotuningResult, Entry
@@ -65,7 +66,8 @@ class Campaign:
                 self.entries |= {call.key: entry for call in calls if (entry := self._known(call)) is not None}
             waiting = [call for call in calls if call.key not in self.entries]
             self._progress.total += len(waiting)
-            self._tune_all(waiting)
+            with kept_workers():
+                self._tune_all(waiting)
         except KeyboardInterrupt:
             self.interrupted = True
             left = [call.key for call in calls if call.key not in self.entries]

@@ -21,6 +21,8 @@ class Run:
     leaves: Sequence[Any]
     # How often in a row.
     calls: int = 1
+    # Says whose turn it is, should it be the last one.
+    before: Callable[[], None] = lambda: None
 
 
 class Clock(Protocol):
@@ -72,6 +74,7 @@ def in_turns(
     for run in runs:
         if any(not isinstance(seconds, Exception) for seconds in found.values()) and late():
             break
+        run.before()
         try:
             found[run.number] = clock.time(run.call, run.leaves, run.calls)
         # Whatever a candidate raises is the candidate's outcome.

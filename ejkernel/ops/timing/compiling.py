@@ -10,6 +10,7 @@ import queue
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
@@ -49,6 +50,7 @@ def workers_for(count: int) -> int:
     return max(1, min(count, 16, os.cpu_count() or 1))
 
 
+_pools: weakref.WeakSet[CompilePool] = weakref.WeakSet()
 # Threads of pools, and those that are compiling now.
 _threads: set[threading.Thread] = set()
 _compiling: set[threading.Thread] = set()
@@ -57,6 +59,8 @@ _compiling: set[threading.Thread] = set()
 @atexit.register
 def _end_stragglers() -> None:
     """Ends what still compiles: a thread inside JAX while the interpreter shuts down takes the process down with it."""
+    for pool in list(_pools):
+        pool.leave()
     until = time.perf_counter() + _LAST_SECONDS
     while _compiling and time.perf_counter() < until:
         for thread in list(_compiling):
@@ -99,6 +103,7 @@ class CompilePool:
         self._started: dict[int, float] = {}
         self._workers = workers
         self._threads = 0
+        _pools.add(self)
         for _ in range(workers):
             self._hire()
 

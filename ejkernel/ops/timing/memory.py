@@ -12,10 +12,11 @@ def free_memory(device: jax.Device) -> int | None:
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
-    return _host_memory() if device.platform == "cpu" else None
+    return host_memory() if device.platform == "cpu" else None
 
 
-def _host_memory() -> int | None:
+def host_memory() -> int | None:
+    """Bytes of host memory that are still free, or None where that is not known."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             found = {line.split(":")[0]: line.split()[1] for line in file}

@@ -40,6 +40,7 @@ class ProfilerClock:
             self._start(folder)
             try:
                 for run in (run for runs in schedule for run in runs if run.number not in failed):
+                    run.before()
                     try:
                         jax.block_until_ready([run.call(*run.leaves) for _ in range(run.calls)][-1])
                     # Whatever a candidate raises is the candidate's outcome.

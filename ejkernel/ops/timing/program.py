@@ -35,6 +35,8 @@ class Program:
     notes: str = ""
     # JAX's compiled object; None for what runs as it is.
     executable: Any = None
+    # For a program that runs in another process: what that one gets.
+    portable: Any = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class Staged:
     finish: Callable[[Any], Callable[..., Any]]
     # Instead of all that: what cannot be jitted runs as it is.
     as_it_is: Callable[..., Any] | None = None
+    # The jitted function and what it was traced with, to write the program down for another process.
+    function: Any = None
+    arguments: tuple[Any, ...] = ()
+    portable: Any = None
 
     def lower(self) -> tuple[Any, str]:
         """The lowered program, and a hash of its text that is equal for equal programs."""
@@ -91,13 +97,16 @@ def stage(
         except UNDIFFERENTIABLE as error:
             notes = f"cannot be differentiated, timed forward: {first_line(error)}"
     try:
-        traced = jax.jit(_named(run, name)).trace(*leaves)
+        function = jax.jit(_named(run, name))
+        traced = function.trace(*leaves)
     except (*UNTRACEABLE, TypeError) as error:
         if not isinstance(error, UNTRACEABLE) and _COMPILED not in str(error):
             raise
         why = f"cannot be jitted, timed as it is: {first_line(error)}"
         return Staged(name, "forward", why, None, lambda executable: executable, as_it_is=run)
-    return Staged(name, "forward", notes, traced, lambda executable: executable)
+    return Staged(
+        name, "forward", notes, traced, lambda executable: executable, function=function, arguments=tuple(leaves)
+    )
 
 
 def forward(fn: Callable[..., Any], call: Call) -> Callable[..., Any]:
@@ -138,12 +147,14 @@ def _with_gradients(run: Callable[..., Any], call: Call, leaves: Sequence[Any], 
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(run, *leaves)
     cotangents = jax.tree_util.tree_map(lambda out: random_like(out, rng) if is_float(out) else 0, shapes)
-    traced = jax.jit(_named(forward_and_backward(run, floats), name)).trace(tuple(leaves), cotangents)
+    function = jax.jit(_named(forward_and_backward(run, floats), name))
+    arguments = (tuple(leaves), cotangents)
+    traced = function.trace(*arguments)
 
     def finish(executable: Any) -> Callable[..., Any]:
         return lambda *values: executable(values, cotangents)
 
-    return Staged(name, "forward+backward", "", traced, finish)
+    return Staged(name, "forward+backward", "", traced, finish, function=function, arguments=arguments)
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from ..timing.memory import free_memory, needed_memory
 from ..timing.program import Program, Staged, first_line, stage
 from .job import Job
 from .progress import Step
+from .witness import OWN
 
 
 @dataclass
@@ -30,6 +31,10 @@ class _Inputs:
     leaves: Sequence[Any]
     # The output and, under validate_backward, the gradients; empty until somebody has shown them.
     expected: tuple[Any, ...] = ()
+
+
+# The hash in a lowered text's name; what stands before it is its own, where the text does not tell which function runs.
+_TEXT = 16
 
 
 class Field:
@@ -43,6 +48,8 @@ class Field:
         self.device = device
         # Are candidates run while others compile? Not where both need the same cores.
         self.pipelined = device.platform != "cpu" if pipelined is None else pipelined
+        # What each candidate's program is called in a journal.
+        self.texts: dict[int, str] = {}
         self.trials = [Trial(cfg) for cfg in cfgs]
         self.programs: dict[int, Program] = {}
         self._staged: dict[int, Staged] = {}
@@ -61,6 +68,8 @@ class Field:
         self.late = False
         self._rank: dict[int, int] = {}
         self.objective: Objective = "forward"
+        # Candidates that an earlier tuning settled.
+        self._known: set[int] = set()
         self._tag = secrets.token_hex(4)
         self._checked: set[int] = set()
         self._input_sets: list[_Inputs] = []
@@ -74,7 +83,7 @@ class Field:
         and `check` takes what comes.
         """
         self._compile_until = deadline
-        self._pool = CompilePool(workers_for(len(self.trials)))
+        self._pool = CompilePool(1 if self.job.workshop.one_by_one else workers_for(len(self.trials)))
         for number, trial in enumerate(self.trials):
             self._trace(number, trial)
             if number in self._staged:
@@ -107,8 +116,12 @@ class Field:
 
     def _trace(self, number: int, trial: Trial) -> None:
         start = time.perf_counter()
+        barred = self.job.past.barred(trial.cfg)
+        if barred is not None:
+            self.trials[number] = barred
+            return
         try:
-            self._staged[number] = stage(
+            staged = stage(
                 self.job.make_fn(trial.cfg),
                 self.call,
                 self.leaves,
@@ -116,32 +129,51 @@ class Field:
                 seed=self.seed,
                 name=f"ejk_{self._tag}_{number}",
             )
+            self._staged[number] = self.job.workshop.traced(staged)
         # Whatever a candidate raises is the candidate's outcome.
         except Exception as error:
             self._fail(number, error, "compile", seconds=time.perf_counter() - start)
 
-    def _build(self, number: int) -> Program | int:
-        """The program, or the number of the candidate that has the same; runs in a thread of the pool."""
-        staged = self._staged[number]
+    def _build(self, number: int) -> Program | int | Trial:
+        """The program, or the number of the candidate that has the same, or what is known; in a thread of the pool."""
+        staged, cfg = self._staged[number], self.trials[number].cfg
+        if staged.as_it_is is not None:
+            self._is_lowered(number)
+            return self.job.workshop.build(staged, None)
+        self.job.witness.starts(cfg, "compile")
         try:
-            if staged.as_it_is is not None:
-                return staged.build()
+            found, lowered = self._lower(number, staged)
+            return found if lowered is None else self.job.workshop.build(staged, lowered)
+        finally:
+            self.job.witness.ends(cfg, self.texts.get(number, ""))
+
+    def _lower(self, number: int, staged: Staged) -> tuple[int | Trial, Any]:
+        """Who has the same program, or what is known of it, and the lowered program where it is to be compiled."""
+        try:
             lowered, text = staged.lower()
+            self.texts[number] = text if len(text) == _TEXT else f"{OWN}{text[-_TEXT:]}"
+            known = self.job.past.known(self.trials[number].cfg, self.texts[number])
+            if known is not None:
+                return known, None
             with self._lock:
                 twin = self._first.setdefault(text, number)
                 # Of equal programs the earliest counts, whichever thread was faster.
                 self._rank[twin] = min(self._rank.get(twin, twin), number)
                 if twin != number:
                     self._coming.discard(number)
+            return twin, lowered if twin == number else None
         finally:
-            self._unlowered.discard(number)
-            if not self._unlowered and self._pool is not None:
-                self._pool.wake()
-        return twin if twin != number else staged.compile(lowered)
+            self._is_lowered(number)
+
+    def _is_lowered(self, number: int) -> None:
+        self._unlowered.discard(number)
+        if not self._unlowered and self._pool is not None:
+            self._pool.wake()
 
     def _time_out(self) -> None:
         for number, trial in enumerate(self.trials):
-            if number not in self.programs and number not in self._twins and trial.status == "ok":
+            out = number not in self.programs and number not in self._twins and number not in self._known
+            if out and trial.status == "ok":
                 message = "still compiling when the others were done, or when the time was up"
                 self.trials[number] = replace(trial, status="timeout", message=message)
 
@@ -164,6 +196,10 @@ class Field:
         if built.failed:
             self._fail(number, built.outcome, "compile", seconds=built.seconds)
             return
+        if isinstance(built.outcome, Trial):
+            self.trials[number] = built.outcome
+            self._known.add(number)
+            return
         self.trials[number] = replace(self.trials[number], compile_s=built.seconds)
         if isinstance(built.outcome, int):
             self._twins[number] = built.outcome
@@ -173,7 +209,7 @@ class Field:
         free = free_memory(self.device)
         if free is not None and needed > free:
             message = f"needs {needed / 2**20:,.0f} MiB where {free / 2**20:,.0f} are free"
-            self.trials[number] = replace(self.trials[number], status="memory", message=message)
+            self._out(number, replace(self.trials[number], status="memory", message=message))
             return
         self.trials[number] = replace(self.trials[number], message=program.notes)
         self.programs[number] = program
@@ -201,7 +237,7 @@ class Field:
 
     def prepare(self) -> None:
         """Makes both sets of inputs and what they should give: the user's code, so before a device is claimed."""
-        self._sets()
+        self.sets()
 
     def check(self, deadline: float = math.inf) -> None:
         """Runs every program on two sets of inputs and drops those that fail or compute something else."""
@@ -233,11 +269,14 @@ class Field:
     def _check(self, number: int) -> None:
         self._checked.add(number)
         self.job.watch(Step("checking", len(self._checked), len(self.trials)))
-        for trial_set in self._sets():
+        cfg = self.trials[number].cfg
+        self.job.witness.starts(cfg, "check")
+        for trial_set in self.sets():
             if number in self.programs:
                 self._check_on(trial_set, number)
+        self.job.witness.ends(cfg)
 
-    def _sets(self) -> list[_Inputs]:
+    def sets(self) -> list[_Inputs]:
         """The inputs of the race, and another draw of them; what is the caller's own in every part stays one set."""
         if not self._input_sets:
             self._input_sets.append(_Inputs(self.leaves))
@@ -276,7 +315,7 @@ class Field:
         # Infinity is not JSON, and the reason says it.
         self.trials[number] = replace(self.trials[number], error=max(worst, known) if math.isfinite(worst) else None)
         if reason:
-            self.trials[number] = replace(self.trials[number], status="wrong", message=reason)
+            self._out(number, replace(self.trials[number], status="wrong", message=reason))
             del self.programs[number]
 
     def share_with_twins(self) -> None:
@@ -289,9 +328,12 @@ class Field:
 
     def _fail(self, number: int, error: BaseException, status: Status, seconds: float | None = None) -> None:
         kept = self.trials[number].compile_s if seconds is None else seconds
-        self.trials[number] = replace(
-            self.trials[number], status=status_of(error, status), message=first_line(error), compile_s=kept
-        )
+        status, message = status_of(error, status), first_line(error)
+        self._out(number, replace(self.trials[number], status=status, message=message, compile_s=kept))
+
+    def _out(self, number: int, trial: Trial) -> None:
+        self.trials[number] = trial
+        self.job.witness.failed(trial, self.texts.get(number, ""))
 
 
 def inputs_of(job: Job, seed: int) -> tuple[inputs.Call, tuple[Any, ...]]:

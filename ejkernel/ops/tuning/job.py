@@ -6,11 +6,14 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .. import _jax
 from ..core.record import Objective
 from .progress import Watch, unseen
+from .witness import NoPast, Past, Unseen, Witness
+from .workshop import Here, Workshop
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,15 @@ class Job:
     watch: Watch = unseen
     # What the record says of the call: key parts, kernel path, environment.
     about: Mapping[str, Any] = field(default_factory=dict)
+    # Tuned ahead of the program that needs it: a process of its own costs little beside what it saves.
+    offline: bool = False
+    # Where tunings are journalled; None: nowhere.
+    journal: Path | None = None
+    # Hears of every step before it is taken.
+    witness: Witness = field(default_factory=Unseen)
+    past: Past = field(default_factory=NoPast)
+    # Where traced candidates become programs.
+    workshop: Workshop = field(default_factory=Here)
 
 
 def distinct(cfgs: Sequence[Any]) -> list[Any]:

@@ -78,21 +78,30 @@ def race(
     rules: Rules | None = None,
     out_of_time: Callable[[], bool] = lambda: False,
     enough: Callable[[], bool] = lambda: False,
+    earlier: Sequence[Mapping[int, float]] = (),
 ) -> Outcome:
     """Runs candidates against each other; among equals the protected one wins, then the earlier one.
 
     The protected one, the heuristic, also stays for the least number of rounds: the gain is told against it. Being out
-    of time ends the race after any round, having enough only one that has had its least number of rounds.
+    of time ends the race after any round, having enough only one that has had its least number of rounds. Rounds that
+    were run `earlier` count like any other: who was in both ties the old ones to the new ones, and a newcomer is
+    compared through them.
     """
     rules = rules or Rules()
     lanes = tuple(Lane() for _ in range(count))
     shuffled = random.Random(seed)
     rounds = runs = 0
+    for before in earlier:
+        for i, known in before.items():
+            lanes[i].samples[rounds] = math.log(max(known, 1e-12))
+        rounds += 1
+    _drop(lanes, rounds, rules, protected)
     late = False
     while not late and not _settled(lanes, rounds, least_rounds, rules):
         order = [i for i, lane in enumerate(lanes) if lane.running]
-        late = rounds > 0 and out_of_time()
-        if late or (rounds and runs + len(order) > most_runs) or (rounds >= least_rounds and enough()):
+        had = min(len(lanes[i].samples) for i in order)
+        late = had > 0 and out_of_time()
+        if late or (had and runs + len(order) > most_runs) or (had >= least_rounds and enough()):
             break
         shuffled.shuffle(order)
         found = sample(order)
@@ -105,7 +114,7 @@ def race(
         runs += len(found)
         late = len(found) < len(order)
         if not late:
-            _drop(lanes, rounds, rules, protected if rounds < least_rounds else None)
+            _drop(lanes, rounds, rules, protected if had + 1 < least_rounds else None)
     return _outcome(lanes, rounds, runs, rules, protected, finished=not late)
 
 
@@ -114,7 +123,7 @@ def _settled(lanes: Sequence[Lane], rounds: int, least: int, rules: Rules) -> bo
     live = [i for i, lane in enumerate(lanes) if lane.running]
     if not live:
         return True
-    if rounds < least:
+    if min(len(lanes[i].samples) for i in live) < least:
         return False
     if len(live) == 1 or rounds >= rules.most_rounds:
         return True
@@ -125,7 +134,7 @@ def _settled(lanes: Sequence[Lane], rounds: int, least: int, rules: Rules) -> bo
 
 
 def _drop(lanes: Sequence[Lane], rounds: int, rules: Rules, kept: int | None) -> None:
-    live = [i for i, lane in enumerate(lanes) if lane.running]
+    live = [i for i, lane in enumerate(lanes) if lane.running and lane.samples]
     if len(live) < 2:
         return
     view = _View(lanes, rules.quantile)

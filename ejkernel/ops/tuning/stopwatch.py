@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import time
@@ -14,6 +15,7 @@ from ..timing.clock import Clock, RoundClock, Run, TraceClock, WallClock, in_tur
 from ..timing.profiler import ProfilerClock, ProfilerUnavailable
 from ..timing.program import Program
 from .race import Outcome, Rules, race
+from .witness import Rounds, Unseen, Witness
 
 # A sample on the host shorter than this is mostly the clock's and the dispatch's own noise.
 _HOST_SAMPLE = 1e-3
@@ -48,6 +50,9 @@ class Stopwatch:
         deadline: float = math.inf,
         seed: int = 0,
         watch: Callable[[Mapping[int, float], int], None] = lambda seconds, total: None,
+        cfgs: Sequence[Any] = (),
+        witness: Witness | None = None,
+        past: Rounds | None = None,
     ) -> None:
         self.programs = [programs[number] for number in numbers]
         self.names = [_module_name(program) for program in self.programs]
@@ -63,6 +68,10 @@ class Stopwatch:
         self._took: dict[int, float] = {}
         self._ahead: list[Mapping[int, float | Exception]] = []
         self._shuffled = random.Random(seed)
+        # What the witness knows each place by.
+        self._cfgs = cfgs or numbers
+        self._witness: Witness = witness or Unseen()
+        self._past = past or Rounds()
 
     @property
     def clock_name(self) -> str:
@@ -97,12 +106,25 @@ class Stopwatch:
             rules=self.rules,
             out_of_time=self._late,
             enough=lambda: time.perf_counter() >= enough,
+            earlier=self._earlier(),
         )
 
     def _watched(self, order: Sequence[int]) -> Mapping[int, float | Exception]:
         found = self.round(order)
-        self.watch({i: s for i, s in found.items() if not isinstance(s, Exception)}, len(self.programs))
+        seconds = {place: s for place, s in found.items() if not isinstance(s, Exception)}
+        self.watch(seconds, len(self.programs))
+        # Who is missing in a round that was cut short would look as if it had been dropped.
+        if len(found) == len(order):
+            self._witness.timed([(self._cfgs[place], s) for place, s in seconds.items()], self.clock.name)
         return found
+
+    def _earlier(self) -> list[dict[int, float]]:
+        """What was timed before of those that are here, by place; times of two clocks do not compare."""
+        if self._past.clock != self.clock.name:
+            return []
+        places = {repr(cfg): place for place, cfg in enumerate(self._cfgs)}
+        rounds = [{places[repr(cfg)]: s for cfg, s in row if repr(cfg) in places} for row in self._past.rounds]
+        return [row for row in rounds if row]
 
     def round(self, order: Sequence[int]) -> Mapping[int, float | Exception]:
         """Seconds of each candidate in this order, or what it raised; without those whose turn came too late."""
@@ -111,14 +133,15 @@ class Stopwatch:
             order = sorted(order, key=bool)
         if self._ahead:
             # Nobody joins a race: those who still run are among those who ran.
-            found = self._ahead.pop(0)
-            return {place: found[place] for place in order}
+            ahead = self._ahead.pop(0)
+            return {place: ahead[place] for place in order}
         broken = self._warm([place for place in order if place not in self._calls])
         runs = [self._run(place) for place in order if place in self._calls]
         if not isinstance(self.clock, RoundClock):
-            return {**in_turns(self.clock, runs, self._late), **broken}
-        found = self._traced(self.clock, runs)
-        self._learn(found)
+            found: Mapping[int, float | Exception] = in_turns(self.clock, runs, self._late)
+        else:
+            found = self._traced(self.clock, runs)
+            self._learn(found)
         return {**found, **broken}
 
     def _traced(self, clock: RoundClock, runs: Sequence[Run]) -> Mapping[int, float | Exception]:
@@ -140,7 +163,9 @@ class Stopwatch:
         return time.perf_counter() >= self.deadline
 
     def _run(self, place: int) -> Run:
-        return Run(place, self.names[place], self.programs[place].call, self.leaves, self._calls[place])
+        call, calls = self.programs[place].call, self._calls[place]
+        before = functools.partial(self._witness.starts, self._cfgs[place], "run")
+        return Run(place, self.names[place], call, self.leaves, calls, before)
 
     def _warm(self, places: Sequence[int]) -> dict[int, Exception]:
         """Runs newcomers as often as asked before any sample counts, and finds how many calls make a sample."""
@@ -150,6 +175,7 @@ class Stopwatch:
             if self._calls and self._late():
                 break
             call, seconds = self.programs[place].call, math.inf
+            self._witness.starts(self._cfgs[place], "run")
             try:
                 for _ in range(max(self.warmup, 1)):
                     seconds = min(seconds, self._once(call))
@@ -158,6 +184,7 @@ class Stopwatch:
                 broken[place] = error
             else:
                 self._calls[place] = self._calls_for(seconds)
+            self._witness.ends(self._cfgs[place])
         return broken
 
     def _once(self, call: Any) -> float:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -17,7 +18,7 @@ import numpy as np
 from .. import _jax
 from ..core.codec import describe
 from ..core.device import default_device
-from ..core.errors import SettingError, TuningError
+from ..core.errors import IsolationError, NotExportedError, SettingError, TuningError
 from ..core.invocation import Cfg
 from ..core.record import Objective, Record, Trial
 from ..timing import inputs
@@ -25,13 +26,20 @@ from ..timing.clock import Clock, WallClock
 from ..timing.profiler import ProfilerUnavailable
 from ..timing.program import Program, first_line, stage
 from .field import Field, status_of
+from .heat import Isolation
+from .isolation import found_meanwhile, tune_elsewhere
 from .job import Job, distinct
 from .progress import Step, Watch
 from .race import Outcome
+from .resume import journalled
 from .stopwatch import Stopwatch, once
 
 # The share of a budget that compiling leaves.
 _FOR_MEASURING = 0.25
+
+
+class IsolationWarning(UserWarning):
+    """Candidates that should have run in a process of their own, and did not."""
 
 
 class Tuner(Generic[Cfg]):
@@ -45,6 +53,7 @@ class Tuner(Generic[Cfg]):
         seed: int = 0,
         clock: Clock | None = None,
         seconds: float | None = None,
+        isolate: bool | Isolation | None = None,
     ) -> None:
         _whole(warmup, "warmup", 0)
         _whole(iters, "iters", 1)
@@ -52,6 +61,12 @@ class Tuner(Generic[Cfg]):
             raise SettingError(f"seconds={seconds!r} is no budget; use a positive number, or None for no limit")
         if clock is not None and not (hasattr(clock, "time") or hasattr(clock, "round")):
             raise SettingError(f"clock={clock!r} is no clock; it needs a name and time(call, leaves, calls)")
+        if not isinstance(isolate, (bool, Isolation, type(None))):
+            raise SettingError(f"isolate={isolate!r} is unknown; use True, False, None or Isolation(...)")
+        if isolate and clock is not None:
+            raise SettingError(f"clock={clock!r} cannot be read in a worker process; leave out isolate or the clock")
+        # A process of its own for the candidates: always, never, or (None) where it is worth its start.
+        self.isolate = isolate
         self.warmup = warmup
         self.iters = iters
         self.seed = seed
@@ -111,8 +126,10 @@ class Tuner(Generic[Cfg]):
         budget = min(limits, default=None)
         deadline = math.inf if budget is None else time.perf_counter() + budget
         record = Record(**dict(job.about), objective=job.objective, seed=self.seed, budget_s=budget)
-        with job.room():
-            record = self._run(job, record, cfgs, deadline)
+        with job.room(), journalled(job, cfgs, self.seed) as (job, journal):
+            record = _or_from_before(self._run(job, record, cfgs, deadline))
+            if journal is not None and record.winner is not None and record.stop == "finished":
+                journal.finish(record.cfg, cfgs)
         refused = (Trial(cfg, "invalid", reason) for cfg, reason in job.refused)
         record = replace(record, trials=(*record.trials, *refused))
         self._last.record = record
@@ -122,6 +139,16 @@ class Tuner(Generic[Cfg]):
         return record
 
     def _run(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+        note = ""
+        if self._wants_a_worker(job):
+            try:
+                return self._run_elsewhere(job, record, cfgs, deadline)
+            except (NotExportedError, IsolationError) as error:
+                if self.isolate:
+                    raise
+                note = f" (not in a worker process: {error})"
+                if isinstance(error, IsolationError):
+                    warnings.warn(f"candidates run in this process: {error}", IsolationWarning, stacklevel=2)
         with contextlib.closing(Field(job, cfgs, seed=self.seed, device=default_device())) as field:
             # Part of the time is for measuring: a candidate that is compiled and not timed cannot win.
             field.compile(deadline - _FOR_MEASURING * (record.budget_s or 0.0))
@@ -129,16 +156,17 @@ class Tuner(Generic[Cfg]):
             with job.turn(deadline - time.perf_counter()):
                 settled = job.settled()
                 if settled is not None:
-                    found = Trial(settled[0], "skipped", "found by another process meanwhile")
-                    return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
+                    return found_meanwhile(record, field, settled[0])
                 field.check(deadline)
-                return self._race(job, record, field, deadline)
+                record = self._race(job, record, field, list(field.programs), self.clock, deadline)
+        return replace(record, clock=record.clock + note)
 
-    def _race(self, job: Job, record: Record, field: Field, deadline: float) -> Record:
-        numbers = list(field.programs)
+    def _race(
+        self, job: Job, record: Record, field: Field, numbers: list[int], clock: Clock | None, deadline: float
+    ) -> Record:
         protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
         watch = Stopwatch(
-            self.clock,
+            clock,
             field.programs,
             field.leaves,
             numbers,
@@ -146,10 +174,42 @@ class Tuner(Generic[Cfg]):
             deadline=deadline,
             seed=self.seed,
             watch=_told_with_gain(job.watch, protected),
+            cfgs=[field.trials[number].cfg for number in numbers],
+            witness=job.witness,
+            past=job.past.rounds,
         )
         outcome = watch.race(least_rounds=self.iters, protected=protected, seed=self.seed)
         record = replace(record, objective=field.objective, clock=watch.clock_name)
         return _finish(record, job, field, numbers, outcome, late=field.late or time.perf_counter() >= deadline)
+
+    def _wants_a_worker(self, job: Job) -> bool:
+        """Demanded, or worth it: ahead of the program that needs the cfg, or where a candidate may have crashed one."""
+        if self.isolate is not None:
+            return bool(self.isolate)
+        return self.clock is None and (job.offline or bool(job.past.suspects))
+
+    def _run_elsewhere(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+        return tune_elsewhere(
+            job,
+            record,
+            cfgs,
+            self.isolate if isinstance(self.isolate, Isolation) else Isolation(),
+            demanded=bool(self.isolate),
+            warmup=self.warmup,
+            iters=self.iters,
+            seed=self.seed,
+            deadline=deadline,
+            finish=_finish,
+        )
+
+
+def _or_from_before(record: Record) -> Record:
+    """Where everybody who ran again is out, the best of those whose samples were taken over."""
+    timed = [n for n, trial in enumerate(record.trials) if trial.status == "ok" and trial.samples_s]
+    if record.winner is not None or not timed:
+        return record
+    best = min(timed, key=lambda n: record.trials[n].seconds or math.inf)
+    return replace(record, winner=best, stop="finished")
 
 
 def _told_with_gain(watch: Watch, heuristic: int | None) -> Callable[[Mapping[int, float], int], None]:
@@ -176,6 +236,7 @@ def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome:
         if lane.failure is not None:
             status = status_of(lane.failure, "runtime")
             trials[number] = replace(trials[number], status=status, message=first_line(lane.failure))
+            job.witness.failed(trials[number], field.texts.get(number, ""))
         elif not lane.samples:
             trials[number] = replace(trials[number], status="timeout", message="not timed when the time was up")
     field.share_with_twins()
@@ -188,17 +249,19 @@ def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome:
         runner_up=order[1] if len(order) > 1 else None,
         heuristic=heuristic,
         tied=tuple(numbers[place] for place in outcome.tied),
-        gain=_gain(trials, heuristic, order[0] if order else None),
+        gain=_gain(outcome, numbers, heuristic),
         stop="failed" if not order else "deadline" if late else "finished",
     )
 
 
-def _gain(trials: Sequence[Trial], heuristic: int | None, winner: int | None) -> tuple[float, float, float] | None:
-    """The heuristic's time over the winner's: middle, low and high end of the paired samples."""
-    if heuristic is None or winner is None or not trials[heuristic].samples_s:
+def _gain(outcome: Outcome, numbers: Sequence[int], heuristic: int | None) -> tuple[float, float, float] | None:
+    """The heuristic's time over the winner's: middle, low and high end of the samples of rounds that had both."""
+    if heuristic is None or heuristic not in numbers or not outcome.order:
         return None
-    pairs = zip(trials[heuristic].samples_s, trials[winner].samples_s, strict=False)
-    ratios = sorted(a / b for a, b in pairs)
+    theirs, best = outcome.lanes[numbers.index(heuristic)].samples, outcome.lanes[outcome.order[0]].samples
+    ratios = sorted(math.exp(theirs[r] - best[r]) for r in theirs.keys() & best.keys())
+    if not ratios:
+        return None
     # An interval for the median from the order of the paired ratios: about 95% by the normal approximation.
     half = math.ceil(0.98 * math.sqrt(len(ratios)))
     low = ratios[max(0, len(ratios) // 2 - half)]

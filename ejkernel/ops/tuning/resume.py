@@ -1,0 +1,138 @@
+"""What a new tuning takes over from a journal, and what it runs again."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+import numpy as np
+
+from ..core.record import Trial
+from ..core.stable import short_hash
+from ..timing.inputs import is_concrete, is_float, take_apart
+from .history import History
+from .job import Job
+from .journal import Journal, cfg_id, path_for
+from .witness import OWN, Rounds
+
+# A longer array of the caller's own integers counts by its shape, which is in the key.
+_LARGEST_HASHED = 1 << 20
+
+AGAIN = "forget_crashes() has it run again"
+
+
+@final
+@dataclass
+class Remembered:
+    """The past of one tuning, as its journal tells it."""
+
+    history: History
+    cfgs: Sequence[Any]
+    # Ids of those whose samples are taken over instead of being measured again.
+    carried: frozenset[str] = frozenset()
+    # Runs in a process of its own: then nobody is barred on suspicion.
+    isolated: bool = False
+    _changed: set[str] = field(default_factory=set)
+
+    @property
+    def suspects(self) -> Sequence[Any]:
+        """Who of these was at work when a process died."""
+        return [cfg for cfg in self.cfgs if cfg_id(cfg) in self.history.suspects]
+
+    def elsewhere(self) -> Remembered:
+        """The same, with nobody barred on suspicion."""
+        return replace(self, isolated=True)
+
+    def barred(self, cfg: Any) -> Trial | None:
+        """Who crashed or hung; outside a process of its own also who may have."""
+        one = cfg_id(cfg)
+        if one in self.history.lost:
+            return _lost(cfg, self.history.lost[one])
+        if one in self.history.suspects and not self.isolated:
+            return Trial(cfg, "crash", f"at work when the process of an earlier tuning died; {AGAIN}")
+        return None
+
+    def known(self, cfg: Any, program: str) -> Trial | None:
+        """A crash, a failure, or the samples of one that was dropped; of this very program, whoever had it."""
+        one = cfg_id(cfg)
+        same = {other for other in self._with(program) if other == one or not program.startswith(OWN)}
+        if one is not None and self.history.programs.get(one) != program:
+            self._changed.add(one)
+        for other in sorted(same, key=lambda other: (other not in self.history.lost, other)):
+            if other in self.history.lost:
+                return _lost(cfg, self.history.lost[other])
+            if other in self.history.failed:
+                return Trial(cfg, **self.history.failed[other]["trial"])
+            if other in self.carried:
+                samples = tuple(s for row in self.history.rounds for who, s in row if who == other)
+                return Trial(cfg, message="timed by an earlier tuning", samples_s=samples)
+        return None
+
+    def _with(self, program: str) -> Iterator[str]:
+        """Whose program this was."""
+        for known in (self.history.lost, self.history.failed):
+            yield from (one for one, line in known.items() if line["program"] == program)
+        yield from (one for one in self.carried if self.history.programs.get(one) == program)
+
+    @property
+    def rounds(self) -> Rounds:
+        """What was timed of the others."""
+        cfgs = {cfg_id(cfg): cfg for cfg in self.cfgs}
+        left_out = self._changed | self.carried
+        rows = [
+            [(cfgs[one], s) for one, s in row if one in cfgs and one not in left_out] for row in self.history.rounds
+        ]
+        return Rounds(self.history.clock, [row for row in rows if row])
+
+
+def _lost(cfg: Any, line: Mapping[str, Any]) -> Trial:
+    trial = line["trial"]
+    return Trial(cfg, trial["status"], f"{trial['message']}; in an earlier tuning, {AGAIN}")
+
+
+@contextlib.contextmanager
+def journalled(job: Job, cfgs: Sequence[Any], seed: int) -> Iterator[tuple[Job, Journal | None]]:
+    """The job with its journal open, and with what that remembers."""
+    if job.journal is None or "key" not in job.about:
+        yield job, None
+        return
+    about = job.about
+    journal = Journal(path_for(job.journal, about["key"], job.objective, about.get("environment", {})))
+    with journal:
+        identity = _identity(job, seed)
+        carried = _carried(journal.history, identity, cfgs, job.heuristic_first)
+        journal.begin(identity, cfgs, fresh=carried is None)
+        if carried is None:
+            journal.history.forget()
+        past = Remembered(journal.history, cfgs, carried or frozenset())
+        yield replace(job, witness=journal, past=past), journal
+
+
+def _carried(history: History, identity: str, cfgs: Sequence[Any], heuristic_first: bool) -> frozenset[str] | None:
+    """Whose samples are taken over; None where everything is measured anew."""
+    if history.identity != identity:
+        return None
+    ids = [cfg_id(cfg) for cfg in cfgs]
+    timed = {one for row in history.rounds for one, _ in row}
+    if history.winner is not None:
+        # Over and asked for again: measured again, unless there is something new to measure against the old winner.
+        if history.winner not in ids or set(ids) <= set(history.candidates):
+            return None
+        return frozenset(timed - {history.winner, *(ids[:1] if heuristic_first else ())})
+    last = {one for one, _ in history.rounds[-1]} if history.rounds else set()
+    # Who was dropped was dropped against these: should one of them turn out to crash, the others are needed.
+    if last & (history.suspects | history.lost.keys()) or not last & set(ids):
+        return frozenset()
+    return frozenset(timed - last - ({ids[0]} if heuristic_first and ids[0] else set()))
+
+
+def _identity(job: Job, seed: int) -> str:
+    """What samples depend on besides key, environment and program: the values of the inputs."""
+    parts = [f"seed {seed}", f"example {job.example is not None}", f"fresh {job.fresh_floats}"]
+    for leaf in take_apart(job.args, job.kwargs).leaves:
+        if is_concrete(leaf) and not is_float(leaf) and leaf.size <= _LARGEST_HASHED and leaf.dtype.kind in "biu":
+            parts.append(f"{zlib.crc32(np.asarray(leaf).tobytes()):08x}")
+    return short_hash(" ".join(parts))

@@ -1,0 +1,550 @@
+"""What is on disk before a candidate runs, what a later tuning takes over from it, and what it never runs again."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import Ran, child
+
+from ejkernel.ops import Kernel, Trial, Tuner, forget_crashes
+from ejkernel.ops.config.journals import journal_folder
+from ejkernel.ops.core.errors import BadNameError
+from ejkernel.ops.timing.program import Program, Staged
+from ejkernel.ops.tuning import journal as journals
+from ejkernel.ops.tuning.history import History
+from ejkernel.ops.tuning.job import Job
+from ejkernel.ops.tuning.journal import Journal, JournalWarning, cfg_id, path_for, read
+from ejkernel.ops.tuning.resume import journalled
+from ejkernel.ops.tuning.stopwatch import Stopwatch
+from ejkernel.ops.tuning.witness import Unseen
+
+X = jnp.arange(1.0, 9.0)
+ABOUT = {"key": {"device": "cpu|test", "op_id": "double@v1", "call_key": "00"}, "environment": {"jax": "1"}}
+
+
+def job_of(make_fn, cfgs, folder, **settings):
+    """A job with a journal, as the selector makes it."""
+    return Job(make_fn, (X,), {}, cfgs, heuristic_first=True, about=ABOUT, journal=folder, **settings)
+
+
+def path_of(folder):
+    return path_for(folder, ABOUT["key"], "forward", ABOUT["environment"])
+
+
+def written(folder, *lines, cut=b""):
+    """A journal that another process left behind."""
+    path = path_of(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(map(journals._line, lines)) + cut)
+
+
+def killed(folder, cfg, doing="check"):
+    """The journal of a process that died while this cfg was at work."""
+    written(folder, {"starts": cfg_id(cfg), "doing": doing})
+
+
+def outcome(record):
+    return {trial.cfg: trial.status for trial in record.trials}
+
+
+# Lines.
+
+
+def test_a_candidate_is_on_disk_before_it_runs(tmp_path):
+    """Whoever takes the process down can be read there afterwards."""
+    seen = []
+
+    def make_fn(cfg):
+        def look():
+            seen.append((cfg, [line.get("starts") for line in read(path_of(tmp_path))][-1]))
+            return np.float32(2)
+
+        return lambda x: x * jax.pure_callback(look, jax.ShapeDtypeStruct((), np.float32))
+
+    Tuner(1, 1).tune(job_of(make_fn, ["a", "b"], tmp_path))
+
+    assert {cfg for cfg, _ in seen} == {"a", "b"}
+    assert all(named == cfg_id(cfg) for cfg, named in seen)
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(tmp_path):
+    """Killed in the middle of a write: everything before it is read, and everything after it too."""
+    written(tmp_path, {"begin": "x", "fresh": False, "candidates": []}, cut=b'12345678 {"lost": "half')
+    with Journal(path_of(tmp_path)) as found:
+        found.lost(Trial("bad", "crash", "gone"), "")
+
+    history = History.of(read(path_of(tmp_path)), alone=True)
+    assert list(history.lost) == [cfg_id("bad")]
+
+
+def test_a_changed_line_is_passed_over(tmp_path):
+    """The checksum of each line is looked at."""
+    written(tmp_path, {"lost": "aa", "trial": {}}, {"lost": "bb", "trial": {}})
+    path = path_of(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b'"aa"', b'"cc"'))
+
+    assert list(History.of(read(path), alone=True).lost) == ["bb"]
+
+
+def test_a_finished_journal_is_short(tmp_path):
+    """What was at work is gone from it; what came of it stays."""
+    Tuner(1, 3).tune(job_of(lambda n: lambda x: x * n * 2 / n, [1.0, 3.0, 5.0], tmp_path))
+
+    lines = list(read(path_of(tmp_path)))
+    assert not [line for line in lines if "starts" in line]
+    assert lines[-1]["finished"] in {cfg_id(n) for n in (1.0, 3.0, 5.0)}
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_one_process_at_a_time_writes_a_journal(tmp_path):
+    """Another one reads what crashed, accuses nobody who is at work right now, and writes nothing."""
+    with Journal(path_of(tmp_path)) as first:
+        first.lost(Trial("bad", "crash", "gone"), "")
+        first.starts("busy", "run")
+        before = path_of(tmp_path).read_bytes()
+        code = (
+            "import sys; from pathlib import Path; from ejkernel.ops.tuning.journal import Journal\n"
+            "from ejkernel.ops import Trial\n"
+            "with Journal(Path(sys.argv[1])) as found:\n"
+            "    print(found.writable, len(found.history.lost), len(found.history.suspects))\n"
+            "    found.lost(Trial('other', 'crash'), '')"
+        )
+        with child(code, str(path_of(tmp_path))) as process:
+            assert process.communicate()[0].split() == ["False", "1", "0"]
+        assert path_of(tmp_path).read_bytes() == before
+
+
+def test_without_a_place_to_write_tuning_works_and_says_so_once(tmp_path, monkeypatch):
+    """One warning for a folder, however many tunings."""
+    monkeypatch.setattr(journals, "_said", set())
+    (tmp_path / "file").write_text("")
+    job = job_of(lambda n: lambda x: x * n * 2 / n, [1.0, 3.0], tmp_path / "file" / "journal")
+    with pytest.warns(JournalWarning, match="nothing can be journalled"):
+        assert Tuner(1, 1).tune(job).cfg in (1.0, 3.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Tuner(1, 1).tune(job)
+
+
+def test_a_full_disk_ends_the_journal_and_not_the_tuning(tmp_path, monkeypatch):
+    """Said once; nothing half written is taken for a line."""
+    monkeypatch.setattr(journals, "_said", set())
+    real, count = os.write, []
+
+    def filling(descriptor, data):
+        if data[8:9] != b" ":
+            return real(descriptor, data)
+        count.append(data)
+        return real(descriptor, data) if len(count) < 4 else real(descriptor, data[:5])
+
+    monkeypatch.setattr(journals.os, "write", filling)
+    with pytest.warns(JournalWarning, match="No space left"):
+        record = Tuner(1, 1).tune(job_of(lambda n: lambda x: x * n * 2 / n, [1.0, 3.0], tmp_path))
+
+    assert record.winner is not None
+    assert len(count) == 4
+    assert len(list(read(path_of(tmp_path)))) == 3
+
+
+def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
+    """Somebody else's file is neither read nor written."""
+    monkeypatch.setattr(journals, "_said", set())
+    (tmp_path / "other").write_text("precious")
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    path_of(folder).symlink_to(tmp_path / "other")
+    with pytest.warns(JournalWarning):
+        Tuner(1, 1).tune(job_of(lambda n: lambda x: x * n * 2 / n, [1.0, 3.0], folder))
+
+    assert (tmp_path / "other").read_text() == "precious"
+
+
+def test_cfgs_without_a_stable_form_are_tuned_without_being_named(tmp_path):
+    """Nothing can be said of them to another process."""
+
+    class Odd:
+        pass
+
+    record = Tuner(1, 1).tune(job_of(lambda cfg: lambda x: x * 2, [Odd(), Odd()], tmp_path))
+
+    assert record.winner is not None
+
+
+# What a later tuning takes over.
+
+
+def test_a_finished_failure_is_not_repeated(tmp_path):
+    """After a kill a wrong candidate is known to be wrong; the others are raced."""
+    ran = Ran()
+
+    def make_fn(cfg):
+        right = ran.make_fn(cfg)
+        return right if cfg != "wrong" else lambda x: right(x) * 3
+
+    job = job_of(make_fn, ["a", "wrong", "b"], tmp_path)
+    _stopped(job, after="timed")
+    assert "wrong" in ran.log
+    ran.log.clear()
+
+    record = Tuner(1, 1).tune(job)
+
+    assert outcome(record) == {"a": "ok", "wrong": "wrong", "b": "ok"}
+    assert "wrong" not in ran.log
+
+
+def test_a_killed_race_goes_on_from_what_was_timed(tmp_path):
+    """Samples of before the kill count, those who had been dropped stay out, and the clock must be the same."""
+    ran = Ran()
+    times = {"a": 2.0, "slow": 9.0, "b": 1.0}
+    job = job_of(ran.make_fn, list(times), tmp_path)
+    _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+    ran.log.clear()
+
+    record = Tuner(1, 5, clock=_Clock(ran, times)).tune(job)
+
+    assert record.cfg == "b"
+    assert "slow" not in ran.log
+    assert len(record.trials[2].samples_s) == 5
+    # Two checks, a warm-up, and two rounds instead of five.
+    assert ran.log.count("b") < 2 + 1 + 5
+    assert record.trials[1].samples_s != ()
+
+
+def test_another_clock_begins_anew(tmp_path):
+    """Times of two clocks do not compare."""
+    ran = Ran()
+    times = {"a": 2.0, "b": 1.0}
+    job = job_of(ran.make_fn, list(times), tmp_path)
+    _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+
+    record = Tuner(1, 4).tune(job)
+
+    assert max(record.trials[1].samples_s) < 1.0
+
+
+def test_a_new_candidate_costs_one_measurement(tmp_path):
+    """It runs against the old winner and the heuristic; everybody else's samples are taken over."""
+    ran = Ran()
+    times = {"usual": 3.0, "best": 1.0, "other": 2.0, "wrong": 1.0, "new": 0.5}
+
+    def make_fn(cfg):
+        right = ran.make_fn(cfg)
+        return right if cfg != "wrong" else lambda x: right(x) * 3
+
+    first = ["usual", "best", "other", "wrong"]
+    Tuner(1, 3, clock=_Clock(ran, times)).tune(job_of(make_fn, first, tmp_path))
+    ran.log.clear()
+
+    record = Tuner(1, 3, clock=_Clock(ran, times)).tune(job_of(make_fn, [*first, "new"], tmp_path))
+
+    assert record.cfg == "new"
+    assert set(ran.log) == {"usual", "best", "new"}
+    assert outcome(record) == {"usual": "ok", "best": "ok", "other": "ok", "wrong": "wrong", "new": "ok"}
+    assert record.trials[2].samples_s != ()
+    assert record.gain[0] == pytest.approx(6.0)
+
+
+def test_equal_programs_share_what_is_known_of_one(tmp_path):
+    """A failure is not repeated under another cfg's name, and neither is a crash."""
+    ran = Ran()
+
+    def make_fn(cfg):
+        right = ran.make_fn(cfg)
+        return {"wrong": lambda x: x * 3, "wrong too": lambda x: x * 3, "bad too": lambda x: x / 7}.get(cfg, right)
+
+    cfgs = ["a", "wrong", "wrong too", "bad too", "b"]
+    _stopped(job_of(make_fn, cfgs, tmp_path), after="timed")
+    lines = list(read(path_of(tmp_path)))
+    program = next(line["program"] for line in lines if line.get("ends") == cfg_id("bad too") and line["program"])
+    with Journal(path_of(tmp_path)) as found:
+        found.lost(Trial("bad", "crash", "gone"), program)
+    compiled = []
+    real = Staged.compile
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Staged, "compile", lambda self, lowered: compiled.append(self) or real(self, lowered))
+        record = Tuner(1, 1).tune(job_of(make_fn, cfgs, tmp_path))
+
+    assert outcome(record) == {"a": "ok", "wrong": "wrong", "wrong too": "wrong", "bad too": "crash", "b": "ok"}
+    assert len(compiled) == 2
+
+
+def test_where_all_who_run_again_are_out_the_dropped_are_needed(tmp_path):
+    """They were right and timed: the best of them wins."""
+    ran = Ran()
+    times = {"a": 9.0, "b": 5.0, "best": 1.0}
+    job = Job(ran.make_fn, (X,), {}, list(times), about=ABOUT, journal=tmp_path)
+    _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+
+    def make_fn(cfg):
+        broken = lambda x: jax.pure_callback(_broken, jax.ShapeDtypeStruct(x.shape, x.dtype))  # noqa: E731 - short
+        return broken if cfg == "best" else ran.make_fn(cfg)
+
+    broken = Job(make_fn, (X,), {}, list(times), about=ABOUT, journal=tmp_path)
+    record = Tuner(1, 3, clock=_Clock(ran, times)).tune(broken)
+
+    assert record.cfg == "b"
+    assert record.trials[2].status == "runtime"
+
+
+def test_a_round_that_was_cut_short_drops_nobody(tmp_path):
+    """Who had no turn because the time was up takes part in the next tuning."""
+    ran = Ran()
+    times = {"a": 1.0, "b": 1.0, "c": 1.0}
+    clock = _Clock(ran, times)
+    found = Stopwatch(
+        clock,
+        {n: Program(jax.jit(ran.make_fn(cfg)), "forward") for n, cfg in enumerate(times)},
+        (X,),
+        [0, 1, 2],
+        warmup=1,
+        deadline=-math.inf,
+        cfgs=list(times),
+        witness=(told := _Told()),
+    )
+    found.round([0, 1, 2])
+
+    assert told.rounds == []
+
+
+def test_the_same_tuning_asked_for_again_is_measured_again(tmp_path):
+    """Whoever repeats a finished tuning does not believe it."""
+    ran = Ran()
+    times = {"a": 2.0, "b": 1.0}
+    job = job_of(ran.make_fn, list(times), tmp_path)
+    Tuner(1, 3, clock=_Clock(ran, times)).tune(job)
+    ran.log.clear()
+
+    record = Tuner(1, 3, clock=_Clock(ran, {"a": 1.0, "b": 2.0})).tune(job)
+
+    assert record.cfg == "a"
+    assert set(ran.log) == {"a", "b"}
+
+
+def test_a_changed_program_is_measured_and_checked_again(tmp_path):
+    """A corrected kernel is not held to what the old one did."""
+
+    def of(third):
+        def make_fn(cfg):
+            return {"a": lambda x: x * 2, "b": third}[cfg]
+
+        return job_of(make_fn, ["a", "b"], tmp_path)
+
+    _stopped(of(lambda x: x * 3), after="timed")
+    record = Tuner(1, 1).tune(of(lambda x: x + x))
+
+    assert outcome(record) == {"a": "ok", "b": "ok"}
+
+
+def test_other_inputs_are_measured_anew(tmp_path):
+    """Times may depend on indices: the caller's own integers count."""
+
+    def tuned(index, ran):
+        args = (X, jnp.asarray(index))
+        times = {"a": 2.0, "b": 1.0}
+        make_fn = lambda cfg: lambda x, i: ran.make_fn(cfg)(x) + i  # noqa: E731 - shorter than a def in a def
+        job = Job(make_fn, args, {}, list(times), heuristic_first=True, about=ABOUT, journal=tmp_path)
+        if index == 0:
+            return _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+        return Tuner(1, 3, clock=_Clock(ran, times)).tune(job)
+
+    tuned(0, Ran())
+    ran = Ran()
+    record = tuned(1, ran)
+
+    assert len(record.trials[1].samples_s) >= 3
+    # Two checks on one set of inputs, a warm-up and every round.
+    assert ran.log.count("b") >= 1 + 1 + 3
+
+
+# What is never run again.
+
+
+def test_what_was_lost_in_a_worker_is_not_run_again_by_anybody(tmp_path):
+    """Neither here nor in a worker, neither killed nor finished, until it is asked for."""
+    with Journal(path_of(tmp_path)) as found:
+        found.lost(Trial("bad", "timeout", "did not end within 60 s"), "")
+    ran = Ran()
+    for _ in range(2):
+        record = Tuner(1, 1).tune(job_of(ran.make_fn, ["a", "bad", "b"], tmp_path))
+        assert outcome(record) == {"a": "ok", "bad": "timeout", "b": "ok"}
+    assert "bad" not in ran.log
+    assert "forget_crashes()" in record.trials[1].message
+
+
+def test_what_is_lost_is_barred_at_once(tmp_path):
+    """Should the worker turn out to be of no use, the others run in this process: without the one that it died of."""
+    with journalled(job_of(Ran().make_fn, ["a", "bad"], tmp_path), ["a", "bad"], 0) as (job, _):
+        assert job.past.barred("bad") is None
+        job.witness.lost(Trial("bad", "crash", "the process died"), "")
+        assert job.past.barred("bad").status == "crash"
+
+
+def test_who_was_at_work_when_a_process_died_runs_in_a_worker(tmp_path):
+    """It may have been the one, or somebody else's kill: in a worker nothing is at stake."""
+    killed(tmp_path, 3.0)
+
+    record = Tuner(1, 1).tune(job_of(lambda n: lambda x: x * n * 2 / n, [1.0, 3.0], tmp_path))
+
+    assert record.clock == "wall (in a worker process)"
+    assert outcome(record) == {1.0: "ok", 3.0: "ok"}
+    assert not History.of(read(path_of(tmp_path)), alone=True).suspects
+
+
+def test_a_suspect_that_cannot_go_to_a_worker_is_not_run(tmp_path):
+    """A crash must not happen twice; the message says how it gets another chance."""
+    killed(tmp_path, "b")
+    ran = Ran()
+
+    record = Tuner(1, 1).tune(job_of(ran.make_fn, ["a", "b", "c"], tmp_path))
+
+    assert outcome(record) == {"a": "ok", "b": "crash", "c": "ok"}
+    assert "b" not in ran.log
+    assert "forget_crashes()" in record.trials[1].message
+
+
+def test_a_suspect_stays_one_until_it_has_run(tmp_path):
+    """Having finished a tuning without it says nothing of it."""
+    killed(tmp_path, "b")
+    ran = Ran()
+    for _ in range(2):
+        Tuner(1, 1).tune(job_of(ran.make_fn, ["a", "b", "c"], tmp_path))
+
+    assert "b" not in ran.log
+
+
+def test_an_interrupt_accuses_nobody(tmp_path):
+    """Whoever can be interrupted has not taken the process with it: nobody is left out for it."""
+    ran = Ran()
+    job = job_of(ran.make_fn, ["a", "b"], tmp_path)
+    _stopped(job, after="starts", times=4)
+
+    assert outcome(Tuner(1, 1).tune(job)) == {"a": "ok", "b": "ok"}
+
+
+def test_compiling_clears_nobody_who_crashed_while_running(tmp_path):
+    """A suspect has to come back from what it was suspected of."""
+    one = cfg_id("b")
+    lines = [{"suspects": [one]}, {"starts": one, "doing": "compile"}, {"ends": one, "program": "p"}]
+    assert History.of(lines, alone=True).suspects == {one}
+    lines += [{"starts": one, "doing": "check"}, {"ends": one, "program": ""}]
+    assert History.of(lines, alone=True).suspects == set()
+
+
+class Fragile(Kernel[str, jax.Array]):
+    """Twice the argument; one cfg ends the process."""
+
+    op_id = "fragile"
+
+    def run(self, x, *, cfg):
+        if cfg == "deadly":
+            return jax.pure_callback(lambda v: os._exit(7), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return x * 2 if cfg == "usual" else x + x + 0 * x
+
+    def heuristic_cfg(self, inv):
+        return "usual"
+
+    def candidate_cfgs(self, inv):
+        return ["usual", "deadly", "other"]
+
+
+CALL = """
+import jax.numpy as jnp
+from tuning.test_journal import Fragile
+from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor
+selector = ConfigSelectorChain(ConfigCache())
+Executor(selector)(Fragile(), jnp.ones(8))
+print(selector.cache.size())
+"""
+
+
+def test_a_call_that_crashed_the_process_does_not_crash_the_next():
+    """`os._exit` inside a candidate, in the user's own process: the second process leaves that one out, for good."""
+    found = []
+    for _ in range(2):
+        with child(CALL) as process:
+            out = process.communicate(timeout=120)[0]
+            found.append((process.returncode, out.strip()))
+
+    assert found == [(7, ""), (0, "1")]
+
+
+def test_crashes_are_forgotten_on_request():
+    """Of one operation, with or without its version, or of all; a journal that is in use stays."""
+    folder = journal_folder()
+    names = ["scale@v1-0000", "scale@v2-0000", "norm@v1-0000"]
+
+    def fill():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (folder / f"{name}.jsonl").write_text("")
+
+    def left():
+        return sorted(path.name.partition("-")[0] for path in folder.glob("*.jsonl"))
+
+    fill()
+    assert (forget_crashes("scale@v1"), left()) == (1, ["norm@v1", "scale@v2"])
+    fill()
+    assert (forget_crashes("scale"), left()) == (2, ["norm@v1"])
+    fill()
+    with Journal(folder / "norm@v1-0000.jsonl"):
+        assert (forget_crashes(), left()) == (2, ["norm@v1"])
+    with pytest.raises(BadNameError):
+        forget_crashes("../other")
+
+
+# Stand-ins.
+
+
+class _Clock:
+    """Reads the times from a table, by the cfg that the run left in the log."""
+
+    name = "table"
+
+    def __init__(self, ran, times):
+        self.ran, self.times = ran, times
+
+    def time(self, call, leaves, calls):
+        jax.block_until_ready(call(*leaves))
+        return self.times[self.ran.log[-1]]
+
+
+def _broken():
+    raise ValueError("broken since")
+
+
+class _Told(Unseen):  # type: ignore[misc]
+    """Keeps the rounds."""
+
+    def __init__(self):
+        self.rounds = []
+
+    def timed(self, found, clock):
+        self.rounds.append(found)
+
+
+class _Stop(BaseException):
+    """A kill, as far as the journal can tell: nothing is written after it."""
+
+
+def _stopped(job, *, after, times=1, clock=None):
+    """Runs a tuning until the journal has heard so often of this."""
+    heard = 0
+    real = getattr(Journal, after)
+
+    def stopping(self, *args, **kwargs):
+        nonlocal heard
+        real(self, *args, **kwargs)
+        heard += 1
+        if heard == times:
+            raise _Stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, after, stopping)
+        with pytest.raises(_Stop):
+            Tuner(1, 3, clock=clock).tune(job)
