@@ -56,6 +56,8 @@ class Record:
     # Time of the heuristic cfg over the winner's: middle, low and high end.
     gain: tuple[float, float, float] | None = None
     tied: tuple[int, ...] = ()
+    # How many candidates there were, where only some of them were measured.
+    space: int | None = None
 
     @property
     def cfg(self) -> Any:
@@ -84,7 +86,7 @@ class Record:
         """The record as JSON."""
         data = {
             "format": FORMAT,
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: getattr(self, name) for name in (*_PLAIN, "space")},
             "key": dict(self.key),
             "environment": dict(self.environment),
             "trials": [_trial_json(t) for t in self.trials],
@@ -104,6 +106,8 @@ class Record:
         try:
             record = Record(
                 **{name: _tuples(data[name]) for name in _PLAIN},
+                # Records of an earlier version know no searches.
+                space=data.get("space"),
                 key=dict(data["key"]),
                 environment=dict(data["environment"]),
                 trials=tuple(_trial(t, load_cfg) for t in data["trials"]),

@@ -47,25 +47,34 @@ class Field:
         self._lock = threading.Lock()
         self.objective: Objective = "forward"
         self._tag = secrets.token_hex(4)
+        # How many of the trials were given to the compiler.
+        self._sent = 0
         self._checked: set[int] = set()
         self._input_sets: list[_Inputs] = []
         self.call, self.leaves = inputs_of(job, seed)
 
+    def enter(self, cfgs: Sequence[Any]) -> range:
+        """Adds candidates, for the next `compile`; their numbers."""
+        self.trials += [Trial(cfg) for cfg in cfgs]
+        return range(len(self.trials) - len(cfgs), len(self.trials))
+
     def compile(self, deadline: float) -> None:
-        """Traces every candidate on this thread while others lower and compile what is traced already.
+        """Traces every new candidate on this thread while others lower and compile what is traced already.
 
         Kernels inside kernels are tuned now, before a device is claimed. Equal programs are compiled once, and nobody
         waits for a straggler.
         """
-        with CompilePool(workers_for(len(self.trials))) as pool:
-            for number, trial in enumerate(self.trials):
-                self._trace(number, trial)
+        fresh = range(self._sent, len(self.trials))
+        self._sent = len(self.trials)
+        with CompilePool(workers_for(len(fresh))) as pool:
+            for number in fresh:
+                self._trace(number, self.trials[number])
                 if number in self._staged:
                     pool.give(number, functools.partial(self._build, number))
                 # Once something is on its way, a deadline is a deadline.
                 if self._staged and time.perf_counter() >= deadline:
                     break
-            for built in pool.results(deadline):
+            for built in pool.results(deadline, usable=bool(self.programs)):
                 self._arrived(built)
         self._time_out()
         self._settle_twins()
@@ -144,6 +153,8 @@ class Field:
             # The earliest of equal programs runs for all, whichever thread was faster.
             first, *rest = sorted(numbers)
             self.programs[first] = program = self.programs.pop(compiled)
+            # Those that come later find it there.
+            self._first = {text: first if number == compiled else number for text, number in self._first.items()}
             self.trials[first] = replace(self.trials[first], message=program.notes)
             self._twins.update(dict.fromkeys(rest, first))
 
@@ -210,6 +221,10 @@ class Field:
         if reason:
             self.trials[number] = replace(self.trials[number], status="wrong", message=reason)
             del self.programs[number]
+
+    def runs_as(self, number: int) -> int:
+        """The candidate whose program stands for this one."""
+        return self._twins.get(number, number)
 
     def share_with_twins(self) -> None:
         """Gives equal programs what was measured for one of them."""

@@ -24,8 +24,11 @@ from ..timing.clock import Clock, WallClock
 from ..timing.profiler import ProfilerUnavailable
 from ..timing.program import Program, first_line, stage
 from .field import Field, status_of
+from .hunt import Hunt
 from .job import Job, distinct
 from .race import Outcome
+from .search.effort import FEW, effort_named
+from .search.strategy import Strategy
 from .stopwatch import Stopwatch, once
 
 
@@ -40,6 +43,8 @@ class Tuner(Generic[Cfg]):
         seed: int = 0,
         clock: Clock | None = None,
         seconds: float | None = None,
+        effort: str = "default",
+        strategy: Strategy | None = None,
     ) -> None:
         _whole(warmup, "warmup", 0)
         _whole(iters, "iters", 1)
@@ -47,8 +52,14 @@ class Tuner(Generic[Cfg]):
             raise SettingError(f"seconds={seconds!r} is no budget; use a positive number, or None for no limit")
         if clock is not None and not (hasattr(clock, "time") or hasattr(clock, "round")):
             raise SettingError(f"clock={clock!r} is no clock; it needs a name and time(call, leaves, calls)")
+        if strategy is not None and (isinstance(strategy, type) or not isinstance(strategy, Strategy)):
+            raise SettingError(f"strategy={strategy!r} is none; it needs propose(space, known, count, rng)")
         self.warmup = warmup
         self.iters = iters
+        self.effort = effort
+        self._effort = effort_named(effort)
+        # None: the one that fits the candidates.
+        self.strategy = strategy
         self.seed = seed
         self.seconds = seconds
         # None: the device's own clock where there is one, else the host's.
@@ -103,6 +114,8 @@ class Tuner(Generic[Cfg]):
         if not cfgs:
             raise TuningError("there is nothing to tune: no candidates were given")
         limits = [s for s in (job.seconds, self.seconds) if s is not None]
+        if self._searches(len(cfgs)) and math.isfinite(self._effort.seconds):
+            limits.append(self._effort.seconds)
         budget = min(limits, default=None)
         deadline = math.inf if budget is None else time.perf_counter() + budget
         record = Record(**dict(job.about), objective=job.objective, seed=self.seed, budget_s=budget)
@@ -114,22 +127,48 @@ class Tuner(Generic[Cfg]):
             raise TuningError("no candidate can be used:\n  " + "\n  ".join(reasons), reasons)
         return record
 
+    def _searches(self, count: int) -> bool:
+        """Are so many candidates too many to race them all?"""
+        return count > FEW if self.strategy is not None else not self._effort.covers(count)
+
     def _run(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+        if self._searches(len(cfgs)):
+            return self._hunt(job, record, cfgs, deadline)
         field = Field(job, cfgs, seed=self.seed, device=default_device())
         field.compile(deadline)
         field.prepare()
         with job.turn(deadline - time.perf_counter()):
             settled = job.settled()
             if settled is not None:
-                found = Trial(settled[0], "skipped", "found by another process meanwhile")
-                return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
+                return _found_elsewhere(record, field, settled)
             field.check(deadline)
-            numbers = list(field.programs)
-            watch = Stopwatch(self.clock, field.programs, field.leaves, numbers, warmup=self.warmup, deadline=deadline)
-            protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
-            outcome = watch.race(least_rounds=self.iters, protected=protected, seed=self.seed)
+            return self._race(job, record, field, list(field.programs), self.clock, deadline)
+
+    def _hunt(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+        """Measures as many as the effort allows, and races the best few."""
+        field = Field(job, (), seed=self.seed, device=default_device())
+        hunt = Hunt(job, cfgs, field, clock=self.clock, warmup=self.warmup, deadline=deadline)
+        hunt.run(self.strategy, self._effort, self.seed)
+        record = replace(record, space=len(cfgs))
+        with job.turn(deadline - time.perf_counter()):
+            settled = hunt.settled or job.settled()
+            if settled is not None:
+                return _found_elsewhere(record, field, settled)
+            return self._race(job, record, field, hunt.finalists(), hunt.clock, deadline)
+
+    def _race(
+        self, job: Job, record: Record, field: Field, numbers: list[int], clock: Clock | None, deadline: float
+    ) -> Record:
+        watch = Stopwatch(clock, field.programs, field.leaves, numbers, warmup=self.warmup, deadline=deadline)
+        protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
+        outcome = watch.race(least_rounds=self.iters, protected=protected, seed=self.seed)
         record = replace(record, objective=field.objective, clock=watch.clock_name)
         return _finish(record, job, field, numbers, outcome, late=time.perf_counter() >= deadline)
+
+
+def _found_elsewhere(record: Record, field: Field, settled: tuple[Any]) -> Record:
+    found = Trial(settled[0], "skipped", "found by another process meanwhile")
+    return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
 
 
 def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome: Outcome, *, late: bool) -> Record:

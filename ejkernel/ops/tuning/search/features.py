@@ -36,6 +36,8 @@ class Space:
     # For each column of `points`: columns of one group are one question, such as which of some names.
     groups: NDArray[np.int32]
     names: tuple[str, ...] = ()
+    # Configs to measure first: the heuristic's, then what was found for other calls or on other devices.
+    starts: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -43,7 +45,7 @@ class Space:
     @property
     def has_fields(self) -> bool:
         """Is there anything to learn from?"""
-        return self.codes.shape[1] > 0
+        return bool(self.codes.shape[1])
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -55,11 +57,12 @@ class Space:
         return np.asarray((self.codes != self.codes[one]).sum(axis=1))
 
 
-def space_of(cfgs: Sequence[Any]) -> Space:
+def space_of(cfgs: Sequence[Any], starts: Sequence[int] = ()) -> Space:
     """The space of some configs; one without any field that varies where they have none."""
     rows = [dict(leaves(cfg)) for cfg in cfgs]
     names = dict.fromkeys(name for row in rows for name in row)
-    codes, columns, groups, kept = [], [], [], []
+    codes, columns, kept = [], [], []
+    groups: list[int] = []
     for name in names:
         values = [row.get(name, _ABSENT) for row in rows]
         levels, code = _levels(values)
@@ -68,7 +71,7 @@ def space_of(cfgs: Sequence[Any]) -> Space:
         codes.append(code)
         kept.append(name)
         for group in _columns(levels):
-            number = len(set(groups))
+            number = groups[-1] + 1 if groups else 0
             for column in group:
                 columns.append(column[code])
                 groups.append(number)
@@ -78,6 +81,7 @@ def space_of(cfgs: Sequence[Any]) -> Space:
         np.stack(columns, axis=1) if columns else np.zeros(empty),
         np.array(groups, np.int32),
         tuple(kept),
+        tuple(starts),
     )
 
 
@@ -115,7 +119,7 @@ def _fields(value: Any) -> Mapping[Any, Any] | None:
 def _levels(values: Sequence[Any]) -> tuple[list[Any], NDArray[np.int32]]:
     """The distinct values of a field in a stable order, and which one each config has."""
     names = [_name(value) for value in values]
-    first = {name: value for name, value in reversed(list(zip(names, values, strict=True)))}
+    first = dict(zip(names, values, strict=True))
     order = sorted(first, key=lambda name: (not _is_number(first[name]), _sort_key(first[name]), name))
     place = {name: number for number, name in enumerate(order)}
     return [first[name] for name in order], np.array([place[name] for name in names], np.int32)

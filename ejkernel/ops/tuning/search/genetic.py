@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .features import Space
 from .random import RandomSearch
@@ -37,7 +38,7 @@ class GeneticSearch:
             taken[children[-1]] = True
         return children
 
-    def _child(self, space: Space, pool: Sequence[int], rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def _child(self, space: Space, pool: Sequence[int], rng: np.random.Generator) -> NDArray[np.int32]:
         # The better of two draws is a parent.
         mother, father = (pool[int(rng.integers(len(pool), size=2).min())] for _ in range(2))
         fields = space.codes.shape[1]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .features import Space
-from .model import Belief, learn
+from .model import Array, Belief, learn
 from .random import RandomSearch
 from .strategy import Known, best_first, neighbours, unknown
 
@@ -31,6 +31,9 @@ class GuidedSearch:
     # The share of a batch that differs in one field from one of the best so far: a model can be wrong.
     near: float = 0.25
     centres: int = 5
+    # Where configs are known from elsewhere, so many samples look around them before anything else, in small batches.
+    around: int = 15
+    around_batch: int = 4
 
     def propose(self, space: Space, known: Known, count: int, rng: np.random.Generator) -> Sequence[int]:
         """The next batch."""
@@ -40,28 +43,32 @@ class GuidedSearch:
             return [int(i) for i in left]
         if not space.has_fields:
             return RandomSearch().propose(space, known, count, rng)
+        asked = self._asked(space, left, best, rng)
+        if len(space.starts) > 1 and len(known) < self.around and len(best) > 1:
+            count = min(count, self.around_batch, self.around - len(known))
+            return self._batch(space, known, asked, count, from_near=count)
         if len(known) < self.design or len(best) < 2:
             return spread_out(space, known, min(count, max(self.design - len(known), 1)), rng)
-        asked = self._asked(space, left, best, rng)
-        return self._batch(space, known, best, asked, min(count, len(asked)))
+        return self._batch(space, known, asked, count, from_near=math.ceil(self.near * count))
 
-    def _asked(self, space: Space, left: NDArray[np.int64], best: Sequence[int], rng: np.random.Generator) -> NDArray[np.int64]:
+    def _asked(
+        self, space: Space, left: NDArray[np.int64], best: Sequence[int], rng: np.random.Generator
+    ) -> NDArray[np.int64]:
         if len(left) <= _MOST_ASKED:
             return left
         near = neighbours(space, best[: self.centres], within=2)[left]
         chance = rng.choice(left, size=_MOST_ASKED, replace=False)
         return np.union1d(left[near], chance)
 
-    def _batch(self, space: Space, known: Known, best: Sequence[int], asked: NDArray[np.int64], count: int) -> list[int]:
+    def _batch(self, space: Space, known: Known, asked: NDArray[np.int64], count: int, *, from_near: int) -> list[int]:
         seen = np.array(list(known))
         seconds = np.array(list(known.values()))
         ran = np.isfinite(seconds)
         samples = np.log(np.where(ran, seconds, 1.0))
         belief = learn(space.points[seen], space.groups, samples, ran, space.points[asked])
         goal = float(samples[ran].min())
-        near = neighbours(space, best[: self.centres])[asked]
-        promise = _promise(belief.mean, belief.spread, belief.runs, goal)
-        return [int(asked[i]) for i in _pick(belief, promise, goal, near, count, math.ceil(self.near * count))]
+        near = neighbours(space, best_first(known)[: self.centres])[asked]
+        return [int(asked[i]) for i in _pick(belief, goal, near, count, from_near)]
 
 
 def spread_out(space: Space, known: Known, count: int, rng: np.random.Generator) -> list[int]:
@@ -80,11 +87,11 @@ def spread_out(space: Space, known: Known, count: int, rng: np.random.Generator)
     return found
 
 
-def _apart(space: Space, pool: NDArray[np.int64], one: int) -> NDArray[np.float64]:
+def _apart(space: Space, pool: NDArray[np.int64], one: int) -> Array:
     return np.asarray(np.abs(space.points[pool] - space.points[one]).sum(axis=1))
 
 
-def _promise(mean: NDArray[np.float64], spread: NDArray[np.float64], runs: NDArray[np.float64], goal: float) -> NDArray[np.float64]:
+def _promise(mean: Array, spread: Array, runs: Array, goal: float) -> Array:
     """The logarithm of how much faster than the goal a config may be, on average over what is believed."""
     z = (goal - mean) / spread
     # A close approximation of the normal distribution.
@@ -96,18 +103,16 @@ def _promise(mean: NDArray[np.float64], spread: NDArray[np.float64], runs: NDArr
     return np.asarray(gain + np.log(spread) + np.log(runs))
 
 
-def _pick(
-    belief: Belief, promise: NDArray[np.float64], goal: float, near: NDArray[np.bool_], count: int, from_near: int
-) -> list[int]:
+def _pick(belief: Belief, goal: float, near: NDArray[np.bool_], count: int, from_near: int) -> list[int]:
     """The most promising, one after the other; what each will teach about the others counts as known already."""
-    order = np.argsort(-promise, kind="stable")
+    order = np.argsort(-_promise(belief.mean, belief.spread, belief.runs, goal), kind="stable")
     close = order[near[order]][: 4 * count]
     short = np.unique(np.concatenate([order[:_SHORTLIST], close]))
     covariance = belief.covariance(short)
     mean, runs, close_by = belief.mean[short], belief.runs[short], near[short]
     free = np.ones(len(short), bool)
     found: list[int] = []
-    for number in range(count):
+    for number in range(min(count, len(short))):
         spread = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
         hope = np.where(free, _promise(mean, spread, runs, goal), -math.inf)
         if number < from_near and (free & close_by).any():

@@ -18,7 +18,6 @@ def search(
     measure: Measure,
     strategy: Strategy,
     *,
-    starts: Sequence[int] = (),
     most: float,
     batch: int = 16,
     seed: int = 0,
@@ -27,21 +26,19 @@ def search(
     """Seconds of every config that was measured, in order; the same for the same seed and the same times."""
     rng = np.random.default_rng(seed)
     known: dict[int, float] = {}
-    wanted: Sequence[int] = list(dict.fromkeys(starts))
-    while True:
-        room = int(min(most - len(known), len(space)))
-        wanted = wanted[:room]
-        if wanted:
-            found = measure(wanted)
-            known.update({i: found[i] for i in wanted if i in found})
-            if len(found) < len(wanted) or out_of_time():
-                return known
-        room = int(min(most - len(known), len(space) - len(known)))
-        if room <= 0:
-            return known
-        wanted = _fresh(strategy.propose(space, known, min(batch, room), rng), known, len(space))
-        if not wanted:
-            return known
+    most = int(min(most, len(space)))
+    wanted = _fresh(space.starts, known, len(space))
+    # A lone start would compile alone: it goes with the first batch.
+    if len(wanted) < 2:
+        wanted = _fresh([*wanted, *strategy.propose(space, known, batch, rng)], known, len(space))
+    while wanted:
+        wanted = wanted[: most - len(known)]
+        found = measure(wanted)
+        known.update({i: found[i] for i in wanted if i in found})
+        if len(known) >= most or any(i not in found for i in wanted) or out_of_time():
+            break
+        wanted = _fresh(strategy.propose(space, known, min(batch, most - len(known)), rng), known, len(space))
+    return known
 
 
 def _fresh(proposed: Sequence[int], known: Mapping[int, float], count: int) -> list[int]:

@@ -132,7 +132,7 @@ def _root(kernel: Array, noise: float) -> Array:
 def _distances(one: Array, other: Array) -> Array:
     """Squared distances of every pair."""
     squares = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1)[None] - 2 * one @ other.T
-    return np.maximum(squares, 0.0)
+    return np.asarray(np.maximum(squares, 0.0))
 
 
 def _matern(squares: Array) -> Array:
