@@ -23,12 +23,14 @@ from ..settings import Settings
 from ..tuning.budget import seconds_spent, spending
 from ..tuning.foreign import Autotuner, engine
 from ..tuning.job import Job
+from ..tuning.search.effort import FEW
 from ..tuning.tuner import Tuner as Tuner
 from ..tuning.turn import turn
 from .cache import ConfigCache
 from .events import Teller
 from .failures import failures_of
 from .flights import Flights
+from .kin import kin
 from .persistent import StoreWarning, default_folder
 from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
@@ -231,6 +233,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         job = replace(
             job,
             seconds=self._seconds_left(),
+            # A race of a few candidates needs no start.
+            seeds=[*job.seeds, *(kin(self._store, request, job.candidates) if len(job.candidates) > FEW else ())],
             turn=lambda wait: turn(request.key.device, default_folder() / "locks", wait),
             settled=(lambda: None) if again else (lambda: self._settled(request)),
         )
