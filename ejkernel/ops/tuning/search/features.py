@@ -22,6 +22,10 @@ _LOG_RATIO = 4.0
 # Blocks are laid out by powers of two: 96 is more like 160 than like 97. Beyond 64 that says nothing new.
 _MOST_TWOS = 6
 
+# Whole numbers from 0 may be names of methods up to so many, and names have a column each up to so many.
+_MOST_METHODS = 8
+_MOST_NAMES = 64
+
 _ABSENT = "<absent>"
 
 
@@ -147,18 +151,24 @@ def _is_number(value: Any) -> bool:
 def _columns(levels: Sequence[Any]) -> Iterator[list[NDArray[np.float64]]]:
     """Columns by level, in groups: numbers on a line, all else as one column a value."""
     numbers = [_is_number(level) for level in levels]
-    # 0, 1, 2, 3 may count something or name methods: then both views are given, and the model finds which one tells.
-    named = [level for level, number in zip(levels, numbers, strict=True) if not number]
-    if sum(numbers) > 1:
-        line = np.array([float(v) if number else math.nan for v, number in zip(levels, numbers, strict=True)])
+    line = np.array([float(v) if number else math.nan for v, number in zip(levels, numbers, strict=True)])
+    on_a_line = len(set(line[~np.isnan(line)].tolist())) > 1
+    if on_a_line:
         yield [_line(line)]
         twos = _twos(levels, numbers)
         if twos is not None:
             yield [twos]
-    is_index = not named and len(levels) > 2 and list(levels) == list(range(len(levels)))
-    if named or is_index:
-        one_hot = np.eye(len(levels))
-        yield [one_hot[:, 0]] if len(levels) == 2 else list(one_hot)
+    # 0, 1, 2 may count something or name methods: both views are given, and the model finds which one tells.
+    is_index = all(numbers) and 2 < len(levels) <= _MOST_METHODS and line.tolist() == list(range(len(levels)))
+    if is_index or not on_a_line or not all(numbers):
+        yield _names(len(levels))
+
+
+def _names(count: int) -> list[NDArray[np.float64]]:
+    """One column a value; for very many values, which are hardly ever seen twice, one column in all."""
+    if count > _MOST_NAMES:
+        return [np.linspace(0.0, 1.0, count)]
+    return list(np.eye(count)[:1] if count == 2 else np.eye(count))
 
 
 def _line(values: NDArray[np.float64]) -> NDArray[np.float64]:
