@@ -36,6 +36,8 @@ PUBLIC = [
     *("ConfigCache", "overlay_cache", "current_scope", "refresh", "PersistentCache"),
     # selection
     *("AutotunePolicy", "policy_override", "forward_autotune_only", "ConfigSelectorChain", "Tuner"),
+    # search
+    *("Strategy", "Space", "GuidedSearch", "GeneticSearch", "RandomSearch"),
     # registry
     *("record_invocation", "get_invocations"),
     # execution

@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     from .execution.results import Measurement as Measurement
     from .registry import get_invocations as get_invocations
     from .registry import record_invocation as record_invocation
+    from .tuning.search.features import Space as Space
+    from .tuning.search.genetic import GeneticSearch as GeneticSearch
+    from .tuning.search.guided import GuidedSearch as GuidedSearch
+    from .tuning.search.random import RandomSearch as RandomSearch
+    from .tuning.search.strategy import Strategy as Strategy
 
 _NAMES = {
     "config.cache": "ConfigCache current_scope overlay_cache refresh",
@@ -72,6 +77,11 @@ _NAMES = {
     "execution.offline": "autotune_lowered autotune_recorded benchmark",
     "execution.results": "AutotuneData AutotuningResult Entry Measurement",
     "registry": "get_invocations record_invocation",
+    "tuning.search.features": "Space",
+    "tuning.search.genetic": "GeneticSearch",
+    "tuning.search.guided": "GuidedSearch",
+    "tuning.search.random": "RandomSearch",
+    "tuning.search.strategy": "Strategy",
 }
 
 __getattr__, __dir__, __all__ = lazy(
