@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -15,7 +16,7 @@ from fakes import Ran, TableClock
 from ejkernel.ops import Record, Tuner
 from ejkernel.ops.core.errors import SettingError
 from ejkernel.ops.tuning import hunt as hunting
-from ejkernel.ops.tuning.hunt import FINALISTS, SearchWarning
+from ejkernel.ops.tuning.hunt import FINALISTS, Hunt, SearchWarning
 from ejkernel.ops.tuning.job import Job, distinct, places
 from ejkernel.ops.tuning.search.effort import EFFORTS
 
@@ -176,6 +177,18 @@ def test_a_deadline_holds():
     assert record.budget_s == 1.0
     assert record.cfg is not None
     assert seconds_of(record.cfg) == min(seconds_of(t.cfg) for t in record.trials if t.samples_s)
+
+
+@pytest.mark.parametrize(("deadline", "raced"), [(math.inf, [7, 0, 5]), (-math.inf, [7])], ids=["in time", "late"])
+def test_the_best_so_far_has_the_first_turn_of_the_race(deadline, raced):
+    """And the only one where no time is left: then it wins by what is known of it."""
+    field = SimpleNamespace(programs=dict.fromkeys([0, 5, 7]), runs_as=lambda number: number)
+    hunt = Hunt(Space().job, CFGS, field, clock=None, warmup=0, deadline=deadline)
+    hunt.known = {10: 3.0, 11: math.inf, 12: 2.0, 13: 1.0, 14: 1.5}
+    # The fourteenth was dropped by the check after all.
+    hunt.numbers = {10: 0, 11: 1, 12: 5, 13: 7, 14: 9}
+
+    assert hunt.finalists() == raced
 
 
 class Everything:

@@ -89,10 +89,13 @@ class Hunt:
         )
 
     def finalists(self) -> list[int]:
-        """The numbers of the best few, and of the first candidate, that are to be raced."""
+        """The numbers of those to be raced: the best so far, the first candidate, then the next best.
+
+        The best so far has the first turn: should the time be up, it wins by what is known of it.
+        """
         best = [self.field.runs_as(self.numbers[i]) for i in best_first(self.known)]
-        first = [number for number in (0, *best) if number in self.field.programs]
-        return sorted(dict.fromkeys(first[: FINALISTS + 1]))
+        runs = [number for number in dict.fromkeys([*best[:1], 0, *best]) if number in self.field.programs]
+        return runs[:1] if time.perf_counter() >= self.deadline else runs[: FINALISTS + 1]
 
     def _measure(self, wanted: Sequence[int]) -> Mapping[int, float]:
         entered = self.field.enter([self.cfgs[i] for i in wanted])
@@ -116,7 +119,10 @@ class Hunt:
         return {i: self.known[i] for i in wanted if i in self.known}
 
     def _look(self, entered: Sequence[int]) -> dict[int, float]:
-        """Seconds of a batch, relative to the best so far, which runs along in every round."""
+        """Seconds of a batch, relative to the best so far, which runs along in every round.
+
+        So a batch for which the device's clock could not be had, and the host's served, still fits the others.
+        """
         best = best_first(self.known)
         anchor = self.field.runs_as(self.numbers[best[0]]) if best else None
         fresh = dict.fromkeys(self.field.runs_as(number) for number in entered)
@@ -130,8 +136,6 @@ class Hunt:
         watch = Stopwatch(self.clock, programs, leaves, numbers, warmup=self.warmup, deadline=self._until)
         protected = None if anchor is None else 0
         outcome = watch.race(least_rounds=_LOOKS, most_rounds=_LOOKS, protected=protected, seed=len(self.known))
-        # Where the device's clock could not be had it will not be had next time.
-        self.clock = watch.clock if watch.note else self.clock
         seconds = dict(earlier)
         for number, lane in zip(numbers, outcome.lanes, strict=True):
             if number != anchor:

@@ -142,7 +142,7 @@ class Tuner(Generic[Cfg]):
             if settled is not None:
                 return _found_elsewhere(record, field, settled)
             field.check(deadline)
-            return self._race(job, record, field, list(field.programs), self.clock, deadline)
+            return self._race(job, record, field, list(field.programs), deadline)
 
     def _hunt(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
         """Measures as many as the effort allows, and races the best few."""
@@ -154,12 +154,10 @@ class Tuner(Generic[Cfg]):
             settled = hunt.settled or job.settled()
             if settled is not None:
                 return _found_elsewhere(record, field, settled)
-            return self._race(job, record, field, hunt.finalists(), hunt.clock, deadline)
+            return self._race(job, record, field, hunt.finalists(), deadline)
 
-    def _race(
-        self, job: Job, record: Record, field: Field, numbers: list[int], clock: Clock | None, deadline: float
-    ) -> Record:
-        watch = Stopwatch(clock, field.programs, field.leaves, numbers, warmup=self.warmup, deadline=deadline)
+    def _race(self, job: Job, record: Record, field: Field, numbers: list[int], deadline: float) -> Record:
+        watch = Stopwatch(self.clock, field.programs, field.leaves, numbers, warmup=self.warmup, deadline=deadline)
         protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
         outcome = watch.race(least_rounds=self.iters, protected=protected, seed=self.seed)
         record = replace(record, objective=field.objective, clock=watch.clock_name)
