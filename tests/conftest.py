@@ -7,6 +7,9 @@ import os
 # Before JAX starts: several CPU devices, for tests of sharding and of more than one device.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
+# Threads of small matrix products wait for each other by spinning: with several test processes that costs most.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 
 from ejkernel.ops import registry

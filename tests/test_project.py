@@ -37,6 +37,8 @@ PUBLIC = [
     # selection
     *("AutotunePolicy", "policy_override", "forward_autotune_only", "ConfigSelectorChain", "Tuner"),
     *("Isolation", "forget_crashes"),
+    # search
+    *("Strategy", "Space", "GuidedSearch", "GeneticSearch", "RandomSearch"),
     # registry
     *("record_invocation", "get_invocations"),
     # execution

@@ -67,6 +67,11 @@ if TYPE_CHECKING:
     from .registry import get_invocations as get_invocations
     from .registry import record_invocation as record_invocation
     from .tuning.heat import Isolation as Isolation
+    from .tuning.search.features import Space as Space
+    from .tuning.search.genetic import GeneticSearch as GeneticSearch
+    from .tuning.search.guided import GuidedSearch as GuidedSearch
+    from .tuning.search.random import RandomSearch as RandomSearch
+    from .tuning.search.strategy import Strategy as Strategy
 
 _NAMES = {
     "config.cache": "ConfigCache current_scope locked overlay_cache refresh",
@@ -95,6 +100,11 @@ _NAMES = {
     "execution.results": "AutotuneData AutotuningResult Entry Measurement",
     "registry": "get_invocations record_invocation",
     "tuning.heat": "Isolation",
+    "tuning.search.features": "Space",
+    "tuning.search.genetic": "GeneticSearch",
+    "tuning.search.guided": "GuidedSearch",
+    "tuning.search.random": "RandomSearch",
+    "tuning.search.strategy": "Strategy",
 }
 
 __getattr__, __dir__, __all__ = lazy(

@@ -123,7 +123,7 @@ def test_the_documented_fields_exist():
     ]
     assert {
         *("key", "kernel", "environment", "objective", "clock", "seed", "budget_s", "stop", "trials"),
-        *("winner", "heuristic", "runner_up", "gain", "tied"),
+        *("winner", "heuristic", "runner_up", "gain", "tied", "space"),
     } == {f.name for f in dataclasses.fields(Record)}
 
 

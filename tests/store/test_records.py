@@ -215,3 +215,20 @@ def test_a_store_around_a_store_has_its_records(tmp_path):
     assert LayeredStore(top, cache).record(*key("two")) is None
     top.keep(key("one"), StoredEntry(1))
     assert LayeredStore(top, cache).record(*key("one")) is None
+
+
+def test_a_large_record_costs_nothing_until_it_is_asked_for(tmp_path):
+    """Twenty thousand trials lie whole beside the entry, whose own line stays as short as any."""
+    cfgs = [{"m": m, "n": n} for m in range(200) for n in range(100)]
+    trials = tuple(Trial(cfg, samples_s=(1.0 + i, 2.0 + i)) for i, cfg in enumerate(cfgs))
+    record = Record(key={"call.args[0]": "float32[8]"}, trials=trials, winner=0, heuristic=0, space=len(cfgs))
+    cache = store(tmp_path)
+    tuned(cache, "one", record)
+    cache.fold()
+    fresh = store(tmp_path)
+    summary = fresh.lookup(key("one")).summary
+
+    assert os.path.getsize(fresh.path) < 4096
+    assert (summary["space"], summary["call"]) == (20_000, {"call.args[0]": "float32[8]"})
+    assert summary["next"] == [{"m": 1, "n": 1}, {"m": 2, "n": 2}]
+    assert fresh.record(*key("one")) == record

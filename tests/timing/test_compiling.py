@@ -10,7 +10,7 @@ import pytest
 from fakes import child
 
 from ejkernel.ops.timing import compiling
-from ejkernel.ops.timing.compiling import compile_all, workers_for
+from ejkernel.ops.timing.compiling import CompilePool, compile_all, workers_for
 
 NEVER = math.inf
 LONG_AGO = -math.inf
@@ -155,6 +155,14 @@ def test_after_the_deadline_one_program_is_still_waited_for(held):
         return held()
 
     assert outcomes({0: slow, 1: endless}, deadline=LONG_AGO) == {0: "program"}
+
+
+def test_where_a_program_is_there_already_the_deadline_holds_for_all(held):
+    """A later batch of a search has nothing to wait for once the time is up."""
+    with CompilePool(1) as pool:
+        pool.give(0, held)
+
+        assert list(pool.results(LONG_AGO, usable=True)) == []
 
 
 def test_a_failure_is_not_the_program_that_is_waited_for(held):

@@ -103,14 +103,15 @@ def job_for(request: Request, cfgs: Sequence[Any], refused: Sequence[tuple[Any, 
         room=lambda: clean_room(explicit),
         place=placing(inv, mesh, explicit),
         about={
-            "key": request.key._asdict() | _parts(inv),
+            "key": request.key._asdict() | call_parts(inv),
             "kernel": kernel_path(kernel),
             "environment": environment(request.device),
         },
     )
 
 
-def _parts(inv: Invocation[Any, Any]) -> dict[str, str]:
+def call_parts(inv: Invocation[Any, Any]) -> dict[str, str]:
+    """The named parts of a call as a record keeps them; none where no key can be made of its arguments."""
     try:
         return {f"call.{name}": text for name, text in inv.parts.items()}
     # A kernel with its own key builder may have arguments that no key can be made of.

@@ -24,6 +24,7 @@ from ..tuning.budget import seconds_spent, spending
 from ..tuning.foreign import Autotuner, engine
 from ..tuning.job import Job
 from ..tuning.progress import shown, tell
+from ..tuning.search.effort import FEW
 from ..tuning.tuner import Tuner as Tuner
 from ..tuning.turn import turn
 from . import finding
@@ -33,6 +34,7 @@ from .events import Teller
 from .failures import failures_of
 from .flights import Flights
 from .journals import journal_folder
+from .kin import kin
 from .lock import Lock, read_lock
 from .packs import PacksTier
 from .persistent import StoreWarning, default_folder
@@ -286,6 +288,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         job = replace(
             job,
             seconds=self._seconds_left(seconds),
+            # A race of a few candidates needs no start.
+            seeds=[*job.seeds, *(kin(self._store, request, job.candidates) if len(job.candidates) > FEW else ())],
             turn=lambda wait: turn(request.key.device, default_folder() / "locks", wait),
             settled=(lambda: None) if again else (lambda: self._settled(request)),
             offline=again,

@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
 from . import codec
-from .errors import RecordFormatError
+from .errors import ConfigTypeError, RecordFormatError
 from .trials import record_table
 
 FORMAT = 1
@@ -66,6 +66,8 @@ class Record:
     # Time of the heuristic cfg over the winner's: middle, low and high end.
     gain: tuple[float, float, float] | None = None
     tied: tuple[int, ...] = ()
+    # How many candidates there were, where only some of them were measured.
+    space: int | None = None
 
     @property
     def cfg(self) -> Any:
@@ -88,7 +90,29 @@ class Record:
             "tied": len(self.tied),
             "clock": self.clock,
             "stop": self.stop,
+            **({} if self.space is None else self._for_kin()),
         }
+
+    def _for_kin(self) -> dict[str, Any]:
+        """Of a search: what the next search of this operation, for another call or on another device, starts from."""
+        call = {name: text for name, text in self.key.items() if name.startswith("call.")}
+        few = {"space": self.space, "next": self._next_best(), "call": call}
+        # A summary is loaded with every look at its entry; the record itself has everything.
+        return {name: value for name, value in few.items() if len(json.dumps(value)) <= _MOST_TEXT}
+
+    def _next_best(self) -> list[Any]:
+        """The fastest cfgs that are unlike the winner and each other."""
+        timed = [t for t in self.trials if t.status == "ok" and t.samples_s]
+        timed.sort(key=lambda t: t.seconds or 0.0)
+        try:
+            kept = [] if self.winner is None else [codec.encode(self.cfg)]
+            for cfg in (codec.encode(t.cfg) for t in timed):
+                if len(kept) <= _NEXT_BEST and all(_unlike(cfg, other) for other in kept):
+                    kept.append(cfg)
+        # What JSON cannot hold is not kept by a store either.
+        except ConfigTypeError:
+            return []
+        return kept[1:]
 
     def table(self) -> str:
         """The candidates as text, the fastest first: median time, spread, ratio to the winner, check, what became."""
@@ -98,7 +122,7 @@ class Record:
         """The record as plain JSON values."""
         return {
             "format": FORMAT,
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: getattr(self, name) for name in (*_PLAIN, "space")},
             "key": dict(self.key),
             "environment": dict(self.environment),
             "trials": [_trial_json(t) for t in self.trials],
@@ -126,6 +150,8 @@ class Record:
         try:
             record = Record(
                 **{name: _tuples(data[name]) for name in _PLAIN},
+                # Records of an earlier version know no searches.
+                space=data.get("space"),
                 key=dict(data["key"]),
                 environment=dict(data["environment"]),
                 trials=tuple(_trial(t, load_cfg) for t in data["trials"]),
@@ -138,6 +164,18 @@ class Record:
         ):
             raise RecordFormatError("the record is damaged: it points to a trial that it does not hold")
         return record
+
+
+# Configs beside the winner that a summary names, in how many fields they differ, and the most text of one item.
+_NEXT_BEST = 2
+_UNLIKE = 2
+_MOST_TEXT = 2000
+
+
+def _unlike(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return len([name for name in {*one, *other} if one.get(name) != other.get(name)]) >= _UNLIKE
+    return bool(one != other)
 
 
 _PLAIN = (

@@ -123,10 +123,13 @@ class CompilePool:
         """Lets who waits for results look up: they get None."""
         self._done.put(None)
 
-    def results(self, deadline: float) -> Iterator[Built | None]:
-        """Each as it ends; what has not ended by the deadline, or is a straggler, is not given at all."""
+    def results(self, deadline: float, *, usable: bool = False) -> Iterator[Built | None]:
+        """Each as it ends; what has not ended by the deadline, or is a straggler, is not given at all.
+
+        Unless there is a usable program already, the first one is waited for beyond the deadline.
+        """
         try:
-            yield from self._as_they_end(deadline)
+            yield from self._as_they_end(deadline, usable)
         finally:
             self.leave()
 
@@ -146,10 +149,9 @@ class CompilePool:
     def __exit__(self, *error: object) -> None:
         self.leave()
 
-    def _as_they_end(self, deadline: float) -> Iterator[Built | None]:
+    def _as_they_end(self, deadline: float, usable: bool) -> Iterator[Built | None]:
         taken: list[float] = []
         start = last = time.perf_counter()
-        usable = False
         while len(taken) < self._given:
             typical = sorted(taken)[len(taken) // 2] if taken else 0.0
             patience = max(_STRAGGLER_SECONDS, _STRAGGLER_TIMES * typical)

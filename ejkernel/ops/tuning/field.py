@@ -71,21 +71,30 @@ class Field:
         # Candidates that an earlier tuning settled.
         self._known: set[int] = set()
         self._tag = secrets.token_hex(4)
+        # How many of the trials were given to the compiler.
+        self._sent = 0
         self._checked: set[int] = set()
         self._input_sets: list[_Inputs] = []
         self.call, self.leaves = inputs_of(job, seed)
 
+    def enter(self, cfgs: Sequence[Any]) -> range:
+        """Adds candidates, for the next `compile`; their numbers."""
+        self.trials += [Trial(cfg) for cfg in cfgs]
+        return range(len(self.trials) - len(cfgs), len(self.trials))
+
     def compile(self, deadline: float) -> None:
-        """Traces every candidate on this thread while others lower and compile what is traced already.
+        """Traces every new candidate on this thread while others lower and compile what is traced already.
 
         Kernels inside kernels are tuned now, before a device is claimed. Equal programs are compiled once, and nobody
         waits for a straggler. A pipelined field is back once all are lowered: the compiler then leaves Python to us,
         and `check` takes what comes.
         """
+        fresh = range(self._sent, len(self.trials))
+        self._sent = len(self.trials)
         self._compile_until = deadline
-        self._pool = CompilePool(1 if self.job.workshop.one_by_one else workers_for(len(self.trials)))
-        for number, trial in enumerate(self.trials):
-            self._trace(number, trial)
+        self._pool = CompilePool(1 if self.job.workshop.one_by_one else workers_for(len(fresh)))
+        for number in fresh:
+            self._trace(number, self.trials[number])
             if number in self._staged:
                 self._coming.add(number)
                 self._unlowered.add(number)
@@ -95,7 +104,7 @@ class Field:
                 break
         # Candidates with and without gradients are told apart when all are there.
         pipelined = self.pipelined and len({staged.objective for staged in self._staged.values()}) == 1
-        self._results = self._pool.results(deadline)
+        self._results = self._pool.results(deadline, usable=bool(self.programs))
         for built in self._results:
             self._arrived(built)
             if pipelined and self._coming and not self._unlowered:
@@ -228,6 +237,8 @@ class Field:
             # The earliest of equal programs runs for all, whichever thread was faster.
             first, *rest = sorted(numbers)
             self.programs[first] = program = self.programs.pop(compiled)
+            # Those that come later find it there.
+            self._first = {text: first if number == compiled else number for text, number in self._first.items()}
             if first != compiled:
                 self.trials[first] = replace(
                     self.trials[first], message=program.notes, error=self.trials[compiled].error
@@ -317,6 +328,10 @@ class Field:
         if reason:
             self._out(number, replace(self.trials[number], status="wrong", message=reason))
             del self.programs[number]
+
+    def runs_as(self, number: int) -> int:
+        """The candidate whose program stands for this one."""
+        return self._twins.get(number, number)
 
     def share_with_twins(self) -> None:
         """Gives equal programs what was measured for one of them."""

@@ -46,6 +46,10 @@ class Remembered:
         """The same, with nobody barred on suspicion."""
         return replace(self, isolated=True)
 
+    def afresh(self) -> Remembered:
+        """The same, with nobody's samples taken over."""
+        return replace(self, carried=frozenset())
+
     def barred(self, cfg: Any) -> Trial | None:
         """Who crashed or hung; outside a process of its own also who may have."""
         one = cfg_id(cfg)
@@ -124,9 +128,9 @@ def _carried(history: History, identity: str, cfgs: Sequence[Any], heuristic_fir
         return frozenset(timed - {history.winner, *(ids[:1] if heuristic_first else ())})
     last = {one for one, _ in history.rounds[-1]} if history.rounds else set()
     # Who was dropped was dropped against these: should one of them turn out to crash, the others are needed.
-    if last & (history.suspects | history.lost.keys()) or not last & set(ids):
+    if last & (history.suspects | history.lost.keys()) or (ids and not last & set(ids)):
         return frozenset()
-    return frozenset(timed - last - ({ids[0]} if heuristic_first and ids[0] else set()))
+    return frozenset(timed - last - ({ids[0]} if heuristic_first and ids and ids[0] else set()))
 
 
 def _identity(job: Job, seed: int) -> str:

@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -83,18 +84,20 @@ class Stopwatch:
         """The rules that fit the clock."""
         return DEVICE_RULES if isinstance(self.clock, ProfilerClock) else HOST_RULES
 
-    def race(self, *, least_rounds: int, protected: int | None = None, seed: int = 0) -> Outcome:
+    def race(
+        self, *, least_rounds: int, most_rounds: int | None = None, protected: int | None = None, seed: int = 0
+    ) -> Outcome:
         """The race of the programs; by the host's clock from the start where the device's cannot be had."""
         try:
-            return self._race(least_rounds, protected, seed)
+            return self._race(least_rounds, most_rounds, protected, seed)
         except ProfilerUnavailable as error:
             # Times of two clocks do not compare, and each has its own rules: nothing of the first one's is kept.
             self.clock, self.note = WallClock(), str(error)
             self._calls.clear()
             self._ahead.clear()
-        return self._race(least_rounds, protected, seed)
+        return self._race(least_rounds, most_rounds, protected, seed)
 
-    def _race(self, least_rounds: int, protected: int | None, seed: int) -> Outcome:
+    def _race(self, least_rounds: int, most_rounds: int | None, protected: int | None, seed: int) -> Outcome:
         device = isinstance(self.clock, RoundClock)
         enough = time.perf_counter() + (_ENOUGH_DEVICE_SECONDS if device else _ENOUGH_SECONDS)
         return race(
@@ -103,7 +106,7 @@ class Stopwatch:
             least_rounds=least_rounds,
             protected=protected,
             seed=seed,
-            rules=self.rules,
+            rules=self.rules if most_rounds is None else replace(self.rules, most_rounds=most_rounds),
             out_of_time=self._late,
             enough=lambda: time.perf_counter() >= enough,
             earlier=self._earlier(),

@@ -27,11 +27,14 @@ from ..timing.profiler import ProfilerUnavailable
 from ..timing.program import Program, first_line, stage
 from .field import Field, status_of
 from .heat import Isolation
+from .hunt import Hunt
 from .isolation import found_meanwhile, tune_elsewhere
 from .job import Job, distinct
 from .progress import Step, Watch
 from .race import Outcome
 from .resume import journalled
+from .search.effort import FEW, effort_named
+from .search.strategy import Strategy
 from .stopwatch import Stopwatch, once
 
 # The share of a budget that compiling leaves.
@@ -54,6 +57,8 @@ class Tuner(Generic[Cfg]):
         clock: Clock | None = None,
         seconds: float | None = None,
         isolate: bool | Isolation | None = None,
+        effort: str = "default",
+        strategy: Strategy | None = None,
     ) -> None:
         _whole(warmup, "warmup", 0)
         _whole(iters, "iters", 1)
@@ -67,8 +72,14 @@ class Tuner(Generic[Cfg]):
             raise SettingError(f"clock={clock!r} cannot be read in a worker process; leave out isolate or the clock")
         # A process of its own for the candidates: always, never, or (None) where it is worth its start.
         self.isolate = isolate
+        if strategy is not None and (isinstance(strategy, type) or not isinstance(strategy, Strategy)):
+            raise SettingError(f"strategy={strategy!r} is none; it needs propose(space, known, count, rng)")
         self.warmup = warmup
         self.iters = iters
+        self.effort = effort
+        self._effort = effort_named(effort)
+        # None: the one that fits the candidates.
+        self.strategy = strategy
         self.seed = seed
         self.seconds = seconds
         # None: the device's own clock where there is one, else the host's.
@@ -123,13 +134,17 @@ class Tuner(Generic[Cfg]):
         if not cfgs:
             raise TuningError("there is nothing to tune: no candidates were given")
         limits = [s for s in (job.seconds, self.seconds) if s is not None]
+        if self._searches(len(cfgs)) and math.isfinite(self._effort.seconds):
+            limits.append(self._effort.seconds)
         budget = min(limits, default=None)
         deadline = math.inf if budget is None else time.perf_counter() + budget
         record = Record(**dict(job.about), objective=job.objective, seed=self.seed, budget_s=budget)
-        with job.room(), journalled(job, cfgs, self.seed) as (job, journal):
+        # A search measures some of very many: what becomes of each is written down, not all their names.
+        named = () if self._searches(len(cfgs)) else cfgs
+        with job.room(), journalled(job, named, self.seed) as (job, journal):
             record = _or_from_before(self._run(job, record, cfgs, deadline))
             if journal is not None and record.winner is not None and record.stop == "finished":
-                journal.finish(record.cfg, cfgs)
+                journal.finish(record.cfg, named)
         refused = (Trial(cfg, "invalid", reason) for cfg, reason in job.refused)
         record = replace(record, trials=(*record.trials, *refused))
         self._last.record = record
@@ -138,7 +153,13 @@ class Tuner(Generic[Cfg]):
             raise TuningError("no candidate can be used:\n  " + "\n  ".join(reasons), reasons, record)
         return record
 
+    def _searches(self, count: int) -> bool:
+        """Are so many candidates too many to race them all?"""
+        return count > FEW if self.strategy is not None else not self._effort.covers(count)
+
     def _run(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+        if self._searches(len(cfgs)):
+            return self._hunt(job, record, cfgs, deadline)
         note = ""
         if self._wants_a_worker(job):
             try:
@@ -158,15 +179,30 @@ class Tuner(Generic[Cfg]):
                 if settled is not None:
                     return found_meanwhile(record, field, settled[0])
                 field.check(deadline)
-                record = self._race(job, record, field, list(field.programs), self.clock, deadline)
+                record = self._race(job, record, field, list(field.programs), deadline)
         return replace(record, clock=record.clock + note)
 
-    def _race(
-        self, job: Job, record: Record, field: Field, numbers: list[int], clock: Clock | None, deadline: float
-    ) -> Record:
+    def _hunt(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+        """Measures as many as the effort allows, and races the best few."""
+        if self.isolate:
+            raise SettingError(
+                f"isolate={self.isolate!r} does not go with a search of {len(cfgs):,} candidates, which runs in this "
+                "process; use effort='exhaustive', or leave it out"
+            )
+        with contextlib.closing(Field(job, (), seed=self.seed, device=default_device())) as field:
+            hunt = Hunt(job, cfgs, field, clock=self.clock, warmup=self.warmup, deadline=deadline)
+            hunt.run(self.strategy, self._effort, self.seed)
+            record = replace(record, space=len(cfgs))
+            with job.turn(deadline - time.perf_counter()):
+                settled = hunt.settled or job.settled()
+                if settled is not None:
+                    return found_meanwhile(record, field, settled[0])
+                return self._race(job, record, field, hunt.finalists(), deadline)
+
+    def _race(self, job: Job, record: Record, field: Field, numbers: list[int], deadline: float) -> Record:
         protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
         watch = Stopwatch(
-            clock,
+            self.clock,
             field.programs,
             field.leaves,
             numbers,
@@ -226,6 +262,11 @@ def _told_with_gain(watch: Watch, heuristic: int | None) -> Callable[[Mapping[in
         watch(Step("timing", total - len(seconds), total, best, gain))
 
     return tell
+
+
+def _found_elsewhere(record: Record, field: Field, settled: tuple[Any]) -> Record:
+    found = Trial(settled[0], "skipped", "found by another process meanwhile")
+    return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
 
 
 def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome: Outcome, *, late: bool) -> Record:

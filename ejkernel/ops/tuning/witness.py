@@ -82,6 +82,9 @@ class Past(Protocol):
     def elsewhere(self) -> Past:
         """The same for candidates in a process of their own, where suspects may run."""
 
+    def afresh(self) -> Past:
+        """The same for a final race, in which everybody runs: crashes and failures stay."""
+
 
 @final
 @dataclass(frozen=True)
@@ -92,6 +95,10 @@ class NoPast:
     suspects: Sequence[Any] = ()
 
     def elsewhere(self) -> NoPast:
+        """The same."""
+        return self
+
+    def afresh(self) -> NoPast:
         """The same."""
         return self
 

@@ -1,0 +1,99 @@
+"""What is known of an operation's other calls and other devices: where a search in a large space starts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from ..core.errors import ConfigTypeError
+from ..core.kernel import Kernel
+from ..core.key import Key
+from ..tuning.job import distinct, places
+from .jobs import call_parts, why_invalid
+from .request import Request
+from .store import Store, StoredEntry
+from .tiers import revived
+from .wrappers import LayeredStore
+
+# So many entries are looked at, and so many cfgs are taken from the nearest of them.
+_MOST_LOOKED = 256
+_MOST_ENTRIES = 6
+_MOST_SEEDS = 8
+# How far another device, another platform, or a part of the call that is not comparable is: in doublings of a size.
+_OTHER_DEVICE = 2.0
+_OTHER_PLATFORM = 8.0
+_OTHER_PART = 8.0
+
+_NUMBER = re.compile(r"\d+")
+
+
+def kin(store: Store | None, request: Request, candidates: Sequence[Any]) -> list[Any]:
+    """The cfgs that were best for the nearest calls and on sibling devices, nearest first: to be measured."""
+    if store is None:
+        return []
+    keys = [Key(*key) for key in store.keys() if key[1] == request.key.op_id and tuple(key) != tuple(request.key)]
+    # The same call elsewhere, and other calls here, before anything else.
+    keys.sort(key=lambda key: (key.call_key != request.key.call_key, key.device != request.key.device, key))
+    found = [(key, _peek(store, key)) for key in keys[:_MOST_LOOKED]]
+    entries = [(key, entry) for key, entry in found if entry is not None]
+    entries.sort(key=lambda pair: (_apart(request, *pair), pair[0]))
+    groups = [_cfgs(request, entry) for _, entry in entries[:_MOST_ENTRIES]]
+    # The best of each, then the second of each: one odd relative must not crowd out the others.
+    cfgs = distinct([cfg for row in zip_longest(*groups) for cfg in row if cfg is not None])
+    offered = [candidates[place] for place in places(candidates, cfgs)]
+    return [cfg for cfg in cfgs if places(offered, [cfg]) or _is_called_valid(request, cfg)][:_MOST_SEEDS]
+
+
+def _peek(store: Store, key: Key) -> StoredEntry | None:
+    # A hit of a layered store is promoted to the user's own: not for somebody else's call.
+    if isinstance(store, LayeredStore):
+        return next((entry for layer in store.layers if (entry := _peek(layer, key)) is not None), None)
+    return store.lookup(key)
+
+
+def _cfgs(request: Request, entry: StoredEntry) -> list[Any]:
+    """The entry's cfg and its next best."""
+    behind = entry.summary.get("next")
+    found = []
+    for cfg in [entry.cfg, *(behind if isinstance(behind, list) else [])]:
+        try:
+            found.append(revived(request, cfg))
+        # Written for another version of the kernel's config: no seed, and no harm.
+        except ConfigTypeError:
+            continue
+    return found
+
+
+def _is_called_valid(request: Request, cfg: Any) -> bool:
+    """Does the kernel itself say that this cfg, which is none of its candidates here, can run this call?"""
+    kind = request.kernel.cfg_type
+    judges = type(request.kernel).valid_cfg is not Kernel.valid_cfg and (kind is None or isinstance(cfg, kind))
+    return judges and why_invalid(request.kernel, request.inv, cfg) is None
+
+
+def _apart(request: Request, key: Key, entry: StoredEntry) -> float:
+    distance = 0.0
+    if key.device != request.key.device:
+        same = key.device.split("|")[0] == request.key.device.split("|")[0]
+        distance += _OTHER_DEVICE if same else _OTHER_PLATFORM
+    if key.call_key == request.key.call_key:
+        return distance
+    stored = entry.summary.get("call")
+    return distance + calls_apart(call_parts(request.inv), stored if isinstance(stored, dict) else {})
+
+
+def calls_apart(one: Mapping[str, str], other: Mapping[str, str]) -> float:
+    """How far two calls are, by their named parts: doublings of sizes, and a lump for what cannot be compared."""
+    return sum(_parts_apart(one.get(name, ""), str(other.get(name, ""))) for name in {*one, *other})
+
+
+def _parts_apart(one: str, other: str) -> float:
+    if one == other:
+        return 0.0
+    if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
+        return _OTHER_PART
+    sizes = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
+    return sum(abs(math.log2((int(a) + 1) / (int(b) + 1))) for a, b in sizes)

@@ -1,0 +1,125 @@
+"""The default strategy: a model of the whole space proposes, and a share of each batch stays near the best so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .features import Space
+from .model import Array, Belief, learn
+from .random import RandomSearch
+from .strategy import Known, best_first, neighbours, unknown
+
+# The model is asked about no more configs than this: beyond, about as many by chance, and all near the best.
+_MOST_ASKED = 20_000
+# The batch is put together from so many of the most promising configs.
+_SHORTLIST = 768
+
+
+@final
+@dataclass(frozen=True)
+class GuidedSearch:
+    """Spreads out first, or looks around what somebody else found; then goes where the model expects most."""
+
+    # With fewer samples than this there is nothing to learn from yet.
+    design: int = 32
+    # The share of a batch that differs in one field from one of the best so far: a model can be wrong.
+    near: float = 0.25
+    centres: int = 5
+    # Where configs are known from elsewhere, so many samples look around them before anything else, in small batches.
+    around: int = 15
+    around_batch: int = 4
+
+    def propose(self, space: Space, known: Known, count: int, rng: np.random.Generator) -> Sequence[int]:
+        """The next batch."""
+        left = unknown(space, known)
+        best = best_first(known)
+        if len(left) <= count:
+            return [int(i) for i in left]
+        if not space.has_fields:
+            return RandomSearch().propose(space, known, count, rng)
+        asked = self._asked(space, left, best, rng)
+        if len(space.starts) > 1 and len(known) < self.around and len(best) > 1:
+            count = min(count, self.around_batch, self.around - len(known))
+            return self._batch(space, known, asked, count, from_near=count)
+        if len(known) < self.design or len(best) < 2:
+            return spread_out(space, known, min(count, max(self.design - len(known), 1)), rng)
+        return self._batch(space, known, asked, count, from_near=math.ceil(self.near * count))
+
+    def _asked(
+        self, space: Space, left: NDArray[np.int64], best: Sequence[int], rng: np.random.Generator
+    ) -> NDArray[np.int64]:
+        if len(left) <= _MOST_ASKED:
+            return left
+        near = neighbours(space, best[: self.centres], within=2)[left]
+        chance = rng.choice(left, size=_MOST_ASKED, replace=False)
+        return np.union1d(left[near], chance)
+
+    def _batch(self, space: Space, known: Known, asked: NDArray[np.int64], count: int, *, from_near: int) -> list[int]:
+        seen = np.array(list(known))
+        seconds = np.array(list(known.values()))
+        ran = np.isfinite(seconds)
+        samples = np.log(np.where(ran, seconds, 1.0))
+        belief = learn(space.points[seen], space.groups, samples, ran, space.points[asked])
+        goal = float(samples[ran].min())
+        near = neighbours(space, best_first(known)[: self.centres])[asked]
+        return [int(asked[i]) for i in _pick(belief, goal, near, count, from_near)]
+
+
+def spread_out(space: Space, known: Known, count: int, rng: np.random.Generator) -> list[int]:
+    """Configs far from each other and from what is known: each the farthest of some by chance."""
+    left = unknown(space, known)
+    pool = rng.choice(left, size=min(len(left), 8 * count), replace=False)
+    apart = np.full(len(pool), math.inf)
+    for i in known:
+        apart = np.minimum(apart, _apart(space, pool, i))
+    found: list[int] = []
+    for _ in range(min(count, len(pool))):
+        place = int(np.argmax(apart))
+        found.append(int(pool[place]))
+        apart = np.minimum(apart, _apart(space, pool, found[-1]))
+        apart[place] = -1.0
+    return found
+
+
+def _apart(space: Space, pool: NDArray[np.int64], one: int) -> Array:
+    return np.asarray(np.abs(space.points[pool] - space.points[one]).sum(axis=1))
+
+
+def _promise(mean: Array, spread: Array, runs: Array, goal: float) -> Array:
+    """The logarithm of how much faster than the goal a config may be, on average over what is believed."""
+    z = (goal - mean) / spread
+    # A close approximation of the normal distribution.
+    below = 0.5 * (1 + np.tanh(0.7978845608 * (z + 0.044715 * z**3)))
+    gain = z * below + np.exp(-0.5 * z**2) / 2.5066282746
+    # Far out both terms vanish against each other: there the leading term of the series.
+    far = np.minimum(z, -4.0)
+    gain = np.where(z > -4.0, np.log(np.maximum(gain, 1e-300)), -0.5 * far**2 - np.log(2.5066282746 * far**2))
+    return np.asarray(gain + np.log(spread) + np.log(runs))
+
+
+def _pick(belief: Belief, goal: float, near: NDArray[np.bool_], count: int, from_near: int) -> list[int]:
+    """The most promising, one after the other; what each will teach about the others counts as known already."""
+    order = np.argsort(-_promise(belief.mean, belief.spread, belief.runs, goal), kind="stable")
+    close = order[near[order]][: 4 * count]
+    short = np.unique(np.concatenate([order[:_SHORTLIST], close]))
+    covariance = belief.covariance(short)
+    mean, runs, close_by = belief.mean[short], belief.runs[short], near[short]
+    free = np.ones(len(short), bool)
+    found: list[int] = []
+    for number in range(min(count, len(short))):
+        spread = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
+        hope = np.where(free, _promise(mean, spread, runs, goal), -math.inf)
+        if number < from_near and (free & close_by).any():
+            hope = np.where(close_by, hope, -math.inf)
+        place = int(np.argmax(hope))
+        found.append(int(short[place]))
+        free[place] = False
+        taught = covariance[:, place] / math.sqrt(covariance[place, place] + 1e-9)
+        covariance = covariance - np.outer(taught, taught)
+    return found

@@ -1,0 +1,46 @@
+"""The search itself, without clock, device or disk: starts, then batch after batch, until it is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from .features import Space
+from .strategy import Strategy
+
+# Seconds of each config of a batch; infinity for one that failed. One that is left out was not measured: time is up.
+Measure = Callable[[Sequence[int]], Mapping[int, float]]
+
+
+def search(
+    space: Space,
+    measure: Measure,
+    strategy: Strategy,
+    *,
+    most: float,
+    batch: int = 16,
+    seed: int = 0,
+    out_of_time: Callable[[], bool] = lambda: False,
+) -> dict[int, float]:
+    """Seconds of every config that was measured, in order; the same for the same seed and the same times."""
+    rng = np.random.default_rng(seed)
+    known: dict[int, float] = {}
+    most = int(min(most, len(space)))
+    wanted = _fresh(space.starts, known, len(space))
+    # A lone start would compile alone: it goes with the first batch.
+    if len(wanted) < 2:
+        wanted = _fresh([*wanted, *strategy.propose(space, known, batch, rng)], known, len(space))
+    while wanted:
+        wanted = wanted[: most - len(known)]
+        found = measure(wanted)
+        known.update({i: found[i] for i in wanted if i in found})
+        if len(known) >= most or any(i not in found for i in wanted) or out_of_time():
+            break
+        wanted = _fresh(strategy.propose(space, known, min(batch, most - len(known)), rng), known, len(space))
+    return known
+
+
+def _fresh(proposed: Sequence[int], known: Mapping[int, float], count: int) -> list[int]:
+    """What a strategy proposed, without what is known or no config at all: strategies may be the user's own."""
+    return [i for i in dict.fromkeys(map(int, proposed)) if 0 <= i < count and i not in known]
