@@ -15,7 +15,7 @@ from ..core.errors import ConfigTypeError, TuningError
 from ..core.kernel import Kernel, check_cfg_type
 from ..core.record import Objective, Record
 from ..tuning.job import Job, distinct
-from .cache import ConfigCache, overlay_in_force
+from .cache import ConfigCache, Plain, overlay_in_force
 from .failures import Failure
 from .jobs import TuningWarning, candidates, is_valid, job_for
 from .measurable import obstacle
@@ -71,8 +71,8 @@ class OverlayTier:
         """The innermost overlay's answer."""
         shadow = overlay_in_force()
         if request.key in shadow:
-            # A result that was read from a file has plain JSON, as stores may.
-            cfg = revived(request, shadow[request.key])
+            cfg = shadow[request.key]
+            cfg = revived(request, cfg.data) if isinstance(cfg, Plain) else cfg
             return Hit(check_cfg_type(request.kernel, cfg, "the overlay's cfg"), self.name)
         return Miss(f"none of {len(shadow)} entries in force is for this call" if shadow else "none active")
 
