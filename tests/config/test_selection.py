@@ -1324,15 +1324,8 @@ def wrong_override(w):
 
 
 def wrong_overlay(w):
-    with overlay_cache({w.key: {"size": 1, "colour": 2}}):
+    with overlay_cache({w.key: {"size": 1}}):
         w.choose()
-
-
-def test_an_overlay_of_plain_json_is_rebuilt():
-    """A result that was read from a file holds such cfgs; the kernel gets its own type."""
-    w = world(Typed())
-    with overlay_cache({w.key: {"size": 4}}):
-        assert w.choose() == Blocks(4)
 
 
 @pytest.mark.parametrize(

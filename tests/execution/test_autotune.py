@@ -280,7 +280,9 @@ def test_arguments_are_for_functions():
 
 
 def test_what_is_no_call_is_named():
-    """Anything but a pair of kernel and invocation is a TypeError."""
+    """Anything but a pair of kernel and invocation is a TypeError, and so is what holds no pairs at all."""
+    with pytest.raises(TypeError, match="no program"):
+        autotune(3, tuning=AutotuneOptions(selector=selector_with()))
     with pytest.raises(TypeError, match="pairs"):
         autotune([Times.fresh()()], tuning=AutotuneOptions(selector=selector_with()))
 
@@ -380,6 +382,17 @@ def test_calls_that_a_budget_does_not_reach_are_named_and_left_out():
     assert len(result.notes) == 3
     assert all("budget of 1e-06 s" in note for note in result.notes)
     assert executor.chooser.cache.size() == 0
+
+
+def test_a_call_that_a_budget_does_not_reach_is_named_once(monkeypatch):
+    """Also where the program is looked through again, since other calls changed."""
+    monkeypatch.setattr(
+        "ejkernel.ops.execution.campaign.share_of",
+        lambda call, left: Share(9.0) if call.key.op_id == "one@v0" else Share(1.0, least=math.inf),
+    )
+    result = autotune(three(timed()), X, tuning=AutotuneOptions(seconds=1000.0, progress=False))
+    assert ops(result) == ["one"]
+    assert len(result.notes) == 2
 
 
 # Ctrl-C.

@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from transformer import LAYERS, Parts, example, make_selector, make_step, text_of
@@ -26,7 +25,7 @@ def python(code, *argv):
     flags = "--xla_force_host_platform_device_count=4"
     env = {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": flags}
     command = [sys.executable, "-W", "error", "-c", code, *map(str, argv)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -108,7 +107,7 @@ RECORD = (
     "os.environ['EJKERNEL_OPS_RECORD'] = sys.argv[1]\n"
     "from ejkernel.ops import AutotunePolicy\n"
     "from transformer import *\n"
-    "make_step(make_selector(policy=AutotunePolicy(allow_autotune=False)))(*example())\n"
+    "make_step(make_selector(policy=AutotunePolicy(allow_autotune=False))).lower(*example())\n"
 )
 TUNE = (
     "import sys\n"
@@ -122,12 +121,12 @@ TUNE = (
 
 
 def test_the_step_is_recorded_in_one_process_and_tuned_in_another(tuned, tmp_path):
-    """The second one has nothing but the file, and finds the same keys; its result runs the step in a third."""
+    """The second one has nothing but the file, and finds the same keys; its result serves the step in a third."""
     python(RECORD, tmp_path / "calls.json")
     assert python(TUNE, tmp_path / "calls.json", tmp_path / "result.json") == ["0", *["autotune"] * 4]
     result = AutotuningResult.load(tmp_path / "result.json")
     assert result.by_key().keys() == tuned[0].by_key().keys()
     never = make_selector()
     with policy_override(never, allow_autotune=False, allow_heuristics=False), result:
-        value, _ = jax.block_until_ready(make_step(never)(*example()))
-    assert np.isfinite(value)
+        # Raises where a call has no cfg.
+        make_step(never).lower(*example())

@@ -43,7 +43,8 @@ class ConfigCache(Generic[Cfg]):
         key = Key(dev, op_id, call_key)
         shadow = overlay_in_force()
         if key in shadow:
-            return shadow[key]  # type: ignore[no-any-return]
+            found = shadow[key]
+            return found.data if isinstance(found, Plain) else found  # type: ignore[no-any-return]
         return self._data.get(key)
 
     def put(self, dev: str, op_id: str, call_key: str, cfg: Cfg) -> None:
@@ -85,6 +86,13 @@ class ConfigCache(Generic[Cfg]):
             if call:
                 self._calls[key] = call
         changes.note(key, cfg)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A cfg of an overlay as a file had it: plain JSON, which its kernel rebuilds."""
+
+    data: Any
 
 
 class _Shadow:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from ..core.errors import ConfigTypeError, TuningError
 from ..core.kernel import Kernel, check_cfg_type
 from ..core.record import Objective, Record
 from ..tuning.job import Job, distinct
-from .cache import ConfigCache, overlay_in_force
+from .cache import ConfigCache, Plain, overlay_in_force
 from .failures import Failure
 from .jobs import Offer, TuningWarning, candidates, job_for, offer, why_invalid
 from .lock import Lock
@@ -76,9 +75,7 @@ class OverlayTier:
         shadow = overlay_in_force()
         if request.key in shadow:
             cfg = shadow[request.key]
-            # A result that was read from a file has plain JSON, as stores may; what is no such thing is refused below.
-            with contextlib.suppress(ConfigTypeError):
-                cfg = revived(request, cfg)
+            cfg = revived(request, cfg.data) if isinstance(cfg, Plain) else cfg
             return Hit(check_cfg_type(request.kernel, cfg, "the overlay's cfg"), self.name)
         if self.lock is not None:
             return self._locked(request, self.lock)

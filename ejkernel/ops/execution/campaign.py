@@ -57,6 +57,8 @@ class Campaign:
         self.interrupted = False
         # Calls that have another cfg now than the one they were traced with.
         self.changed: set[Key] = set()
+        # Calls for which there was no time.
+        self._skipped: set[Key] = set()
         self._progress = Progress(on=options.progress)
 
     def run(self, calls: Sequence[Call]) -> None:
@@ -70,8 +72,8 @@ class Campaign:
                 self._tune_all(waiting)
         except KeyboardInterrupt:
             self.interrupted = True
-            left = [call.key for call in calls if call.key not in self.entries]
-            self.notes += [f"{key}: not tuned: interrupted" for key in left if not self._is_named(key)]
+            left = [call.key for call in calls if not self.has_seen(call.key)]
+            self.notes += [f"{key}: not tuned: interrupted" for key in left]
 
     def finish(self) -> AutotuningResult:
         """What was done, said and given."""
@@ -79,8 +81,9 @@ class Campaign:
         self._progress.finished(result)
         return result
 
-    def _is_named(self, key: Key) -> bool:
-        return any(note.startswith(f"{key}:") for note in self.notes)
+    def has_seen(self, key: Key) -> bool:
+        """Has this call had its turn, or been passed over?"""
+        return key in self.entries or key in self._skipped
 
     def _known(self, call: Call) -> Entry | None:
         with call.restored():
@@ -98,6 +101,7 @@ class Campaign:
             call = waiting.pop(0)
             if shares is not None and seconds is None:
                 why = f"the budget of {self.options.seconds:g} s was spent on calls that cost more"
+                self._skipped.add(call.key)
                 self.notes.append(f"{call.key}: not tuned: {why}")
                 self._progress.skipped(call.key, why)
                 continue

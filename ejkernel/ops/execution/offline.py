@@ -96,7 +96,7 @@ def _tune_function(
     found = find(fn, args, kwargs)
     for _ in range(_ROUNDS):
         changed = len(campaign.changed)
-        campaign.run([_with(options.selector, call) for call in found.calls if call.key not in campaign.entries])
+        campaign.run([_with(options.selector, call) for call in found.calls if not campaign.has_seen(call.key)])
         if campaign.interrupted or len(campaign.changed) == changed:
             break
         # The program is another one now, and may hold other calls.
@@ -136,6 +136,11 @@ def _registered(selector: Any) -> list[Call]:
 
 def _given(program: Any, selector: Any) -> list[Call]:
     calls: dict[Key, Call] = {}
+    if not isinstance(program, Iterable):
+        raise KernelError(
+            f"{program!r} is no program; pass a function and its arguments, a lowered program, a file of "
+            "recorded calls, or (kernel, invocation) pairs"
+        )
     for item in program:
         if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Invocation)):
             raise KernelError(f"calls are (kernel, invocation) pairs, got {item!r}")

@@ -75,15 +75,12 @@ def _entry(data: Mapping[str, Any], cfg_types: Mapping[str, Any]) -> Entry:
     from .results import Entry
 
     _check(data, {**dict.fromkeys(_TEXTS, str), "count": int})
-    load = _loader(data["op_id_v"], cfg_types)
+    op_id = data["op_id_v"]
+    kind = cfg_types.get(op_id, cfg_types.get(op_id.partition("@")[0]))
+    load: Callable[[Any], Any] = (lambda cfg: cfg) if kind is None else (lambda cfg: codec.decode(kind, cfg))
     record = None if data["record"] is None else Record.from_json(data["record"], load)
     texts = {name: data[name] for name in _TEXTS}
-    return Entry(**texts, cfg=load(data["cfg"]), record=record, count=data["count"])
-
-
-def _loader(op_id: str, cfg_types: Mapping[str, Any]) -> Callable[[Any], Any]:
-    kind = cfg_types.get(op_id, cfg_types.get(op_id.partition("@")[0]))
-    return (lambda data: data) if kind is None else (lambda data: codec.decode(kind, data))
+    return Entry(**texts, cfg=load(data["cfg"]), record=record, count=data["count"], is_plain=kind is None)
 
 
 def _check(data: Mapping[str, Any], kinds: Mapping[str, type]) -> None:

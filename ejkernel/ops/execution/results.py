@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from ..config.cache import overlay_cache
+from ..config.cache import Plain, overlay_cache
 from ..config.store import Store, StoredEntry
 from ..core import tabular
 from ..core.errors import ScopeError, TuningError
@@ -57,6 +57,8 @@ class Entry:
     count: int = 1
     # Empty: the result's.
     device: str = ""
+    # Read from a file, and plain JSON until the kernel rebuilds it.
+    is_plain: bool = field(default=False, compare=False, repr=False)
 
     @property
     def is_measured(self) -> bool:
@@ -113,7 +115,7 @@ class AutotuningResult:
 
     def as_overlay(self) -> overlay_cache:
         """The cfgs as an overlay."""
-        return overlay_cache({key: entry.cfg for key, entry in self.by_key().items()})
+        return overlay_cache({key: Plain(e.cfg) if e.is_plain else e.cfg for key, e in self.by_key().items()})
 
     def __or__(self, other: Any) -> AutotuningResult:
         """Both results as one.
