@@ -17,7 +17,7 @@ from ..tuning.job import distinct
 from .cache import overlay_in_force
 from .packs import found_packs
 from .request import Hit, Request, ask
-from .selection import ConfigSelectorChain, objective_of
+from .selection import ConfigSelectorChain, _objective
 from .store import KeepsRecords, Store, StoredEntry, as_store
 from .tiers import AutotuneTier, StoreTier, Tier
 from .wrappers import LayeredStore
@@ -39,7 +39,7 @@ class Foresight:
 def foresee(selector: ConfigSelectorChain[Any, Any], inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Foresight:
     """What `decide` would do for this call now."""
     policy = selector.policy
-    request = ask(inv, kernel, objective_of(policy))
+    request = ask(inv, kernel, _objective(policy))
     misses: list[tuple[str, str]] = []
     for tier in map(_looking_only, selector._tiers(policy)):
         answer = tier.field(request, _say_nothing) if isinstance(tier, AutotuneTier) else tier.find(request)

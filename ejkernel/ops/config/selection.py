@@ -124,14 +124,14 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def decide(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
         """The same, with the tier that answered and why the earlier ones did not."""
         policy = self.policy
-        request = ask(inv, kernel, objective_of(policy))
+        request = ask(inv, kernel, _objective(policy))
         decision = self._decide(request, lambda: self._propose(request, self._tiers(policy)))
         collect(request, decision.cfg, decision.tier, self.cache)
         return decision
 
     def tune(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], repetitions: int = 1) -> Decision:
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
-        request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
+        request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
         decisions = []
         for _ in range(repetitions):
             failures_of(self.tuner).pop((request.key, type(kernel)), None)
@@ -199,7 +199,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             if answer.reason:
                 misses.append((tier.name, answer.reason))
         self._tell("error", request.key, misses=tuple(misses))
-        raise nothing_left(request.key, misses)
+        raise _nothing_left(request.key, misses)
 
     def _keep(self, request: Request, hit: Hit, misses: Sequence[tuple[str, str]]) -> None:
         """The contract's table: which answer goes where, and what the listener is told."""
@@ -290,8 +290,7 @@ def _winner_seconds(decision: Decision) -> float:
     return math.inf if seconds is None else seconds
 
 
-def objective_of(policy: AutotunePolicy) -> Objective:
-    """What a tuning has to cover under a policy."""
+def _objective(policy: AutotunePolicy) -> Objective:
     return "forward+backward" if policy.validate_backward else "forward"
 
 
@@ -299,8 +298,7 @@ def objective_of(policy: AutotunePolicy) -> Objective:
 _LOCKED = tuple((name, "not asked: locked") for name in ("memory", "persistent", "autotune", "heuristics"))
 
 
-def nothing_left(key: Key, misses: Sequence[tuple[str, str]]) -> NoConfigError:
-    """The error of a call that no tier had an answer for."""
+def _nothing_left(key: Key, misses: Sequence[tuple[str, str]]) -> NoConfigError:
     width = max(len(name) for name, _ in misses)
     lines = "\n".join(f"  {name:<{width}}  {reason}" for name, reason in misses)
     if _LOCKED[0] in misses:
