@@ -235,7 +235,10 @@ def test_importing_ops_does_not_import_jax():
     assert python(code).strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["settings", "registry", "core.record", "core.key", "core.codec", "core.errors"])
+PLAIN = ["settings", "registry", "core.record", "core.key", "core.codec", "core.errors", "core.description"]
+
+
+@pytest.mark.parametrize("module", [*PLAIN, "config.bundle", "config.lock"])
 def test_a_module_of_plain_data_does_not_import_jax(module):
     """What a command line shows without a device needs no JAX."""
     code = f"import sys, ejkernel.ops.{module}; print(sorted({{'jax', 'jaxlib', 'numpy'}} & set(sys.modules)))"

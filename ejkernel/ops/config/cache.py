@@ -253,13 +253,6 @@ def refresh() -> None:
     changes.note_everything()
 
 
-def fresh_scope() -> contextlib.AbstractContextManager[Any]:
-    """A `with` block in which every function is traced anew; what is traced inside is never used outside."""
-    # The same answers under a value of its own.
-    scope: contextlib.AbstractContextManager[Any] = _in_force(_Shadow(overlay_in_force()))
-    return scope
-
-
 def current_scope() -> _Scope:
     """The overlays in force here, to be entered in another thread with `with`."""
     # A thread that got a copy of its parent's context opts in from inside.

@@ -15,7 +15,7 @@ from .store import StoredEntry
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Lock(Mapping[Key, Any]):
     """The cfgs of a lock file by key, as JSON gives them; where one is in force, nothing else answers."""
 
@@ -34,6 +34,10 @@ class Lock(Mapping[Key, Any]):
     def __len__(self) -> int:
         """How many calls it holds."""
         return len(self.entries)
+
+    def __repr__(self) -> str:
+        """Where it lies and how much it holds."""
+        return f"<lock {self.path}: {len(self)} calls>"
 
     def known(self) -> list[Known]:
         """Its calls, to find the nearest one among."""

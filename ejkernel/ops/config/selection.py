@@ -338,7 +338,6 @@ def _winner_seconds(decision: Decision) -> float:
 
 
 def objective_of(policy: AutotunePolicy) -> Objective:
-    """What a tuning has to cover under a policy."""
     return "forward+backward" if policy.validate_backward else "forward"
 
 
@@ -347,7 +346,6 @@ _LOCKED = tuple((name, "not asked: locked") for name in ("memory", "persistent",
 
 
 def nothing_left(key: Key, misses: Sequence[tuple[str, str]]) -> NoConfigError:
-    """The error of a call that no tier had an answer for."""
     width = max(len(name) for name, _ in misses)
     lines = "\n".join(f"  {name:<{width}}  {reason}" for name, reason in misses)
     if _LOCKED[0] in misses:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from .. import _jax
-from ..config.cache import fresh_scope
+from ..config.cache import traced_anew
 from ..config.finding import MARK, Finder, Sighting, looking
 from ..core.key import Key
 from ..timing.inputs import take_apart
@@ -29,7 +29,7 @@ class Found:
 def find(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Found:
     """Traces a function under a key of its own in JAX's caches, so that no program of it is left behind."""
     finder = Finder()
-    with fresh_scope(), looking(finder):
+    with traced_anew(), looking(finder):
         try:
             traced = _traced(fn, args, kwargs)
         except UNTRACEABLE as error:
