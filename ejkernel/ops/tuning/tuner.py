@@ -167,7 +167,7 @@ class Tuner(Generic[Cfg]):
             except (NotExportedError, IsolationError) as error:
                 if self.isolate:
                     raise
-                note = f" (not in a worker process: {error})"
+                note = f" (not in a worker process: {str(error)[:200]})"
                 if isinstance(error, IsolationError):
                     warnings.warn(f"candidates run in this process: {error}", IsolationWarning, stacklevel=2)
         with contextlib.closing(Field(job, cfgs, seed=self.seed, device=default_device())) as field:
