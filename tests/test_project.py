@@ -43,6 +43,8 @@ PUBLIC = [
     *("label", "extract_labels_from_hlo_text", "find_labels_in_lowered", "labels_to_configs"),
     *("Measurement", "AutotuneData", "Entry", "AutotuningResult"),
     *("autotune_recorded", "autotune_lowered", "benchmark", "check"),
+    # more than one process
+    *("agreement_report", "AgreementReport", "Agreed"),
 ]
 
 DOCUMENTED = {

@@ -23,7 +23,7 @@ def read(monkeypatch):
 
 
 def test_an_empty_environment_has_the_defaults(monkeypatch):
-    """Nothing set: tuning is on and unbounded, nothing is recorded, labels are hashes, the folder is the user's."""
+    """Nothing set: tuning is on and unbounded, agreement on, nothing recorded, labels are hashes, the user's folder."""
     monkeypatch.delenv("EJKERNEL_PERSISTENT_CACHE_DIR")
     found = Settings.read()
     assert dataclasses.asdict(found) == {
@@ -32,6 +32,8 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "tune_seconds": None,
         "record": None,
         "stamp": "hash",
+        "agree": True,
+        "agree_seconds": 120.0,
     }
 
 
@@ -86,6 +88,12 @@ def test_the_cache_folder_can_be_set(read, tmp_path):
     assert read(EJKERNEL_PERSISTENT_CACHE_DIR="").cache_dir is None
 
 
+def test_agreement_can_be_turned_off_and_bounded(read):
+    """`EJKERNEL_OPS_AGREE` is a switch, `EJKERNEL_OPS_AGREE_SECONDS` the longest wait."""
+    assert read(EJKERNEL_OPS_AGREE="off").agree is False
+    assert read(EJKERNEL_OPS_AGREE_SECONDS="0.5").agree_seconds == 0.5
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -94,6 +102,11 @@ def test_the_cache_folder_can_be_set(read, tmp_path):
         ("EJKERNEL_OPS_TUNE_SECONDS", "-1"),
         ("EJKERNEL_OPS_TUNE_SECONDS", "nan"),
         ("EJKERNEL_OPS_STAMP", "yaml"),
+        ("EJKERNEL_OPS_AGREE", "perhaps"),
+        ("EJKERNEL_OPS_AGREE_SECONDS", "0"),
+        ("EJKERNEL_OPS_AGREE_SECONDS", "-5"),
+        ("EJKERNEL_OPS_AGREE_SECONDS", "inf"),
+        ("EJKERNEL_OPS_AGREE_SECONDS", "later"),
     ],
 )
 def test_a_value_that_means_nothing_is_named(read, name, value):

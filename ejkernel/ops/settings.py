@@ -14,6 +14,10 @@ Stamp = Literal["hash", "json", "none"]
 _ON = {"", "on", "1", "true", "yes"}
 _OFF = {"off", "0", "false", "no"}
 
+# How long a process waits for another one's decision: some times the longest cold tuning seen (13 s for 72 candidates
+# on an H200), and well below the ten minutes after which collectives give up.
+AGREE_SECONDS = 120.0
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -24,6 +28,8 @@ class Settings:
     tune_seconds: float | None = None
     record: str | None = None
     stamp: Stamp = "hash"
+    agree: bool = True
+    agree_seconds: float = AGREE_SECONDS
 
     @staticmethod
     def read() -> Settings:
@@ -34,6 +40,8 @@ class Settings:
             tune_seconds=_seconds("EJKERNEL_OPS_TUNE_SECONDS"),
             record=_recording("EJKERNEL_OPS_RECORD"),
             stamp=_stamp("EJKERNEL_OPS_STAMP"),
+            agree=_switch("EJKERNEL_OPS_AGREE"),
+            agree_seconds=_bound("EJKERNEL_OPS_AGREE_SECONDS", AGREE_SECONDS),
         )
 
 
@@ -56,6 +64,20 @@ def _seconds(name: str) -> float | None:
         seconds = math.nan
     if not seconds >= 0:
         raise SettingError(f"{name}={text!r} is not a number of seconds: use a number of at least 0, such as 60")
+    return seconds
+
+
+def _bound(name: str, default: float) -> float:
+    """A wait that ends: zero would give every tuning away, and infinity would bring the hang back."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise SettingError(f"{name}={text!r} is no bound for a wait: use a number of seconds over 0, such as 120")
     return seconds
 
 

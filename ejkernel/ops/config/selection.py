@@ -26,6 +26,8 @@ from ..tuning.job import Job
 from ..tuning.tuner import Tuner as Tuner
 from ..tuning.turn import turn
 from .cache import ConfigCache
+from .deciding import Decision as Decision
+from .deciding import decide
 from .events import Teller
 from .failures import failures_of
 from .flights import Flights
@@ -37,24 +39,6 @@ from .policy import policy_override as policy_override
 from .request import Hit, Miss, Request, ask
 from .store import Mapped, Store, StoredEntry, as_store
 from .tiers import AutotuneTier, HeuristicsTier, MemoryTier, Off, OverlayTier, OverrideTier, SeedTier, StoreTier, Tier
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What was chosen for a request, by which tier, and why the earlier ones had no answer."""
-
-    cfg: Any
-    tier: str
-    misses: tuple[tuple[str, str], ...] = ()
-    record: Record | None = None
-
-
-Propose = Callable[[], Decision]
-
-
-def alone(request: Request, propose: Propose) -> Decision:
-    """The decision of a process that has nobody to agree with."""
-    return propose()
 
 
 class ConfigSelectorChain(Generic[Cfg, Out]):
@@ -81,8 +65,6 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._flights = Flights()
         # What this selector tuned, for what, and in which life of the cache.
         self._tuned: dict[Key, tuple[int, Objective]] = {}
-        # How decisions are agreed on between processes; the identity in one.
-        self._decide: Callable[[Request, Propose], Decision] = alone
         self._unwritable: set[str] = set()
         self._said: set[tuple[str, str]] = set()
 
@@ -113,15 +95,20 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         """The same, with the tier that answered and why the earlier ones did not."""
         policy = self.policy
         request = ask(inv, kernel, _objective(policy))
-        return self._decide(request, lambda: self._propose(request, self._tiers(policy)))
+        tiers = self._tiers(policy)
+        return decide(_Proposal(self, request, tiers, stores=tiers[2:4]), self._settings)
 
     def tune(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], repetitions: int = 1) -> Decision:
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
         request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
+        tiers = (self._unless_off(again=True), HeuristicsTier())
+        return decide(_Proposal(self, request, tiers, repetitions=repetitions), self._settings)
+
+    def _repeat(self, request: Request, tiers: Sequence[Tier], repetitions: int) -> Decision:
         decisions = []
         for _ in range(repetitions):
-            failures_of(self.tuner).pop((request.key, type(kernel)), None)
-            decisions.append(self._propose(request, (self._unless_off(again=True), HeuristicsTier())))
+            failures_of(self.tuner).pop((request.key, type(request.kernel)), None)
+            decisions.append(self._propose(request, tiers))
         best = min(decisions, key=_winner_seconds)
         if best is not decisions[-1] and best.record is not None:
             self._keep(request, Hit(best.cfg, "autotune", objective=request.objective, record=best.record), ())
@@ -193,6 +180,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             if hit.source == "persistent" and hit.keep:
                 self.cache._keep(key, hit.cfg, objective=hit.objective)
             self._tell("cache_hit", key, cfg=hit.cfg, **hit.data)
+        elif hit.source == "agreed":
+            self._follow(key, hit)
         elif hit.source == "heuristics":
             self._tell("heuristics", key, cfg=hit.cfg, reason=dict(misses).get("autotune", ""))
         elif hit.record is not None:
@@ -203,6 +192,12 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         else:
             # The only candidate is the heuristic cfg, and nothing was measured.
             self._tell("heuristics", key, cfg=hit.cfg, reason="one candidate, nothing to measure")
+
+    def _follow(self, key: Key, hit: Hit) -> None:
+        """What the processes agreed on is what this one remembers, unless it was told otherwise since."""
+        if hit.keep or self.cache._find(key) is None:
+            self.cache._keep(key, hit.cfg, objective=hit.objective)
+        self._tell("cache_hit", key, cfg=hit.cfg, level="memory", **hit.data)
 
     def _write(self, key: Key, hit: Hit) -> None:
         if self._store is None or hit.record is None:
@@ -230,7 +225,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             self._refuse_a_second_time(request)
         job = replace(
             job,
-            seconds=self._seconds_left(),
+            seconds=self._seconds_left(request),
             turn=lambda wait: turn(request.key.device, default_folder() / "locks", wait),
             settled=(lambda: None) if again else (lambda: self._settled(request)),
         )
@@ -246,9 +241,10 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             self._tell("autotune_finish", request.key, cfg=cfg, seconds=seconds, record=record)
         return record
 
-    def _seconds_left(self) -> float | None:
+    def _seconds_left(self, request: Request) -> float | None:
         limit = self._settings.tune_seconds
-        return None if limit is None else max(limit - seconds_spent(), 0.0)
+        limits = [request.seconds, None if limit is None else max(limit - seconds_spent(), 0.0)]
+        return min((seconds for seconds in limits if seconds is not None), default=None)
 
     def _settled(self, request: Request) -> tuple[Any] | None:
         found = StoreTier(self._store).find(request) if self._store is not None else Miss("")
@@ -262,6 +258,42 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             f"{request.key} was tuned by this selector before and is not in its cache any more; "
             "keep the entry, call cache.clear(), or pass forbid_reautotune=False"
         )
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """What a selector can say about one request."""
+
+    selector: ConfigSelectorChain[Any, Any]
+    request: Request
+    tiers: Sequence[Tier]
+    stores: Sequence[Tier] = ()
+    # Given where a tuning was asked for.
+    repetitions: int | None = None
+
+    @property
+    def is_tuning(self) -> bool:
+        return self.repetitions is not None
+
+    def known(self) -> Hit | None:
+        found = (tier.find(self.request) for tier in self.stores)
+        return next((answer for answer in found if isinstance(answer, Hit)), None)
+
+    def make(self, seconds: float | None = None) -> Decision:
+        if self.repetitions is None:
+            return self.selector._propose(replace(self.request, seconds=seconds), self.tiers)
+        each = None if seconds is None else seconds / self.repetitions
+        return self.selector._repeat(replace(self.request, seconds=each), self.tiers, self.repetitions)
+
+    def guess(self) -> Hit:
+        answer = self.tiers[-1].find(self.request)
+        if isinstance(answer, Miss):
+            raise _nothing_left(self.request.key, [(self.tiers[-1].name, answer.reason)])
+        return answer
+
+    def keep(self, hit: Hit, misses: Sequence[tuple[str, str]] = ()) -> Decision:
+        self.selector._keep(self.request, hit, misses)
+        return Decision(hit.cfg, str(hit.data.get("tier", hit.source)), tuple(misses))
 
 
 def _winner_seconds(decision: Decision) -> float:

@@ -47,7 +47,7 @@ def _tune_all(
         if show_progress:
             print(f"tuning {number} of {len(calls)}: {key.op_id} {key.call_key}", file=sys.stderr)
         decision = selector.tune(inv, kernel, repetitions)
-        if decision.record is None:
+        if decision.tier != "autotune":
             if show_progress:
                 print(f"  not tuned: {dict(decision.misses).get('autotune', '')}", file=sys.stderr)
             # In an overlay a guess would stand before what is known already.
