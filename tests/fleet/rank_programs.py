@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 from fakes import Blocks, Doubling, Listener, call_of, key_of
 
@@ -26,7 +27,6 @@ from ejkernel.ops import (
     Kernel,
     OpsError,
     PersistentCache,
-    agreement_report,
     overlay_cache,
 )
 from ejkernel.ops.config.wrappers import MemoryStore, ReadOnlyStore
@@ -53,7 +53,7 @@ class Rank:
 
     def wait_for(self, *names: str) -> None:
         """Waits for flags of other processes."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 60
         while not all((self.folder / f"flag-{name}").exists() for name in names):
             assert time.monotonic() < deadline, f"rank {self.rank} waited in vain for {names}"
             time.sleep(0.01)
@@ -96,6 +96,8 @@ def size_of(selector: ConfigSelectorChain, shape: int, kernel: Kernel | None = N
 
 def row(shape: int) -> dict[str, Any]:
     """The report's row for a call."""
+    from ejkernel.ops import agreement_report
+
     call_key = call_of(Doubling(SIZES), jnp.ones(shape)).call_key
     found = [row for row in agreement_report().agreed if row.key.call_key == call_key]
     assert len(found) == 1
@@ -414,21 +416,133 @@ def agrees(rank: Rank) -> None:
         *(really_tuned, heuristics_only, other_candidates),
     ):
         rank.say(scenario.__name__, **scenario(rank))
-    rank.meet("end")
+
+
+# Processes that die.
+
+
+def killed(rank: Rank) -> list[int]:
+    """The last of more than two ranks is killed while it waits, then rank 1 while it tunes; who is left."""
+    start(rank)
+    if rank.ranks > 2:
+        rank.say("killed_waiting", **killed_waiting(rank))
+    rank.say("killed_tuning", **killed_tuning(rank))
+    rank.say("afterwards", size=size_of(selector_of(rank), 502))
+    return [0, *range(2, rank.ranks - 1)]
+
+
+def killed_waiting(rank: Rank) -> dict[str, Any]:
+    def tune() -> None:
+        rank.raise_flag("tuning")
+        rank.wait_for("killed")
+
+    selector = selector_of(rank, before=tune)
+    if rank.rank:
+        rank.wait_for("tuning")
+    if rank.rank == rank.ranks - 1:
+        say_when_waiting(rank)
+    return {"size": size_of(selector, 500)}
+
+
+def say_when_waiting(rank: Rank) -> None:
+    from ejkernel.ops.fleet.service import Service
+
+    real = Service.wait
+
+    def wait(self, key, seconds):
+        rank.raise_flag("waits")
+        return real(self, key, seconds)
+
+    Service.wait = wait
+
+
+def killed_tuning(rank: Rank) -> dict[str, Any]:
+    def die() -> None:
+        rank.raise_flag("dies")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    selector = selector_of(rank, before=die)
+    if rank.rank != 1:
+        rank.wait_for("dies")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        size = size_of(selector, 501)
+    return {"size": size, "row": row(501), "warned": [str(w.message) for w in caught]}
+
+
+def coordinator_killed(rank: Rank) -> None:
+    """Rank 0, which holds the service, is killed while the others wait for its tuning."""
+    start(rank)
+
+    def tune() -> None:
+        rank.raise_flag("tuning")
+        rank.wait_for("never")
+
+    if rank.rank:
+        rank.wait_for("tuning")
+        say_when_waiting(rank)
+    error = error_of(lambda: size_of(selector_of(rank, before=tune), 510))
+    rank.say("coordinator_killed", error=error)
+    sys.exit(1)
+
+
+# Programs that begin again.
+
+
+def begins_again(rank: Rank) -> None:
+    """The distributed system is shut down and started again; between the two a process decides by itself."""
+    x = 520
+    before = selector_of(rank)
+    alone = size_of(before, x)
+    jax.extend.backend.clear_backends()
+    start(rank)
+    executor = Executor(selector_of(rank))
+    first = size_of(executor.chooser, x)
+    text = executor(Blocked(SIZES), jnp.ones(x))[0]
+    rank.meet("first")
+    jax.distributed.shutdown()
+    jax.clear_caches()
+    jax.extend.backend.clear_backends()
+    between = size_of(selector_of(rank), x)
+    jax.clear_caches()
+    jax.extend.backend.clear_backends()
+    start(rank, "SECOND_PORT")
+    # Rank 1 was started anew, so to speak: it remembers nothing of the first life.
+    second = size_of(selector_of(rank) if rank.rank else executor.chooser, x)
+    from ejkernel.ops import agreement_report
+
+    report = len(agreement_report().agreed)
+    rank.say(
+        "begins_again",
+        alone=alone,
+        first=first,
+        computed=[float(text), float(executor(Blocked(SIZES), jnp.ones(x))[0])],
+        between=between,
+        second=second,
+        report=report,
+    )
+
+
+def switched_off(rank: Rank) -> None:
+    """Every rank decides by itself, and nothing of the agreement is even imported."""
+    start(rank)
+    rank.say("switched_off", size=size_of(selector_of(rank), 530), imported="ejkernel.ops.fleet.asking" in sys.modules)
 
 
 def start(rank: Rank, port: str = "PORT", **options: Any) -> None:
     jax.distributed.initialize(f"127.0.0.1:{os.environ[port]}", rank.ranks, rank.rank, **options)
+    # JAX's backends wait for each other when they start: all at once, so that no scenario waits for that.
+    jax.devices()
 
 
 def main(program: str) -> None:
     """Runs a program, named by its function."""
     rank = Rank()
-    globals()[program](rank)
+    survivors = globals()[program](rank) or range(rank.ranks)
     sys.stdout.flush()
+    # JAX ends every process whose coordinator left before it did.
+    rank.raise_flag(f"left-{rank.rank}")
+    if rank.rank == 0:
+        rank.wait_for(*(f"left-{other}" for other in survivors))
     # JAX's own farewell waits for processes that a test has killed.
     os._exit(0)
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 
 # Far beyond any wait that the programs make; only a hang gets here.
-_HANGS = 240.0
+_HANGS = 100.0
 
 
 class Ranks:
