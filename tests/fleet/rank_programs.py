@@ -17,7 +17,9 @@ from typing import Any
 import jax
 import jax.extend
 import jax.numpy as jnp
+import numpy as np
 from fakes import Blocks, Doubling, Listener, call_of, key_of
+from jax.sharding import PartitionSpec as P
 
 from ejkernel.ops import (
     AutotunePolicy,
@@ -27,6 +29,7 @@ from ejkernel.ops import (
     Kernel,
     OpsError,
     PersistentCache,
+    device_fingerprint,
     overlay_cache,
 )
 from ejkernel.ops.config.wrappers import MemoryStore, ReadOnlyStore
@@ -484,6 +487,74 @@ def coordinator_killed(rank: Rank) -> None:
     error = error_of(lambda: size_of(selector_of(rank, before=tune), 510))
     rank.say("coordinator_killed", error=error)
     sys.exit(1)
+
+
+# A mesh over all processes.
+
+
+class Layer(Blocked):
+    """Its cfg shows in the program's text, and it needs all rows of a shard."""
+
+    op_id = "layer"
+    # So that a test can store a cfg for what is called inside shard_map.
+    key_builder = staticmethod(lambda inv: f"width {inv.args[0].shape[-1]}")
+
+    def run(self, x, *, cfg):
+        return jnp.tanh(x) * float(cfg.size) + x.sum()
+
+
+def sharded(rank: Rank) -> None:
+    """A training step over the devices of all processes; without stored cfgs, and with one in rank 1's store."""
+    start(rank)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    for scenario, width in (("sharded", 16), ("sharded_stored", 24)):
+        store = PersistentCache("layer", rank.folder / f"layer-{rank.rank}.json", cfg_type=Blocks)
+        selector = selector_of(rank, persistent=store)
+        if scenario == "sharded_stored":
+            selector.tuner.before = lambda: rank.wait_for("lowered-1")
+            if rank.rank == 1:
+                store.put(device_fingerprint(), "layer@v3", f"width {width}", Blocks(77))
+        step, w, x = training(Executor(selector), mesh, width)
+        text = step.lower(w, x).as_text()
+        if scenario == "sharded_stored":
+            rank.raise_flag(f"lowered-{rank.rank}")
+        losses = []
+        for _ in range(3):
+            value, w = step(w, x)
+            losses.append(float(value))
+        rank.say(scenario, text=text, losses=losses, cfgs=_sizes(selector), tuned=selector.tuner.calls)
+    rank.say("global_arrays", **global_arrays(rank, mesh))
+
+
+def training(executor: Executor, mesh: jax.sharding.Mesh, width: int) -> tuple[Any, jax.Array, jax.Array]:
+    def loss(w, x):
+        return jax.lax.pmean(jnp.mean(executor(Layer(SIZES), x * w) ** 2), "data")
+
+    @jax.jit
+    def step(w, x):
+        both = jax.shard_map(jax.value_and_grad(loss), mesh=mesh, in_specs=(P(), P("data")), out_specs=(P(), P()))
+        value, gradient = both(w, x)
+        return value, w - 1e-3 * gradient
+
+    return step, spread(mesh, P(), (width,)), spread(mesh, P("data"), (8, width))
+
+
+def spread(mesh: jax.sharding.Mesh, spec: Any, shape: tuple[int, ...]) -> jax.Array:
+    whole = np.linspace(0.1, 1.0, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    return jax.make_array_from_callback(shape, jax.sharding.NamedSharding(mesh, spec), lambda index: whole[index])
+
+
+def global_arrays(rank: Rank, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """Arrays over all processes, called by themselves and in a function that JAX shards: nobody measures alone."""
+    executor = Executor(selector_of(rank))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        eager = float(executor(Layer(SIZES), spread(mesh, P("data"), (8, 32))).sum())
+        x = spread(mesh, P("data"), (8, 40))
+        step = jax.jit(lambda x: executor(Layer(SIZES), x).sum())
+        text, automatic = step.lower(x).as_text(), float(step(x))
+    reasons = [str(w.message) for w in caught]
+    return {"sums": [eager, automatic], "text": text, "warned": reasons, "tuned": executor.chooser.tuner.calls}
 
 
 # Programs that begin again.

@@ -1,4 +1,4 @@
-"""Real processes of one `jax.distributed` program on this machine, for tests: how they are started and what they say."""
+"""Real processes of one `jax.distributed` program on this machine: how tests start them and what they say."""
 
 from __future__ import annotations
 

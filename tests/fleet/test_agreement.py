@@ -10,7 +10,11 @@ from ranks import once, run_program
 def said(request, tmp_path_factory):
     """What every process said of every scenario."""
     name = f"agrees-{request.param}"
-    return once(tmp_path_factory.getbasetemp(), name, lambda: run_program("agrees", request.param, tmp_path_factory.mktemp(name)))
+    return once(
+        tmp_path_factory.getbasetemp(),
+        name,
+        lambda: run_program("agrees", request.param, tmp_path_factory.mktemp(name)),
+    )
 
 
 def values(by_rank, name):
