@@ -94,7 +94,8 @@ def _texts(request: Request) -> list[str]:
     # Whatever a kernel raises here reaches the user where its candidates are needed; a stored cfg needs none of them.
     except Exception as error:
         return [type_name(type(error))]
-    return [_text(cfg) for cfg in cfgs]
+    # The heuristic cfg is usually one of the candidates.
+    return list(dict.fromkeys(_text(cfg) for cfg in cfgs))
 
 
 def _text(cfg: Any) -> str:
