@@ -14,8 +14,8 @@ Stamp = Literal["hash", "json", "none"]
 _ON = {"", "on", "1", "true", "yes"}
 _OFF = {"off", "0", "false", "no"}
 
-# How long a process waits for another one's decision: some times the longest cold tuning seen (13 s for 72 candidates
-# on an H200), and well below the ten minutes after which collectives give up.
+# How long a process waits for another one's decision: eight times the longest tuning measured on an H200 (14 s).
+# Beyond that an untuned kernel is the lesser evil.
 AGREE_SECONDS = 120.0
 
 
