@@ -129,10 +129,7 @@ def test_what_the_program_says_itself_is_not_agreed(said):
     found = said["program_text"]
     assert values(found, "given") == [50 + rank for rank in found]
     assert values(found, "under") == [60 + rank for rank in found]
-    assert the_one(values(found, "size")) in SIZES
-
-
-SIZES = (1, 2, 4, 8, 16)
+    assert the_one(values(found, "size")) in (2, 4, 8, 16)
 
 
 def test_a_later_put_of_one_rank_does_not_part_it_from_the_others(said):
@@ -141,8 +138,7 @@ def test_a_later_put_of_one_rank_does_not_part_it_from_the_others(said):
     size = the_one(values(found, "size"))
     assert all(sizes == [size, size] for sizes in values(found, "later"))
     assert the_one(values(found, "cleared")) == size
-    assert len(the_one(found[0]["warned"][:1] + found[0]["warned"])) > 0
-    assert "agreed on" in found[0]["warned"][0]
+    assert "agreed on" in the_one(found[0]["warned"])
     assert all(found[rank]["warned"] == [] for rank in found if rank)
 
 
@@ -212,6 +208,4 @@ def test_a_rank_with_other_candidates_is_an_error_for_all(said):
         assert f"process {len(found) - 1}" in data["second"]
         assert '{"size": 17}' in data["second"]
         assert '{"size": 16}' in data["second"]
-    assert found[len(found) - 1]["first"].startswith("AgreementError: ") or any(
-        data["first"].startswith("AgreementError: ") for data in found.values()
-    )
+    assert any(data["first"].startswith("AgreementError: ") for data in found.values())

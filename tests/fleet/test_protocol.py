@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 from fakes import Blocks, Doubling, call_of, child
 from fakes_fleet import SIZES, FakeClient, Saying, process
+from ranks import wait_for
 
 from ejkernel.ops import OpsError, _jax, agreement_report
 from ejkernel.ops.config.request import ask
@@ -64,6 +65,20 @@ def test_an_answer_is_kept_once_and_told_each_time(client):
 
     kept = [(hit.source, hit.keep, hit.data["process"]) for hit in saying.kept]
     assert kept == [("agreed", True, 0), ("agreed", False, 0)]
+
+
+def test_a_decision_takes_few_requests(client):
+    """Seven to decide by tuning, four to publish what is known, three to follow, none to choose again."""
+    first, second = process(client, 0), process(client, 1)
+    known = ask(call_of(Doubling(SIZES), jnp.ones(9)), Doubling(SIZES), "forward")
+    asked = []
+
+    for agreement, saying in [(first, Saying()), (first, Saying(known=8, request=known)), (second, Saying())] * 2:
+        before = client.asked
+        size(agreement, saying)
+        asked.append(client.asked - before)
+
+    assert asked == [7, 4, 3, 0, 0, 0]
 
 
 def test_who_knows_does_not_wait_for_who_tunes(client):
@@ -317,15 +332,11 @@ def test_a_state_that_jax_changed_is_a_clear_error(monkeypatch):
 
 
 def test_the_pulse_beats_while_it_is_asked_to(client):
-    """There is a sign before the block begins, more follow, and none comes after its end."""
+    """There is a sign before the block begins, more follow, and the end of the last block ends them."""
     pulse = Pulse(Service(client, ""), "pulse", "life", lease=0.02)
     with pulse.beating(), pulse.beating():
         assert client.data["pulse"].startswith("life ")
-        before = threading.active_count()
-        seen = {client.data["pulse"]}
-        while len(seen) < 3:
-            seen.add(client.data["pulse"])
-    assert before >= 2
+        wait_for(lambda: int(client.data["pulse"].removeprefix("life ")) >= 3, "a third sign")
     assert pulse._rest.is_set()
 
 
