@@ -237,6 +237,15 @@ def test_other_code_is_named_with_its_process(client, other, named):
     assert "doubling@v3" in str(caught.value).splitlines()[-1]
 
 
+def test_two_versions_in_one_process_are_named(client):
+    """They would share one cfg: the error says to give one of them another name."""
+    agreement = process(client, 0)
+    size(agreement, Saying())
+
+    with pytest.raises(AgreementError, match=r"doubling@v3 and doubling@v4.*op_id of its own"):
+        size(agreement, Saying(kernel=Newer(SIZES)))
+
+
 def test_another_package_is_named(client, monkeypatch):
     """A process with another release of this package gets an error that names both."""
     size(process(client, 0), Saying())

@@ -96,7 +96,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         policy = self.policy
         request = ask(inv, kernel, _objective(policy))
         tiers = self._tiers(policy)
-        return decide(_Proposal(self, request, tiers, stores=tiers[2:4]), self._settings)
+        stores = [tier for tier in tiers if isinstance(tier, (MemoryTier, StoreTier))]
+        return decide(_Proposal(self, request, tiers, stores), self._settings)
 
     def tune(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], repetitions: int = 1) -> Decision:
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
@@ -286,9 +287,10 @@ class _Proposal:
         return self.selector._repeat(replace(self.request, seconds=each), self.tiers, self.repetitions)
 
     def guess(self) -> Hit:
-        answer = self.tiers[-1].find(self.request)
+        tier = next(tier for tier in self.tiers if tier.name == "heuristics")
+        answer = tier.find(self.request)
         if isinstance(answer, Miss):
-            raise _nothing_left(self.request.key, [(self.tiers[-1].name, answer.reason)])
+            raise _nothing_left(self.request.key, [(tier.name, answer.reason)])
         return answer
 
     def keep(self, hit: Hit, misses: Sequence[tuple[str, str]] = ()) -> Decision:

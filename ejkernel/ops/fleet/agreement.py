@@ -16,6 +16,7 @@ from ..config.deciding import Decision, Proposal
 from ..config.flights import Flights
 from ..config.request import Hit
 from ..core import changes
+from ..core.errors import AgreementError
 from ..core.kernel import check_cfg_type
 from ..core.key import Key
 from .asking import ROOT, Asking, Member, Topic, topic_of
@@ -94,6 +95,11 @@ class Agreement:
 
     def _again(self, proposal: Proposal, agreed: Agreed) -> Decision:
         request = proposal.request
+        if agreed.key.op_id != request.key.op_id:
+            raise AgreementError(
+                f"this process has two versions of one kernel, {agreed.key.op_id} and {request.key.op_id}, and the "
+                "processes agree by operation; give one of them an op_id of its own"
+            )
         check_cfg_type(request.kernel, agreed.cfg, "the agreed cfg")
         other = proposal.known()
         if other is not None and not changes.same(other.cfg, agreed.cfg) and request.key not in self._told:
