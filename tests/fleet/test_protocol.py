@@ -11,12 +11,13 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from fakes import Blocks, Doubling, call_of, child
+from fakes import Blocks, DictStore, Doubling, TableTuner, call_of, child
 from fakes_fleet import SIZES, FakeClient, Saying, process
 from ranks import wait_for
 
-from ejkernel.ops import OpsError, _jax, agreement_report
+from ejkernel.ops import ConfigCache, ConfigSelectorChain, OpsError, _jax, agreement_report
 from ejkernel.ops.config.request import ask
+from ejkernel.ops.config.selection import _Proposal
 from ejkernel.ops.core.errors import AgreementError, JaxChangedError
 from ejkernel.ops.fleet import manifest
 from ejkernel.ops.fleet.agreement import AgreementWarning
@@ -292,6 +293,24 @@ def test_a_kernel_with_its_own_keys_may_differ_in_candidates(client):
     assert size(process(client, 0), Saying(request=requests[0])) == size(
         process(client, 1), Saying(request=requests[1])
     )
+
+
+# What a selector proposes.
+
+
+def test_an_entry_that_was_tuned_for_less_is_not_known():
+    """Neither memory nor a store that has the same cfg answers for forward and backward what was tuned for forward."""
+    kernel, store = Doubling(SIZES), DictStore()
+    selector = ConfigSelectorChain(ConfigCache(), tuner=TableTuner({size: size for size in SIZES}), persistent=store)
+    selector.choose(call_of(kernel), kernel)
+
+    def known(objective):
+        tiers = selector._tiers(selector.policy)
+        return _Proposal(selector, ask(call_of(kernel), kernel, objective), tiers, tiers[2:4]).known()
+
+    assert store.data
+    assert known("forward").source == "memory"
+    assert known("forward+backward") is None
 
 
 # The service.

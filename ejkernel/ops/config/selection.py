@@ -102,14 +102,13 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def tune(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], repetitions: int = 1) -> Decision:
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
         request = ask(replace(inv, override_cfg=None), kernel, _objective(self.policy))
-        tiers = (self._unless_off(again=True), HeuristicsTier())
-        return decide(_Proposal(self, request, tiers, repetitions=repetitions), self._settings)
+        return decide(_Proposal(self, request, (HeuristicsTier(),), repetitions=repetitions), self._settings)
 
-    def _repeat(self, request: Request, tiers: Sequence[Tier], repetitions: int) -> Decision:
+    def _repeat(self, request: Request, repetitions: int) -> Decision:
         decisions = []
         for _ in range(repetitions):
             failures_of(self.tuner).pop((request.key, type(request.kernel)), None)
-            decisions.append(self._propose(request, tiers))
+            decisions.append(self._propose(request, (self._unless_off(again=True), HeuristicsTier())))
         best = min(decisions, key=_winner_seconds)
         if best is not decisions[-1] and best.record is not None:
             self._keep(request, Hit(best.cfg, "autotune", objective=request.objective, record=best.record), ())
@@ -277,14 +276,20 @@ class _Proposal:
         return self.repetitions is not None
 
     def known(self) -> Hit | None:
-        found = (tier.find(self.request) for tier in self.stores)
-        return next((answer for answer in found if isinstance(answer, Hit)), None)
+        request = self.request
+        for tier in self.stores:
+            answer = tier.find(request)
+            if isinstance(answer, Hit):
+                return answer
+            # A store that keeps cfgs alone learns from memory what they were tuned for.
+            request = replace(request, seeds=(*request.seeds, *(answer.seeds or ())))
+        return None
 
     def make(self, seconds: float | None = None) -> Decision:
         if self.repetitions is None:
             return self.selector._propose(replace(self.request, seconds=seconds), self.tiers)
         each = None if seconds is None else seconds / self.repetitions
-        return self.selector._repeat(replace(self.request, seconds=each), self.tiers, self.repetitions)
+        return self.selector._repeat(replace(self.request, seconds=each), self.repetitions)
 
     def guess(self) -> Hit:
         tier = next(tier for tier in self.tiers if tier.name == "heuristics")
