@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from fakes import Blocks, DictStore, Doubling, TableTuner, call_of, child
 from fakes_fleet import SIZES, FakeClient, Saying, process
@@ -69,7 +71,7 @@ def test_an_answer_is_kept_once_and_told_each_time(client):
 
 
 def test_a_decision_takes_few_requests(client):
-    """Seven to decide by tuning, four to publish what is known, three to follow, none to choose again."""
+    """Eight to decide by tuning, four to publish what is known, three to follow, none to choose again."""
     first, second = process(client, 0), process(client, 1)
     known = ask(call_of(Doubling(SIZES), jnp.ones(9)), Doubling(SIZES), "forward")
     asked = []
@@ -79,7 +81,7 @@ def test_a_decision_takes_few_requests(client):
         size(agreement, saying)
         asked.append(client.asked - before)
 
-    assert asked == [7, 4, 3, 0, 0, 0]
+    assert asked == [8, 4, 3, 0, 0, 0]
 
 
 def test_who_knows_does_not_wait_for_who_tunes(client):
@@ -88,6 +90,23 @@ def test_who_knows_does_not_wait_for_who_tunes(client):
 
     assert size(process(client, 0), slow) == 8
     assert client.clock.now == 0
+
+
+def test_nothing_is_tuned_for_an_answer_that_came_meanwhile(client, monkeypatch):
+    """A verdict that is published between the look and the claim is followed without a tuning."""
+    saying = Saying(tuned=2)
+    real = client.key_value_set
+
+    def set_after_another(key, value, allow_overwrite=False):
+        if key.endswith("/claim"):
+            monkeypatch.setattr(client, "key_value_set", real)
+            size(process(client, 1), Saying(known=8))
+        return real(key, value, allow_overwrite)
+
+    monkeypatch.setattr(client, "key_value_set", set_after_another)
+
+    assert size(process(client, 0), saying) == 8
+    assert saying.made == 0
 
 
 def test_a_process_that_gives_up_leaves_the_key_to_the_next(client):
@@ -394,19 +413,20 @@ def test_a_program_of_one_process_imports_nothing_of_this():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_threads_as_processes_agree_on_random_keys(client, seed):
-    """Four processes ask for sixty keys in orders of their own; some know answers, some give up, some never ask."""
+def test_threads_as_processes_agree_on_random_keys(seed):
+    """Four processes ask for sixty keys in orders of their own; some know answers, some never ask."""
+    client = FakeClient(time.monotonic)
     shapes = range(60)
     kernel = Doubling(SIZES)
-    requests = {n: ask(call_of(kernel, jnp.ones(n + 1)), kernel, "forward") for n in shapes}
+    requests = {n: ask(call_of(kernel, np.ones(n + 1, np.float32)), kernel, "forward") for n in shapes}
 
     def run(number):
         rng = random.Random(f"{seed} {number}")
-        agreement = process(client, number, lease=1e9)
+        agreement = process(client, number, lease=60)
         found = {}
         for n in rng.sample(shapes, 50):
             known = rng.choice([None, None, 100 + number])
-            found[n] = size(agreement, Saying(request=requests[n], tuned=2**number, known=known), seconds=1e9)
+            found[n] = size(agreement, Saying(request=requests[n], tuned=2**number, known=known), seconds=600)
         return found
 
     interval = sys.getswitchinterval()
