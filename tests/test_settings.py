@@ -24,7 +24,7 @@ def read(monkeypatch):
 
 
 def test_an_empty_environment_has_the_defaults(monkeypatch):
-    """Nothing set: tuning is on and unbounded, nothing is recorded, labels are hashes, the folder is the user's."""
+    """Nothing set: tuning is on and unbounded, agreement on, nothing recorded, labels are hashes, the user's folder."""
     monkeypatch.delenv("EJKERNEL_PERSISTENT_CACHE_DIR")
     found = Settings.read()
     assert dataclasses.asdict(found) == {
@@ -36,6 +36,8 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "progress": "auto",
         "lock": None,
         "packs": (),
+        "agree": True,
+        "agree_seconds": 120.0,
     }
 
 
@@ -104,6 +106,12 @@ def test_packs_can_be_set_and_turned_off(read):
     assert read(EJKERNEL_OPS_PACKS="off").packs is None
 
 
+def test_agreement_can_be_turned_off_and_bounded(read):
+    """`EJKERNEL_OPS_AGREE` is a switch, `EJKERNEL_OPS_AGREE_SECONDS` the longest wait."""
+    assert read(EJKERNEL_OPS_AGREE="off").agree is False
+    assert read(EJKERNEL_OPS_AGREE_SECONDS="0.5").agree_seconds == 0.5
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -112,6 +120,11 @@ def test_packs_can_be_set_and_turned_off(read):
         ("EJKERNEL_OPS_TUNE_SECONDS", "-1"),
         ("EJKERNEL_OPS_TUNE_SECONDS", "nan"),
         ("EJKERNEL_OPS_STAMP", "yaml"),
+        ("EJKERNEL_OPS_AGREE", "perhaps"),
+        ("EJKERNEL_OPS_AGREE_SECONDS", "0"),
+        ("EJKERNEL_OPS_AGREE_SECONDS", "-5"),
+        ("EJKERNEL_OPS_AGREE_SECONDS", "inf"),
+        ("EJKERNEL_OPS_AGREE_SECONDS", "later"),
     ],
 )
 def test_a_value_that_means_nothing_is_named(read, name, value):

@@ -64,6 +64,9 @@ if TYPE_CHECKING:
     from .execution.results import AutotuningResult as AutotuningResult
     from .execution.results import Entry as Entry
     from .execution.results import Measurement as Measurement
+    from .fleet.agreement import agreement_report as agreement_report
+    from .fleet.report import Agreed as Agreed
+    from .fleet.report import AgreementReport as AgreementReport
     from .registry import get_invocations as get_invocations
     from .registry import record_invocation as record_invocation
     from .tuning.heat import Isolation as Isolation
@@ -98,6 +101,8 @@ _NAMES = {
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",
     "execution.offline": "AutotuneOptions autotune autotune_lowered autotune_recorded benchmark",
     "execution.results": "AutotuneData AutotuningResult Entry Measurement",
+    "fleet.agreement": "agreement_report",
+    "fleet.report": "Agreed AgreementReport",
     "registry": "get_invocations record_invocation",
     "tuning.heat": "Isolation",
     "tuning.search.features": "Space",

@@ -23,10 +23,14 @@ def _private(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise JaxChangedError(
-            f"jax {jax.__version__} has no {module}.{name}, which ejkernel.ops needs; "
-            "install a supported JAX (>=0.10,<0.13) or report this with the version"
-        ) from error
+        raise _changed(f"there is no {module}.{name}") from error
+
+
+def _changed(what: str) -> JaxChangedError:
+    return JaxChangedError(
+        f"jax {jax.__version__} is not as ejkernel.ops needs it: {what}; "
+        "install a supported JAX (>=0.10,<0.13) or report this with the version"
+    )
 
 
 ArrayImpl: Any = _private("jax._src.array", "ArrayImpl")
@@ -169,6 +173,40 @@ def setting(name: str) -> Any:
 def backend_is_up() -> bool:
     """Has this process started a JAX backend?"""
     return bool(_private("jax._src.xla_bridge", "backends_are_initialized")())
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """This process's place in a `jax.distributed` program, and its client of the program's key-value service."""
+
+    client: Any
+    process: int
+    processes: int
+    coordinator: str
+
+
+def distributed() -> Distributed | None:
+    """That, or None in a program of one process."""
+    state = _private("jax._src.distributed", "global_state")
+    try:
+        if state.client is None or state.num_processes == 1:
+            return None
+        return Distributed(state.client, state.process_id, state.num_processes, str(state.coordinator_address))
+    except AttributeError as error:
+        raise _changed(f"jax._src.distributed.global_state: {error}") from error
+
+
+# What is asked of that client.
+_CLIENT_VERBS = (
+    *("key_value_set", "key_value_try_get", "blocking_key_value_get", "key_value_dir_get", "key_value_delete"),
+)
+
+
+def check_client(client: Any) -> None:
+    """Says at once that the service's client is not as it was, rather than when a decision hangs on it."""
+    missing = [verb for verb in _CLIENT_VERBS if not hasattr(client, verb)]
+    if missing:
+        raise _changed(f"the client of jax.distributed has no {', '.join(missing)}")
 
 
 @contextlib.contextmanager

@@ -16,6 +16,10 @@ Progress = Literal["auto", "on", "off"]
 _ON = {"", "on", "1", "true", "yes"}
 _OFF = {"off", "0", "false", "no"}
 
+# How long a process waits for another one's decision: eight times the longest tuning measured on an H200 (14 s).
+# Beyond that an untuned kernel is the lesser evil.
+AGREE_SECONDS = 120.0
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -31,6 +35,8 @@ class Settings:
     lock: str | None = None
     # Packs to look into; None turns all of them off, those of installed packages included.
     packs: tuple[str, ...] | None = ()
+    agree: bool = True
+    agree_seconds: float = AGREE_SECONDS
 
     @property
     def record_file(self) -> str | None:
@@ -49,6 +55,8 @@ class Settings:
             progress=_progress("EJKERNEL_OPS_PROGRESS"),
             lock=_path("EJKERNEL_OPS_LOCK"),
             packs=_paths("EJKERNEL_OPS_PACKS"),
+            agree=_switch("EJKERNEL_OPS_AGREE"),
+            agree_seconds=_bound("EJKERNEL_OPS_AGREE_SECONDS", AGREE_SECONDS),
         )
 
 
@@ -76,6 +84,20 @@ def _seconds(name: str) -> float | None:
         seconds = math.nan
     if not seconds >= 0:
         raise SettingError(f"{name}={text!r} is not a number of seconds: use a number of at least 0, such as 60")
+    return seconds
+
+
+def _bound(name: str, default: float) -> float:
+    """A wait that ends: zero would give every tuning away, and infinity would bring the hang back."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise SettingError(f"{name}={text!r} is no bound for a wait: use a number of seconds over 0, such as 120")
     return seconds
 
 

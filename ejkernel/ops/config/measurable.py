@@ -38,6 +38,8 @@ def obstacle(request: Request, cfg: Any) -> Obstacle | None:
     leaves = array_leaves(inv.args, inv.kwargs)
     if any(not isinstance(size, int) for leaf in leaves for size in np.shape(leaf)):
         return Obstacle("its shapes are symbolic")
+    if any(_spans_processes(leaf.sharding) for leaf in leaves if _has_place(leaf)):
+        return Obstacle("its arrays span processes; call it inside shard_map to have each shard's part tuned", True)
     if request.device not in jax.local_devices(backend=request.device.client.platform):
         return Obstacle(f"{device_fingerprint(request.device)} is not attached to this process")
     abstract = [leaf for leaf in leaves if not is_concrete(leaf)]
@@ -74,8 +76,20 @@ def _auto_sharded(leaf: Any) -> bool:
     return any(k == auto and n > 1 for k, n in zip(mesh.axis_types, mesh.shape.values(), strict=True))
 
 
-def _spans_processes(mesh: Any) -> bool:
-    return isinstance(mesh, jax.sharding.Mesh) and len({d.process_index for d in mesh.devices.flat}) > 1
+def _has_place(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) and not isinstance(leaf, jax.core.Tracer)
+
+
+def _spans_processes(place: Any) -> bool:
+    if isinstance(place, jax.sharding.Mesh):
+        return len({d.process_index for d in place.devices.flat}) > 1
+    return isinstance(place, jax.sharding.Sharding) and len({d.process_index for d in _devices(place)}) > 1
+
+
+def _devices(sharding: jax.sharding.Sharding) -> set[jax.Device]:
+    # A sharding over an abstract mesh has no devices.
+    abstract = isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
+    return set() if abstract else sharding.device_set
 
 
 def _too_large(request: Request, cfg: Any, leaves: Sequence[Any]) -> Obstacle | None:

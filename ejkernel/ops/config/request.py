@@ -54,6 +54,8 @@ class Request:
     # What a tuning must cover to be good enough.
     objective: Objective
     seeds: tuple[Hit, ...] = ()
+    # The most that a tuning may take, besides what the process may spend: others wait for it.
+    seconds: float | None = None
 
     @cached_property
     def platform(self) -> str:

@@ -30,6 +30,8 @@ from ..tuning.turn import turn
 from . import finding
 from .cache import ConfigCache, lock_in_force
 from .collecting import collect
+from .deciding import Decision as Decision
+from .deciding import decide
 from .events import Teller
 from .failures import failures_of
 from .flights import Flights
@@ -45,26 +47,6 @@ from .policy import policy_override as policy_override
 from .request import Hit, Miss, Request, ask
 from .store import KeepsRecords, Mapped, Store, StoredEntry, as_store
 from .tiers import AutotuneTier, HeuristicsTier, MemoryTier, Off, OverlayTier, OverrideTier, SeedTier, StoreTier, Tier
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What was chosen for a request, by which tier, and why the earlier ones had no answer."""
-
-    cfg: Any
-    tier: str
-    misses: tuple[tuple[str, str], ...] = ()
-    record: Record | None = None
-    # The record of a tuning that left no candidate.
-    failed: Record | None = None
-
-
-Propose = Callable[[], Decision]
-
-
-def alone(request: Request, propose: Propose) -> Decision:
-    """The decision of a process that has nobody to agree with."""
-    return propose()
 
 
 class ConfigSelectorChain(Generic[Cfg, Out]):
@@ -92,8 +74,6 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._flights = Flights()
         # What this selector tuned, for what, and in which life of the cache.
         self._tuned: dict[Key, tuple[int, Objective]] = {}
-        # How decisions are agreed on between processes; the identity in one.
-        self._decide: Callable[[Request, Propose], Decision] = alone
         # What tunings left behind where no store keeps it.
         self._records: dict[Key, Record] = {}
         self._unwritable: set[str] = set()
@@ -136,7 +116,11 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if finder is not None:
             # A program is looked through, not run.
             return finder.saw(self, request, self._look(request, policy))
-        decision = self._decide(request, lambda: self._propose(request, self._tiers(policy)))
+        tiers = self._tiers(policy)
+        stores = [tier for tier in tiers if isinstance(tier, (MemoryTier, StoreTier, PacksTier))]
+        proposal = _Proposal(self, request, tiers, stores)
+        # A lock is the same file for all processes: there is nothing to agree on.
+        decision = decide(proposal, self._settings) if self.lock is None else proposal.make()
         collect(request, decision.cfg, decision.tier, self.cache)
         return decision
 
@@ -163,10 +147,14 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     ) -> Decision:
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
         request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
+        request = replace(request, seconds=seconds)
+        return decide(_Proposal(self, request, (HeuristicsTier(),), repetitions=repetitions), self._settings)
+
+    def _repeat(self, request: Request, repetitions: int) -> Decision:
         decisions = []
         for _ in range(repetitions):
-            failures_of(self.tuner).pop((request.key, type(kernel)), None)
-            decisions.append(self._propose(request, (self._unless_off(again=True, seconds=seconds), HeuristicsTier())))
+            failures_of(self.tuner).pop((request.key, type(request.kernel)), None)
+            decisions.append(self._propose(request, (self._unless_off(again=True), HeuristicsTier())))
         best = min(decisions, key=_winner_seconds)
         if best is not decisions[-1] and best.record is not None:
             self._keep(request, Hit(best.cfg, "autotune", objective=request.objective, record=best.record), ())
@@ -200,14 +188,14 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             return Off("autotune", f"off (cache_miss_fallback={policy.cache_miss_fallback!r})")
         return self._unless_off(sole_answers=not policy.allow_heuristics)
 
-    def _unless_off(self, *, sole_answers: bool = False, again: bool = False, seconds: float | None = None) -> Tier:
+    def _unless_off(self, *, sole_answers: bool = False, again: bool = False) -> Tier:
         """The tier that tunes, as far as the environment lets it; `again` tunes whatever is known already."""
         if not self._settings.autotune:
             return Off("autotune", "off (EJKERNEL_OPS_AUTOTUNE)")
         limit = self._settings.tune_seconds
         if limit is not None and seconds_spent() >= limit:
             return Off("autotune", f"the process has spent its {limit:g} s of tuning (EJKERNEL_OPS_TUNE_SECONDS)")
-        tune = functools.partial(self._tune, again=again, seconds=seconds)
+        tune = functools.partial(self._tune, again=again)
         return AutotuneTier(tune, failures_of(self.tuner), self._said, sole_answers)
 
     def _propose(self, request: Request, tiers: Sequence[Tier]) -> Decision:
@@ -249,6 +237,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             if hit.source == "persistent" and hit.keep:
                 self.cache._keep(key, hit.cfg, objective=hit.objective, call=request.call)
             self._tell("cache_hit", key, cfg=hit.cfg, **hit.data)
+        elif hit.source == "agreed":
+            self._follow(request, hit)
         elif hit.source == "heuristics":
             self._tell("heuristics", key, cfg=hit.cfg, reason=dict(misses).get("autotune", ""))
         elif hit.record is not None:
@@ -261,6 +251,12 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         else:
             # The only candidate is the heuristic cfg, and nothing was measured.
             self._tell("heuristics", key, cfg=hit.cfg, reason="one candidate, nothing to measure")
+
+    def _follow(self, request: Request, hit: Hit) -> None:
+        """What the processes agreed on is what this one remembers, unless it was told otherwise since."""
+        if hit.keep or self.cache._find(request.key) is None:
+            self.cache._keep(request.key, hit.cfg, objective=hit.objective, call=request.call)
+        self._tell("cache_hit", request.key, cfg=hit.cfg, level="memory", **hit.data)
 
     def _write(self, request: Request, hit: Hit) -> None:
         if self._store is None or hit.record is None:
@@ -281,13 +277,13 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
                     stacklevel=2,
                 )
 
-    def _tune(self, request: Request, job: Job, *, again: bool, seconds: float | None = None) -> Record:
+    def _tune(self, request: Request, job: Job, *, again: bool) -> Record:
         """Runs a job, one at a time on a device, within what the process may still spend."""
         if not again:
             self._refuse_a_second_time(request)
         job = replace(
             job,
-            seconds=self._seconds_left(seconds),
+            seconds=self._seconds_left(request),
             # A race of a few candidates needs no start.
             seeds=[*job.seeds, *(kin(self._store, request, job.candidates) if len(job.candidates) > FEW else ())],
             turn=lambda wait: turn(request.key.device, default_folder() / "locks", wait),
@@ -310,12 +306,10 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             self._tell("autotune_finish", request.key, cfg=cfg, seconds=seconds, record=record)
         return record
 
-    def _seconds_left(self, given: float | None) -> float | None:
+    def _seconds_left(self, request: Request) -> float | None:
         limit = self._settings.tune_seconds
-        if limit is None:
-            return given
-        left = max(limit - seconds_spent(), 0.0)
-        return left if given is None else min(given, left)
+        limits = [request.seconds, None if limit is None else max(limit - seconds_spent(), 0.0)]
+        return min((seconds for seconds in limits if seconds is not None), default=None)
 
     def _settled(self, request: Request) -> tuple[Any] | None:
         found = StoreTier(self._store).find(request) if self._store is not None else Miss("")
@@ -329,6 +323,51 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             f"{request.key} was tuned by this selector before and is not in its cache any more; "
             "keep the entry, call cache.clear(), or pass forbid_reautotune=False"
         )
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """What a selector can say about one request."""
+
+    selector: ConfigSelectorChain[Any, Any]
+    request: Request
+    tiers: Sequence[Tier]
+    stores: Sequence[Tier] = ()
+    # Given where a tuning was asked for.
+    repetitions: int | None = None
+
+    @property
+    def is_tuning(self) -> bool:
+        return self.repetitions is not None
+
+    def known(self) -> Hit | None:
+        request = self.request
+        for tier in self.stores:
+            answer = tier.find(request)
+            if isinstance(answer, Hit):
+                return answer
+            # A store that keeps cfgs alone learns from memory what they were tuned for.
+            request = replace(request, seeds=(*request.seeds, *(answer.seeds or ())))
+        return None
+
+    def make(self, seconds: float | None = None) -> Decision:
+        each = None if seconds is None else seconds / (self.repetitions or 1)
+        limits = [limit for limit in (self.request.seconds, each) if limit is not None]
+        request = replace(self.request, seconds=min(limits, default=None))
+        if self.repetitions is None:
+            return self.selector._propose(request, self.tiers)
+        return self.selector._repeat(request, self.repetitions)
+
+    def guess(self) -> Hit:
+        tier = next(tier for tier in self.tiers if tier.name == "heuristics")
+        answer = tier.find(self.request)
+        if isinstance(answer, Miss):
+            raise nothing_left(self.request.key, [(tier.name, answer.reason)])
+        return answer
+
+    def keep(self, hit: Hit, misses: Sequence[tuple[str, str]] = ()) -> Decision:
+        self.selector._keep(self.request, hit, misses)
+        return Decision(hit.cfg, str(hit.data.get("tier", hit.source)), tuple(misses))
 
 
 def _winner_seconds(decision: Decision) -> float:

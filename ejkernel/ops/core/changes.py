@@ -43,10 +43,11 @@ def differs(key: Any, cfg: Any, *, since: int) -> bool:
     notes = _latest.get(key, [])
     if len(notes) == _NOTES and notes[0][0] > since:
         return True
-    return any(when > since and not _same(now, cfg) for when, now in notes)
+    return any(when > since and not same(now, cfg) for when, now in notes)
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Is it one cfg to a kernel?"""
     if one is other:
         return True
     # 1, 1.0 and True are equal to Python and three cfgs to a kernel.

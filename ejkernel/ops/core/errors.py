@@ -84,6 +84,10 @@ class JaxChangedError(OpsError, ImportError):
     """The installed JAX has no such private name any more."""
 
 
+class AgreementError(OpsError, RuntimeError):
+    """Processes of one program that cannot agree on a cfg."""
+
+
 class GradientError(OpsError, TypeError):
     """An own gradient that does not fit its call."""
 

@@ -1,0 +1,159 @@
+"""Every process of a `jax.distributed` program runs the same cfg: a key is decided once, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from .._jax import Distributed, distributed
+from ..config.deciding import Decision, Proposal
+from ..config.flights import Flights
+from ..config.request import Hit
+from ..core import changes
+from ..core.errors import AgreementError
+from ..core.kernel import check_cfg_type
+from ..core.key import Key
+from .asking import ROOT, Asking, Member, Topic, topic_of
+from .pulse import LEASE, Pulse, beat_key
+from .report import Agreed, AgreementReport
+from .service import Service
+
+
+class AgreementWarning(UserWarning):
+    """A decision that did not go as it should."""
+
+
+class Agreement:
+    """The decisions that this process shares with the others of its program."""
+
+    def __init__(
+        self,
+        service: Service,
+        process: int,
+        processes: int,
+        *,
+        lease: float = LEASE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        life = uuid.uuid4().hex
+        pulse = Pulse(service, beat_key(ROOT, process), life, lease)
+        self.member = Member(service, process, processes, pulse, life, lease, clock)
+        self._agreed: dict[Topic, Agreed] = {}
+        self._flights = Flights()
+        self._tunings: Counter[Topic] = Counter()
+        self._told: set[Key] = set()
+        self._lock = threading.Lock()
+
+    def decide(self, proposal: Proposal, seconds: float) -> Decision:
+        """The cfg that all processes of the program run this call with."""
+        topic = self._topic(proposal)
+        agreed = self._agreed.get(topic)
+        if agreed is None:
+            with self._flights.hold(topic):
+                agreed = self._agreed.get(topic)
+                if agreed is None:
+                    return self._agree(Asking(self.member, proposal, topic, seconds, self.report))
+        return self._again(proposal, agreed)
+
+    def report(self) -> AgreementReport:
+        """What was agreed so far, with the waits of all processes."""
+        rows = [replace(agreed, waited=self._waits(topic)) for topic, agreed in list(self._agreed.items())]
+        return AgreementReport(self.member.process, self.member.processes, tuple(rows))
+
+    def _topic(self, proposal: Proposal) -> Topic:
+        topic = topic_of(proposal.request)
+        if not proposal.is_tuning:
+            return topic
+        with self._lock:
+            self._tunings[topic] += 1
+            return replace(topic, tuning=self._tunings[topic])
+
+    def _agree(self, asking: Asking) -> Decision:
+        start = self.member.clock()
+        verdict, decision = asking.settle()
+        key = asking.request.key
+        waited = 0.0 if decision is not None else self.member.clock() - start
+        agreed = Agreed(
+            key, asking.request.objective, verdict.cfg, verdict.process, verdict.tier, verdict.tuned_for, verdict.why
+        )
+        self.member.service.set(f"{ROOT}/waited/{asking.topic.name}/{self.member.process}", f"{waited:.6f}")
+        self._agreed[asking.topic] = agreed
+        if verdict.why:
+            warnings.warn(
+                f"{key} runs with its heuristic cfg on all processes: {verdict.why}. Tune it before the program "
+                "starts, or raise EJKERNEL_OPS_AGREE_SECONDS",
+                AgreementWarning,
+                stacklevel=2,
+            )
+        return decision or asking.proposal.keep(*_hit(agreed, first=True))
+
+    def _again(self, proposal: Proposal, agreed: Agreed) -> Decision:
+        request = proposal.request
+        if agreed.key.op_id != request.key.op_id:
+            raise AgreementError(
+                f"this process has two versions of one kernel, {agreed.key.op_id} and {request.key.op_id}, and the "
+                "processes agree by operation; give one of them an op_id of its own"
+            )
+        check_cfg_type(request.kernel, agreed.cfg, "the agreed cfg")
+        other = proposal.known()
+        if other is not None and not changes.same(other.cfg, agreed.cfg) and request.key not in self._told:
+            self._told.add(request.key)
+            warnings.warn(
+                f"{request.key} has another cfg in this process's caches by now, {other.cfg!r}, but the processes of "
+                f"this program agreed on {agreed.cfg!r} and keep it until jax.distributed ends; use cfg= or an overlay "
+                "on all processes to change it",
+                AgreementWarning,
+                stacklevel=2,
+            )
+        return proposal.keep(*_hit(agreed, first=False))
+
+    def _waits(self, topic: Topic) -> dict[int, float]:
+        found = self.member.service.under(f"{ROOT}/waited/{topic.name}")
+        return {int(process): float(seconds) for process, seconds in found.items()}
+
+
+def _hit(agreed: Agreed, *, first: bool) -> tuple[Hit, tuple[tuple[str, str], ...]]:
+    """What a selector keeps and tells of an agreed cfg."""
+    if agreed.tier == "heuristics":
+        reason = agreed.why or f"process {agreed.process} decided so for all"
+        return Hit(agreed.cfg, "heuristics"), (("autotune", reason),)
+    data = {"process": agreed.process, "tier": agreed.tier}
+    return Hit(agreed.cfg, "agreed", data, agreed.tuned_for, keep=first), ()
+
+
+# The agreement of the `jax.distributed` that runs now, with the client that tells it from an earlier one.
+_session: tuple[Any, Agreement] | None = None
+_session_lock = threading.Lock()
+
+
+def agree(proposal: Proposal, seconds: float) -> Decision:
+    """The decision of all processes of this program."""
+    now = distributed()
+    # It ended since the caller looked.
+    if now is None:
+        return proposal.make()
+    return _agreement(now).decide(proposal, seconds)
+
+
+def _agreement(now: Distributed) -> Agreement:
+    global _session
+    with _session_lock:
+        if _session is None or _session[0] is not now.client:
+            if _session is not None:
+                # Other processes, or other lives of them, may decide otherwise: what was chosen is asked again.
+                changes.note_everything()
+            service = Service(now.client, now.coordinator)
+            _session = (now.client, Agreement(service, now.process, now.processes))
+        return _session[1]
+
+
+def agreement_report() -> AgreementReport:
+    """What the processes of this program agreed on so far, as far as this process asked; empty where it is alone."""
+    now = distributed()
+    return AgreementReport(0, 1) if now is None else _agreement(now).report()

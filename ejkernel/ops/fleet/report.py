@@ -1,0 +1,48 @@
+"""What the processes of a program agreed on: who decided, who waited how long, what was chosen from which tier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.codec import describe
+from ..core.key import Key
+from ..core.record import Objective
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """One decision that holds for the whole program."""
+
+    key: Key
+    objective: Objective
+    cfg: Any
+    # The process that decided, and the tier that it had the cfg from.
+    process: int
+    tier: str
+    tuned_for: Objective | None = None
+    # Why the heuristic cfg was published in place of a decision.
+    why: str = ""
+    # Seconds that each process waited, as far as they have asked; the one that decided is among them.
+    waited: Mapping[int, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """One line, or two."""
+        waits = ", ".join(f"{process} {seconds:.3f} s" for process, seconds in sorted(self.waited.items()))
+        text = f"{self.key}, {self.objective}: {describe(self.cfg)} from {self.tier} of process {self.process}"
+        return f"{text}; waited: {waits or 'nobody'}" + (f"\n  {self.why}" if self.why else "")
+
+
+@dataclass(frozen=True)
+class AgreementReport:
+    """Every decision that this process knows to be agreed, in the order in which it asked."""
+
+    process: int
+    processes: int
+    agreed: tuple[Agreed, ...] = ()
+
+    def __str__(self) -> str:
+        """As messages show it."""
+        head = f"process {self.process} of {self.processes}: {len(self.agreed)} agreed"
+        return "\n".join([head, *map(str, self.agreed)])
