@@ -1,0 +1,16 @@
+"""Arrays made inside shard_map that vary over the same mesh axes as the arguments they are made for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from ..ops import _jax
+
+
+def varying_like(made: jax.Array, *arrays: Any) -> jax.Array:
+    """The array, varying as these together do: JAX asks that of what a loop carries."""
+    axes = frozenset[str]().union(*(_jax.varying_axes(x) for x in arrays if x is not None))
+    missing = axes - _jax.varying_axes(made)
+    return jax.lax.pcast(made, tuple(sorted(missing)), to="varying") if missing else made
