@@ -1,6 +1,8 @@
 """Ready-made kernels: functions to call, and kernel classes to build on."""
 
-from typing import TYPE_CHECKING
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ..ops._lazy import lazy
 
@@ -20,6 +22,17 @@ _NAMES = {
     "linear_cross_entropy": "LinearCrossEntropy LinearCrossEntropyConfig linear_cross_entropy",
     "ragged_dot": "RaggedDot RaggedDotConfig ragged_dot",
 }
+
+
+class _Package(ModuleType):
+    """A function goes by its file's name, and importing the file would put the module in the function's place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _NAMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 __getattr__, __dir__, __all__ = lazy(
     __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}

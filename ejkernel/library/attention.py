@@ -15,8 +15,16 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel, default_executor
 from ..ops.core.device import device_of, get_device_platform
-from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, integer_array, known_values
-from .arguments import same, same_dtype
+from .arguments import (
+    ArgumentError,
+    ArgumentTypeError,
+    as_array,
+    float_array,
+    integer_array,
+    known_values,
+    same,
+    same_dtype,
+)
 from .attention_blocks import chunked, sliced
 from .attention_ready import by_jax, by_pallas, cudnn_refuses, jax_refuses_cudnn, pallas_refuses
 from .attention_sight import Sight
@@ -83,8 +91,17 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
             refused = pallas_refuses(q, k, mask, bias, sight=sight, blocks=_pallas_blocks(cfg))
             if refused:
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
-            launch = {"warps": cfg.num_warps or 4, "stages": cfg.num_stages or 2, "interpret": interpret}
-            return by_pallas(q, k, v, sight=sight, scale=scale, blocks=_pallas_blocks(cfg), **launch)
+            return by_pallas(
+                q,
+                k,
+                v,
+                sight=sight,
+                scale=scale,
+                blocks=_pallas_blocks(cfg),
+                warps=cfg.num_warps or 4,
+                stages=cfg.num_stages or 2,
+                interpret=interpret,
+            )
         raise ArgumentError(f"{cfg} names no implementation of attention; use xla, cudnn, pallas, sliced or chunked")
 
     def run_cpu(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> jax.Array:
@@ -208,11 +225,11 @@ def attention(
     cfg: AttentionConfig | None = None,
     executor: Executor[Any, Any] | None = None,
 ) -> jax.Array:
-    """Attention of queries (batch, length, heads, head_dim) to keys and values, by the best implementation for the call.
+    """Attention of queries (batch, length, heads, head_dim) to keys and values, by the best way for the call.
 
     There may be fewer key heads than query heads: each then serves several. `mask` (True: seen) and `bias` (added to
-    scores, finite) broadcast to (batch, heads, queries, keys); `window` is so many keys to both sides, or (left, right);
-    lengths hide what is beyond them. A query that sees no key gives zeros and has no gradient.
+    scores, finite) broadcast to (batch, heads, queries, keys); `window` is so many keys to both sides, or (left,
+    right); lengths hide what is beyond them. A query that sees no key gives zeros and has no gradient.
     """
     q, k, v = (float_array(name, x, _FORM) for name, x in (("q", q), ("k", k), ("v", v)))
     _check_heads(q, k, v)

@@ -54,7 +54,7 @@ def chunked(
             cut = [_moving(_moving(x, 2, start, block_q), 3, low, block_k) for x in (mask, bias)]
             seen = all_of(sight.allowed(row, column), cut[0], (column < keys)[None, None, None])
             block = [_moving(x, 1, low, block_k) for x in wide[1:]]
-            return _online(state, mine, *block, seen, cut[1], scale=scale, dtype=q.dtype), None
+            return _online(state, mine, block[0], block[1], seen, cut[1], scale=scale, dtype=q.dtype), None
 
         def if_seen(state: Any, low: jax.Array) -> tuple[Any, None]:
             # Whole blocks out of sight, known from places, are passed over.

@@ -17,7 +17,9 @@ def by_jax(
     key_value_lengths = sight.key_value_lengths
     if implementation == "cudnn":
         # A mask becomes a bias there, which must be of the inputs' dtype and have all queries and keys.
-        mask, bias = (x if x is None else jnp.broadcast_to(x, (*x.shape[:2], q.shape[1], k.shape[1])) for x in (mask, bias))
+        mask, bias = (
+            x if x is None else jnp.broadcast_to(x, (*x.shape[:2], q.shape[1], k.shape[1])) for x in (mask, bias)
+        )
         bias = bias if bias is None else bias.astype(q.dtype)
         # A row without keys may be no number there, and so its gradients; its output is set to zero below.
         key_value_lengths = key_value_lengths if key_value_lengths is None else jnp.maximum(key_value_lengths, 1)
@@ -79,7 +81,15 @@ def jax_refuses_cudnn(q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Si
 
 
 def by_pallas(
-    q: Any, k: Any, v: Any, *, sight: Sight, scale: float, blocks: tuple[int, int, int], warps: int, stages: int,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    sight: Sight,
+    scale: float,
+    blocks: tuple[int, int, int],
+    warps: int,
+    stages: int,
     interpret: bool,
 ) -> jax.Array:
     """JAX's Pallas kernel for GPUs, with its gradient."""
