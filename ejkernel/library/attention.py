@@ -197,7 +197,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         def drawn(name: str, value: Any) -> Any:
             if name not in sizes or value is None or known_values(value) is not None:
                 return value
-            return jnp.asarray(rng.integers(sizes[name] // 2, sizes[name] + 1, value.shape), jnp.int32)
+            return rng.integers(sizes[name] // 2, sizes[name] + 1, value.shape).astype(np.int32)
 
         kwargs = {name: drawn(name, value) for name, value in inv.kwargs.items()}
         return tuple(drawn(*pair) for pair in zip(_ARRAYS, inv.args, strict=False)), kwargs

@@ -59,7 +59,7 @@ class Sight:
             places = self.allowed(rows, np.arange(keys))
             seen = jnp.any(mask if places is None else mask & places, axis=-1)
             return jnp.swapaxes(jnp.broadcast_to(seen, (*seen.shape[:2], queries)), 1, 2)[..., None]
-        conditions = [] if np.all(low < high) else [jnp.asarray(low < high)[None]]
+        conditions: list[Any] = [] if np.all(low < high) else [jnp.asarray(low < high)[None]]
         if self.query_lengths is not None:
             conditions.append(rows[None] < self.query_lengths[:, None])
         if self.key_value_lengths is not None:

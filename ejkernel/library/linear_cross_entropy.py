@@ -152,7 +152,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         given = _named(inv)
         labels = given["labels"]
         if known_values(labels) is None:
-            given["labels"] = jnp.asarray(rng.integers(0, _sizes(inv)[1], labels.shape), jnp.int32)
+            given["labels"] = rng.integers(0, _sizes(inv)[1], labels.shape).astype(np.int32)
         rest = {name: value for name, value in inv.kwargs.items() if name not in _ARRAYS}
         return tuple(given[name] for name in _ARRAYS), rest
 

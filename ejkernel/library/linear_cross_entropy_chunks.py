@@ -58,7 +58,7 @@ def _looked_up(logits: jax.Array, labels: jax.Array, terms: Terms) -> tuple[jax.
     return at_label, jnp.sum(logits, axis=1) if terms.smoothing else 0.0
 
 
-def at_once(hidden: Any, weight: Any, labels: Any, *, terms: Terms) -> jax.Array:
+def at_once(hidden: Any, weight: Any, labels: Any, *, terms: Terms) -> Any:
     """Losses of tokens from all logits, as anybody would write it."""
     logits = terms.logits(hidden, weight)
     normaliser = jax.nn.logsumexp(logits, axis=1)

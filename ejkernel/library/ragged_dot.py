@@ -143,8 +143,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         sizes = given["group_sizes"]
         if known_values(sizes) is None:
             shares = rng.dirichlet(np.full(sizes.shape[0], 4.0))
-            drawn = rng.multinomial(given["lhs"].shape[0], shares)
-            given["group_sizes"] = jnp.asarray(drawn, jnp.int32)
+            given["group_sizes"] = rng.multinomial(given["lhs"].shape[0], shares).astype(np.int32)
         rest = {name: value for name, value in inv.kwargs.items() if name not in _ARRAYS}
         return tuple(given[name] for name in _ARRAYS), rest
 

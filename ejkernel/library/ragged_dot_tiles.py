@@ -13,7 +13,7 @@ from .varying import varying_like
 
 @dataclass(frozen=True)
 class Visits:
-    """Tiles of rows: each has rows of one group alone, from `start` to before `stop`; the first `count` of them are used."""
+    """Tiles, each of rows of one group alone, from `start` to before `stop`; the first `count` of them are used."""
 
     group: jax.Array
     start: jax.Array
