@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..ops import Executor, Invocation, Kernel, default_executor
+from ..ops import Executor, Invocation, Kernel, _jax, default_executor
 from ..ops.core.device import device_of, get_device_platform
 from .arguments import (
     ArgumentError,
@@ -182,6 +182,8 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         sight = _sight_of(given)
         arrays = [given.get(name) for name in _ARRAYS[:5]]
         if cfg.implementation == "pallas":
+            if any(_jax.varying_axes(x) for x in arrays if x is not None):
+                return "JAX's Pallas kernel does not say over which mesh axes it varies; use check_vma=False"
             blocks = _pallas_blocks(cfg)
             return pallas_refuses(arrays[0], arrays[1], *arrays[3:], sight=sight, blocks=blocks) or True
         capability = tuple(int(part) for part in str(getattr(device, "compute_capability", "0")).split("."))

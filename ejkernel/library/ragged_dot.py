@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..ops import Executor, Invocation, Kernel, default_executor
+from ..ops import Executor, Invocation, Kernel, _jax, default_executor
 from ..ops.core.device import device_of, get_device_platform
 from .arguments import ArgumentError, float_array, integer_array, known_values, same, same_dtype
 from .ragged_dot_tiles import masked, masked_outer, starts_of, tiled, tiled_outer
@@ -130,6 +130,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
             return f"{cfg.implementation} runs on GPUs alone"
         if cfg.implementation == "mosaic":
             capability = str(getattr(device, "compute_capability", "0"))
+            if any(_jax.varying_axes(given[name]) for name in _ARRAYS):
+                return "JAX's Mosaic kernel does not say over which mesh axes it varies; use check_vma=False"
             wanted = given.get("preferred_element_type")
             return mosaic_refuses(given["lhs"], given["rhs"], wanted, cfg, capability) or True
         # Both operands of each stage are in shared memory at once; a Hopper GPU has 227 KiB of it for a program.

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from .ragged_dot_tiles import most_visits, starts_of, visits_of
+from .varying import all_alike
 
 # So many tiles of rows share a block of columns while it is in the cache.
 _NEIGHBOURS = 8
@@ -37,14 +38,15 @@ def triton(lhs: Any, rhs: Any, sizes: Any, *, tile: Tile, transposed: bool, dtyp
     visits = visits_of(jnp.append(sizes, rest.astype(sizes.dtype)), rows, tile.m)
     tiles, columns = most_visits(rows, sizes.shape[0] + 1, tile.m), pl.cdiv(width, tile.n)
     body = functools.partial(_product, tile=tile, transposed=transposed, groups=rhs.shape[0], grid=(tiles, columns))
+    made, operands = all_alike((rows, width), dtype, (visits.group, visits.start, visits.stop, lhs, rhs))
     out: jax.Array = pl.pallas_call(
         body,
-        out_shape=jax.ShapeDtypeStruct((rows, width), dtype),
+        out_shape=made,
         grid=(tiles * columns,),
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=interpret,
         name="ragged_dot",
-    )(visits.group, visits.start, visits.stop, lhs, rhs)
+    )(*operands)
     return out
 
 
@@ -90,10 +92,10 @@ def _product(
 def _neighbourly(number: Any, tiles: int, columns: int) -> tuple[Any, Any]:
     """Tile of rows and block of columns of a program, so that those that run together share both."""
     share = _NEIGHBOURS * columns
-    first = (number // share) * _NEIGHBOURS
+    first = jax.lax.div(number, share) * _NEIGHBOURS
     count = jnp.minimum(tiles - first, _NEIGHBOURS)
-    within = number % share
-    return first + within % count, within // count
+    within = jax.lax.rem(number, share)
+    return first + jax.lax.rem(within, count), jax.lax.div(within, count)
 
 
 def triton_outer(lhs: Any, out: Any, sizes: Any, *, tile: Tile, dtype: Any, interpret: bool) -> jax.Array:
@@ -101,14 +103,16 @@ def triton_outer(lhs: Any, out: Any, sizes: Any, *, tile: Tile, dtype: Any, inte
     (rows, depth), width = lhs.shape, out.shape[1]
     starts, stops = starts_of(sizes, rows)
     grid = (pl.cdiv(width, tile.n), pl.cdiv(depth, tile.m), sizes.shape[0])
+    places = (starts.astype(jnp.int32), stops.astype(jnp.int32))
+    shape, operands = all_alike((sizes.shape[0], depth, width), dtype, (*places, lhs, out))
     made: jax.Array = pl.pallas_call(
         functools.partial(_outer, tile=tile),
-        out_shape=jax.ShapeDtypeStruct((sizes.shape[0], depth, width), dtype),
+        out_shape=shape,
         grid=grid,
         compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=interpret,
         name="ragged_dot_outer",
-    )(starts.astype(jnp.int32), stops.astype(jnp.int32), lhs, out)
+    )(*operands)
     return made
 
 

@@ -150,13 +150,12 @@ def test_ragged_products_are_sharded(way):
     sizes = jnp.array([*GROUPS["even"], *GROUPS["skewed"]])
     mesh = Mesh(np.array(jax.devices()[:2]), ("rows",))
     specs = (P("rows"), P(), P("rows"))
-    # A Pallas kernel does not say over which axes its outputs vary.
-    checked = way != "triton"
 
     def product(lhs, rhs, sizes):
         return ragged_dot(lhs, rhs, sizes, cfg=WAYS[way], executor=UNTUNED)
 
-    sharded = jax.shard_map(product, mesh=mesh, in_specs=specs, out_specs=P("rows"), check_vma=checked)
+    # JAX interprets Pallas kernels without that check alone.
+    sharded = jax.shard_map(product, mesh=mesh, in_specs=specs, out_specs=P("rows"), check_vma=way != "triton")
     two = jnp.concatenate([lhs, lhs])
 
     @jax.jit
@@ -169,6 +168,22 @@ def test_ragged_products_are_sharded(way):
     close(out, np.concatenate([part[0] for part in parts]))
     close(d_lhs, np.concatenate([part[1] for part in parts]))
     close(d_rhs, parts[0][2] + parts[1][2])
+
+
+def test_the_triton_kernels_say_over_which_axes_they_vary():
+    """As a GPU would trace them inside shard_map with its checks on: on shapes, since a CPU cannot run them."""
+    lhs, rhs, dy = inputs()
+    sizes = jnp.array([*GROUPS["even"], *GROUPS["skewed"]])
+    mesh = Mesh(np.array(jax.devices()[:2]), ("rows",))
+
+    def both(lhs, rhs, sizes, dy):
+        kernel, cfg = RaggedDot(), WAYS["triton"]
+        return kernel.run(lhs, rhs, sizes, cfg=cfg), kernel.vjp((), None, dy, lhs, rhs, sizes, cfg=cfg)[1][None]
+
+    specs = (P("rows"), P(), P("rows"), P("rows"))
+    sharded = jax.shard_map(both, mesh=mesh, in_specs=specs, out_specs=P("rows"))
+    made = jax.eval_shape(sharded, *(jnp.concatenate([lhs] * 2), rhs, sizes, jnp.concatenate([dy] * 2)))
+    assert [out.shape for out in made] == [(2 * ROWS, WIDTH), (2, 4, DEPTH, WIDTH)]
 
 
 def test_every_candidate_agrees_and_the_call_is_tuned():
