@@ -18,7 +18,7 @@ _ARRAYS = ("hidden", "weight", "labels")
 # All logits at once only where they are as small as a chunk would be: in float32, this many bytes.
 WHOLE_BYTES = 64 << 20
 # A chunk's logits in float32: on a CPU within reach of its caches, on a GPU enough rows for its matrix units.
-_CHUNKS = {"cpu": (1 << 20, 4 << 20, 16 << 20), "gpu": (128 << 20, 256 << 20, 512 << 20)}
+_CHUNKS = {"cpu": (1 << 20, 4 << 20, 16 << 20), "gpu": (256 << 20, 512 << 20, 1 << 30)}
 
 
 @dataclass(frozen=True)

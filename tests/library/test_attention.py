@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -365,6 +367,18 @@ def test_cudnn_is_refused_what_it_does_not_take():
     assert "up to 128, not 256" in refused(depth=256, capability=(8, 0))
     assert "odd lengths" in refused(length=127, mask=jnp.ones((1, 1, 1, 1), bool))
     assert "window" in refused(window=(3, 3))
+
+
+def test_without_cudnn_a_gpu_has_another_heuristic(monkeypatch):
+    """What JAX itself says against cuDNN is the reason, and the other candidates stay."""
+    monkeypatch.setattr(sys.modules[Attention.__module__], "get_device_platform", lambda device: "gpu")
+    q = jax.ShapeDtypeStruct((1, 256, 4, 64), jnp.bfloat16)
+    inv = Invocation("x", (q, q, q), {"scale": 1.0, "causal": True})
+    kernel = Attention()
+    assert "JAX refuses cuDNN" in kernel.valid_cfg(inv, AttentionConfig("cudnn"))
+    assert kernel.heuristic_cfg_gpu(inv) == AttentionConfig("xla")
+    valid = {cfg.implementation for cfg in kernel.candidate_cfgs_gpu(inv) if kernel.valid_cfg(inv, cfg) is True}
+    assert valid == {"pallas", "xla", "sliced", "chunked"}
 
 
 def test_jax_s_pallas_kernel_is_refused_what_it_does_not_take():

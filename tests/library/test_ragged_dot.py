@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -251,6 +252,19 @@ def test_bad_input_is_a_clear_error(args, options, kind, message):
     with pytest.raises(kind, match=message) as caught:
         ragged_dot(*args, **options)
     assert isinstance(caught.value, OpsError)
+
+
+def test_candidates_of_a_gpu_fit_its_shared_memory(monkeypatch):
+    """For narrow and wide inputs, few rows and many: the heuristic and most candidates are valid, and the rest told."""
+    monkeypatch.setattr(sys.modules[RaggedDot.__module__], "get_device_platform", lambda device: "gpu")
+    kernel = RaggedDot()
+    for rows, dtype in ((64, jnp.bfloat16), (8192, jnp.bfloat16), (8192, jnp.float32)):
+        lhs, rhs = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((rows, 4096), (8, 4096, 4096)))
+        inv = Invocation("x", (lhs, rhs, jax.ShapeDtypeStruct((8,), jnp.int32)), {})
+        assert kernel.valid_cfg(inv, kernel.heuristic_cfg_gpu(inv)) is True
+        verdicts = {cfg: kernel.valid_cfg(inv, cfg) for cfg in kernel.candidate_cfgs_gpu(inv)}
+        assert 10 <= sum(verdict is True for verdict in verdicts.values()) <= 40
+        assert all(verdict is True or verdict for verdict in verdicts.values())
 
 
 def test_pallas_kernels_are_refused_where_they_cannot_run():
