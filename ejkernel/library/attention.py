@@ -15,16 +15,8 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel, _jax, default_executor
 from ..ops.core.device import device_of, get_device_platform
-from .arguments import (
-    ArgumentError,
-    ArgumentTypeError,
-    as_array,
-    float_array,
-    integer_array,
-    known_values,
-    same,
-    same_dtype,
-)
+from .arguments import ArgumentError, ArgumentTypeError, float_array, known_values
+from .attention_arguments import check_heads, lengths_of, spread, window_of
 from .attention_blocks import chunked, sliced
 from .attention_ready import by_jax, by_pallas, cudnn_refuses, jax_refuses_cudnn, pallas_refuses
 from .attention_sight import Sight
@@ -234,14 +226,14 @@ def attention(
     right); lengths hide what is beyond them. A query that sees no key gives zeros and has no gradient.
     """
     q, k, v = (float_array(name, x, _FORM) for name, x in (("q", q), ("k", k), ("v", v)))
-    _check_heads(q, k, v)
+    check_heads(q, k, v)
     places = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    mask, bias = _spread("mask", mask, places), _spread("bias", bias, places)
-    window = _window(window, causal, q.shape[1])
+    mask, bias = spread("mask", mask, places), spread("bias", bias, places)
+    window = window_of(window, causal, q.shape[1])
     causal = causal or (window is not None and window[1] == 0)
     lengths = [
-        _lengths("query_lengths", query_lengths, q.shape[0], q.shape[1]),
-        _lengths("key_value_lengths", key_value_lengths, q.shape[0], k.shape[1]),
+        lengths_of("query_lengths", query_lengths, q.shape[0], q.shape[1]),
+        lengths_of("key_value_lengths", key_value_lengths, q.shape[0], k.shape[1]),
     ]
     if not isinstance(scale, (int, float, type(None))):
         raise ArgumentTypeError(f"scale must be a number, got {type(scale).__qualname__}; multiply q for anything else")
@@ -251,61 +243,6 @@ def attention(
     call = functools.partial(executor or default_executor(), Attention(), q, k, v, mask, bias, *lengths)
     out: jax.Array = call(causal=causal, window=window, scale=factor, cfg=cfg)
     return out
-
-
-def _check_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
-    same_dtype("q", q, "k", k)
-    same_dtype("k", k, "v", v)
-    if k.shape != v.shape:
-        raise ArgumentError(f"k and v must have the same shape, got {k.shape} and {v.shape}")
-    same("batch", "q", q, q.shape[0], "k", k, k.shape[0])
-    same("head_dim", "q", q, q.shape[3], "k", k, k.shape[3])
-    if not k.shape[2] or q.shape[2] % k.shape[2]:
-        raise ArgumentError(
-            f"the heads of q must be a multiple of those of k: {q.shape[2]} and {k.shape[2]}, "
-            f"of shapes {q.shape} and {k.shape}"
-        )
-
-
-def _spread(name: str, value: Any, places: tuple[int, ...]) -> jax.Array | None:
-    """A mask or bias with four dimensions, each of them 1 or all."""
-    if value is None:
-        return None
-    array = as_array(name, value)
-    wanted = jnp.bool_ if name == "mask" else jnp.floating
-    if not jnp.issubdtype(array.dtype, wanted):
-        hint = "use a boolean array, or bias= for what is added" if name == "mask" else "use a floating-point array"
-        raise ArgumentTypeError(f"{name} is {array.dtype.name}; {hint}")
-    whole = (1,) * (4 - array.ndim) + array.shape
-    if len(whole) != 4 or any(size not in (1, place) for size, place in zip(whole, places, strict=True)):
-        raise ArgumentError(
-            f"{name} of shape {array.shape} does not broadcast to (batch, heads, queries, keys) = {places}"
-        )
-    return array.reshape(whole)
-
-
-def _window(window: Any, causal: bool, queries: int) -> tuple[int, int] | None:
-    if window is None:
-        return None
-    sides = window if isinstance(window, tuple) else (window, window)
-    if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, int) or side < 0 for side in sides):
-        raise ArgumentError(f"window must be a number of keys from 0 on, or two of them (left, right); got {window!r}")
-    right = 0 if causal else sides[1]
-    # A window that hides nothing is none; a causal call has its own way.
-    return None if causal and sides[0] >= queries else (sides[0], right)
-
-
-def _lengths(name: str, value: Any, batch: int, most: int) -> jax.Array | None:
-    if value is None:
-        return None
-    lengths = integer_array(name, value, ("batch",))
-    if lengths.shape[0] != batch:
-        raise ArgumentError(f"{name} must have the shape (batch,) = ({batch},), got {lengths.shape}")
-    known = known_values(lengths)
-    if known is not None and known.size and (known.min() < 0 or known.max() > most):
-        raise ArgumentError(f"{name} must be from 0 to {most}, got {known.min()} to {known.max()}")
-    # Under a trace nobody can look: what is beyond the places counts as all of them.
-    return jnp.clip(lengths, 0, most)
 
 
 def _named(inv: Invocation[Any, Any]) -> dict[str, Any]:

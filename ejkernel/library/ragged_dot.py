@@ -51,15 +51,23 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         *,
         preferred_element_type: str | None = None,
         cfg: RaggedDotConfig,
-        interpret: bool = False,
     ) -> jax.Array:
         """The product by the cfg's implementation."""
         dtype = jnp.dtype(preferred_element_type or lhs.dtype)
-        return _product(cfg, interpret)(lhs, rhs, group_sizes, transposed=False, dtype=dtype)
+        return _product(cfg, interpret=False)(lhs, rhs, group_sizes, transposed=False, dtype=dtype)
 
-    def run_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> jax.Array:
+    def run_cpu(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        group_sizes: jax.Array,
+        *,
+        preferred_element_type: str | None = None,
+        cfg: RaggedDotConfig,
+    ) -> jax.Array:
         """The same; a Pallas kernel is interpreted there, which is for tests alone."""
-        return self.run(*args, cfg=cfg, interpret=True, **kwargs)
+        dtype = jnp.dtype(preferred_element_type or lhs.dtype)
+        return _product(cfg, interpret=True)(lhs, rhs, group_sizes, transposed=False, dtype=dtype)
 
     def fwd_with_residuals(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, tuple[()]]:
         """The product; its gradient needs the arguments alone."""

@@ -224,6 +224,17 @@ def test_sizes_that_do_not_fit_are_cut_under_a_trace(way):
     close(run(jnp.array([30, 30, 30, 30])), truth(lhs, rhs, [30, 7, 0, 0], dy)[0])
 
 
+def test_the_kernel_takes_its_arguments_by_name():
+    """And their gradients are there as well."""
+    lhs, rhs, dy = inputs()
+    sizes = jnp.array(GROUPS["rest"])
+
+    def loss(lhs):
+        return jnp.sum(UNTUNED(RaggedDot(), lhs=lhs, rhs=rhs, group_sizes=sizes, cfg=WAYS["tiled"]) * dy)
+
+    close(jax.jit(jax.grad(loss))(lhs), truth(lhs, rhs, sizes, dy)[1])
+
+
 def test_nothing_to_compute_is_zeros_without_tuning():
     """No rows, no groups, or an empty inner dimension."""
     for rows, groups, depth in ((0, 2, 3), (4, 0, 3), (4, 2, 0)):
