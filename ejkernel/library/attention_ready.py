@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .attention_sight import Sight
+from .ready_made import gpu_kernels
 
 
 def by_jax(
@@ -93,13 +94,12 @@ def by_pallas(
     interpret: bool,
 ) -> jax.Array:
     """JAX's Pallas kernel for GPUs, with its gradient."""
-    from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
-
+    ready = gpu_kernels("attention")
     block_q, block_k, block_back = blocks
-    sizes = BlockSizes(block_q, block_k, block_back, block_back, block_back, block_back)
+    sizes = ready.BlockSizes(block_q, block_k, block_back, block_back, block_back, block_back)
     each = q.shape[2] // k.shape[2]
     k, v = (jnp.repeat(x, each, axis=2) if each > 1 else x for x in (k, v))
-    out: jax.Array = mha(
+    out: jax.Array = ready.mha(
         q, k, v, None, scale, sight.causal, sizes, num_warps=warps, num_stages=stages, interpret=interpret
     )
     return out

@@ -16,6 +16,7 @@ from ..ops import Executor, Invocation, Kernel, _jax, default_executor
 from ..ops.core.device import device_of, get_device_platform
 from .arguments import ArgumentError, float_array, integer_array, known_values, same, same_dtype
 from .ragged_dot_tiles import masked, masked_outer, starts_of, tiled, tiled_outer
+from .ready_made import gpu_kernels
 
 _ARRAYS = ("lhs", "rhs", "group_sizes")
 
@@ -268,9 +269,7 @@ def _xla_outer(lhs: Any, out: Any, sizes: Any, *, dtype: Any) -> jax.Array:
 
 
 def _mosaic(lhs: Any, rhs: Any, sizes: Any, *, transposed: bool, dtype: Any, cfg: RaggedDotConfig) -> jax.Array:
-    from jax.experimental.pallas.ops.gpu.ragged_dot_mgpu import ragged_dot as hopper
-
-    made = hopper(
+    made: jax.Array = gpu_kernels("ragged_dot_mgpu").ragged_dot(
         lhs,
         rhs,
         group_sizes=_cut(sizes, lhs.shape[0]),
