@@ -124,16 +124,15 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         return LinearCrossEntropyConfig("chunked_tokens", _fitting(*_sizes(inv), _CHUNKS["gpu"][2]))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
-        """The same, with smaller chunks; in float32, since gradients of narrow products are slow there."""
-        narrow = _named(inv)["hidden"].dtype.itemsize < 4
-        return LinearCrossEntropyConfig("chunked_tokens", _fitting(*_sizes(inv), _CHUNKS["cpu"][2]), wide=narrow)
+        """The same, with smaller chunks."""
+        return LinearCrossEntropyConfig("chunked_tokens", _fitting(*_sizes(inv), _CHUNKS["cpu"][2]))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
         """Chunks of tokens and of words, of several sizes, and all at once where that is small."""
         return _candidates(inv, _CHUNKS["gpu"])
 
     def candidate_cfgs_cpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
-        """The same with smaller chunks, and for narrow inputs in float32 too."""
+        """The same with smaller chunks, and for narrow inputs in float32 too: not every CPU has narrow products."""
         found = _candidates(inv, _CHUNKS["cpu"])
         if _named(inv)["hidden"].dtype.itemsize == 4:
             return found
