@@ -1,0 +1,271 @@
+"""Attention: every query's weighted mean of the values whose keys it sees."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..ops import Executor, Invocation, Kernel, _jax, default_executor
+from ..ops.core.device import device_of, get_device_platform
+from .arguments import ArgumentError, ArgumentTypeError, float_array, known_values
+from .attention_arguments import check_heads, lengths_of, spread, window_of
+from .attention_blocks import chunked, sliced
+from .attention_ready import by_jax, by_pallas, cudnn_refuses, jax_refuses_cudnn, pallas_refuses
+from .attention_sight import Sight
+
+_FORM = ("batch", "length", "heads", "head_dim")
+_ARRAYS = ("q", "k", "v", "mask", "bias", "query_lengths", "key_value_lengths")
+# More unrolled blocks than this cost more to compile than they save.
+_MOST_BLOCKS = 16
+# Scores of more than this, in float32, are better not held at once: at this size they are most of the traffic.
+_MANY_SCORES = 1 << 28
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Which attention, and its blocks where it has any."""
+
+    implementation: str
+    block_q: int | None = None
+    block_k: int | None = None
+    # The Pallas kernel's: all blocks of its gradient, and launch parameters.
+    block_back: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
+
+
+class Attention(Kernel[AttentionConfig, jax.Array]):
+    """Attention in the layout (batch, length, heads, head_dim); arguments as `attention` makes them.
+
+    Implementations: "xla" and "cudnn" of `jax.nn.dot_product_attention`, "pallas" (JAX's kernel for GPUs), "sliced"
+    (blocks of queries, each against the keys it can see) and "chunked" (a running softmax over blocks of keys).
+    """
+
+    op_id = "library.attention"
+    version = "1"
+    cfg_type = AttentionConfig
+
+    def run(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        mask: jax.Array | None = None,
+        bias: jax.Array | None = None,
+        query_lengths: jax.Array | None = None,
+        key_value_lengths: jax.Array | None = None,
+        *,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+        scale: float,
+        cfg: AttentionConfig,
+        interpret: bool = False,
+    ) -> jax.Array:
+        """The computation by the cfg's implementation."""
+        sight = Sight(causal, window, query_lengths, key_value_lengths)
+        queries, keys = q.shape[1], k.shape[1]
+        if cfg.implementation in ("xla", "cudnn"):
+            return by_jax(q, k, v, mask, bias, sight=sight, scale=scale, implementation=cfg.implementation)
+        if cfg.implementation == "sliced":
+            return sliced(q, k, v, mask, bias, sight=sight, scale=scale, block_q=cfg.block_q or queries)
+        if cfg.implementation == "chunked":
+            blocks = {"block_q": min(cfg.block_q or 256, queries), "block_k": min(cfg.block_k or 512, keys)}
+            return chunked(q, k, v, mask, bias, sight=sight, scale=scale, **blocks)
+        if cfg.implementation == "pallas":
+            refused = pallas_refuses(q, k, mask, bias, sight=sight, blocks=_pallas_blocks(cfg))
+            if refused:
+                raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
+            return by_pallas(
+                q,
+                k,
+                v,
+                sight=sight,
+                scale=scale,
+                blocks=_pallas_blocks(cfg),
+                warps=cfg.num_warps or 4,
+                stages=cfg.num_stages or 2,
+                interpret=interpret,
+            )
+        raise ArgumentError(f"{cfg} names no implementation of attention; use xla, cudnn, pallas, sliced or chunked")
+
+    def run_cpu(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> jax.Array:
+        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        return self.run(*args, cfg=cfg, interpret=True, **kwargs)
+
+    # On a GPU some implementations have a gradient of their own, which is reverse mode alone. So all are, there:
+    # what a call can do must not depend on what was tuned.
+    def fwd_with_residuals_gpu(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> tuple[jax.Array, Any]:
+        """The output and how to pull its gradient back, by the implementation's own rules."""
+        floats, others = _floats(args)
+
+        def of_floats(*values: Any) -> jax.Array:
+            return self.run(*_refilled(others, values), cfg=cfg, **kwargs)
+
+        return jax.vjp(of_floats, *floats)
+
+    def vjp_gpu(
+        self, residuals: Any, y: jax.Array, dy: jax.Array, *args: Any, cfg: AttentionConfig, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Gradients of queries, keys, values and bias."""
+        grads = iter(residuals(dy))
+        return tuple(next(grads) if _is_float(arg) else None for arg in args)
+
+    def heuristic_cfg(self, inv: Invocation[Any, Any]) -> AttentionConfig:
+        """XLA's own for small calls; blocks where holding all scores would be most of the traffic."""
+        given = _named(inv)
+        queries, keys = given["q"].shape[1], given["k"].shape[1]
+        rows = given["q"].shape[0] * given["q"].shape[2]
+        if rows * queries * keys * 4 <= _MANY_SCORES:
+            return AttentionConfig("xla")
+        block = max(128, math.ceil(queries / _MOST_BLOCKS))
+        if rows * block * keys * 4 <= _MANY_SCORES:
+            return AttentionConfig("sliced", block_q=block)
+        return AttentionConfig("chunked", block_q=256, block_k=512)
+
+    def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> AttentionConfig:
+        """cuDNN wherever it takes the call: on an H200 it is 6 to 12 times as fast as XLA's."""
+        cudnn = AttentionConfig("cudnn")
+        return cudnn if self.valid_cfg(inv, cudnn) is True else self.heuristic_cfg(inv)
+
+    def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> AttentionConfig:
+        """Blocks of queries: their scores stay in the processor's cache, and keys out of sight cost nothing."""
+        given = _named(inv)
+        queries = given["q"].shape[1]
+        # Below this a block is the whole call.
+        if queries <= 64:
+            return AttentionConfig("xla")
+        return AttentionConfig("sliced", block_q=max(32, math.ceil(queries / 8)))
+
+    def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[AttentionConfig]:
+        """XLA's, blocks of queries of several sizes, and a running softmax."""
+        queries = _named(inv)["q"].shape[1]
+        sizes = dict.fromkeys(max(16, math.ceil(queries / parts)) for parts in (1, 2, 4, 8, _MOST_BLOCKS))
+        found = [AttentionConfig("xla"), *(AttentionConfig("sliced", block_q=size) for size in sizes)]
+        if queries >= 256:
+            found += [AttentionConfig("chunked", block_q=q, block_k=k) for q, k in ((128, 256), (256, 512))]
+        return found
+
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[AttentionConfig]:
+        """cuDNN's and JAX's Pallas kernel as well, the latter over its blocks and launch parameters."""
+        blocks = [(64, 64), (128, 64), (128, 128), (64, 32)]
+        launches = itertools.product(blocks, (32, 64), (4, 8), (2, 3))
+        found = [AttentionConfig("cudnn")]
+        found += [AttentionConfig("pallas", q, k, back, warps, stages) for (q, k), back, warps, stages in launches]
+        queries = _named(inv)["q"].shape[1]
+        found += [AttentionConfig("xla"), AttentionConfig("sliced", block_q=max(128, math.ceil(queries / 8)))]
+        return [*found, AttentionConfig("chunked", block_q=512, block_k=1024)]
+
+    def valid_cfg(self, inv: Invocation[Any, Any], cfg: AttentionConfig) -> bool | str:
+        """Refuses what an implementation does not take, with the reason."""
+        if cfg.implementation not in ("cudnn", "pallas"):
+            return True
+        device = device_of(inv)
+        if get_device_platform(device) != "gpu":
+            return f"{cfg.implementation} runs on GPUs alone"
+        given = _named(inv)
+        sight = _sight_of(given)
+        arrays = [given.get(name) for name in _ARRAYS[:5]]
+        if cfg.implementation == "pallas":
+            if any(_jax.varying_axes(x) for x in arrays if x is not None):
+                return "JAX's Pallas kernel does not say over which mesh axes it varies; use check_vma=False"
+            blocks = _pallas_blocks(cfg)
+            return pallas_refuses(arrays[0], arrays[1], *arrays[3:], sight=sight, blocks=blocks) or True
+        capability = tuple(int(part) for part in str(getattr(device, "compute_capability", "0")).split("."))
+        scale = given["scale"]
+        refused = cudnn_refuses(*arrays, sight=sight, scale=scale, capability=capability)
+        return refused or jax_refuses_cudnn(*arrays, sight=sight, scale=scale) or True
+
+    def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
+        """Lengths between half and all of the places, where a trace hides the real ones."""
+        given = _named(inv)
+        sizes = {"query_lengths": given["q"].shape[1], "key_value_lengths": given["k"].shape[1]}
+
+        def drawn(name: str, value: Any) -> Any:
+            if name not in sizes or value is None or known_values(value) is not None:
+                return value
+            return rng.integers(sizes[name] // 2, sizes[name] + 1, value.shape).astype(np.int32)
+
+        kwargs = {name: drawn(name, value) for name, value in inv.kwargs.items()}
+        return tuple(drawn(*pair) for pair in zip(_ARRAYS, inv.args, strict=False)), kwargs
+
+    def reference(self, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> jax.Array:
+        """In float32, in chunks: large calls need little memory for it."""
+        cfg = AttentionConfig("chunked", block_q=256, block_k=512)
+        with jax.default_matmul_precision("highest"):
+            wide = self.run(*(x.astype(jnp.float32) for x in (q, k, v)), *args, cfg=cfg, **kwargs)
+        return wide.astype(q.dtype)
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    window: int | tuple[int, int] | None = None,
+    query_lengths: jax.Array | None = None,
+    key_value_lengths: jax.Array | None = None,
+    cfg: AttentionConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """Attention of queries (batch, length, heads, head_dim) to keys and values, by the best way for the call.
+
+    There may be fewer key heads than query heads: each then serves several. `mask` (True: seen) and `bias` (added to
+    scores, finite) broadcast to (batch, heads, queries, keys); `window` is so many keys to both sides, or (left,
+    right); lengths hide what is beyond them. A query that sees no key gives zeros and has no gradient.
+    """
+    q, k, v = (float_array(name, x, _FORM) for name, x in (("q", q), ("k", k), ("v", v)))
+    check_heads(q, k, v)
+    places = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    mask, bias = spread("mask", mask, places), spread("bias", bias, places)
+    window = window_of(window, causal, q.shape[1])
+    causal = causal or (window is not None and window[1] == 0)
+    lengths = [
+        lengths_of("query_lengths", query_lengths, q.shape[0], q.shape[1]),
+        lengths_of("key_value_lengths", key_value_lengths, q.shape[0], k.shape[1]),
+    ]
+    if not isinstance(scale, (int, float, type(None))):
+        raise ArgumentTypeError(f"scale must be a number, got {type(scale).__qualname__}; multiply q for anything else")
+    if not q.size or not k.size:
+        return jnp.zeros_like(q)
+    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    call = functools.partial(executor or default_executor(), Attention(), q, k, v, mask, bias, *lengths)
+    out: jax.Array = call(causal=causal, window=window, scale=factor, cfg=cfg)
+    return out
+
+
+def _named(inv: Invocation[Any, Any]) -> dict[str, Any]:
+    return dict(zip(_ARRAYS, inv.args, strict=False)) | dict(inv.kwargs)
+
+
+def _sight_of(given: dict[str, Any]) -> Sight:
+    places = [given.get(name) for name in ("query_lengths", "key_value_lengths")]
+    return Sight(given.get("causal", False), given.get("window"), *places)
+
+
+def _pallas_blocks(cfg: AttentionConfig) -> tuple[int, int, int]:
+    return cfg.block_q or 128, cfg.block_k or 128, cfg.block_back or 32
+
+
+def _is_float(arg: Any) -> bool:
+    return arg is not None and bool(jnp.issubdtype(arg.dtype, jnp.floating))
+
+
+def _floats(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    return [arg for arg in args if _is_float(arg)], [None if _is_float(arg) else (arg,) for arg in args]
+
+
+def _refilled(others: list[Any], floats: Iterable[Any]) -> list[Any]:
+    values = iter(floats)
+    return [next(values) if other is None else other[0] for other in others]

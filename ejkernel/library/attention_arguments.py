@@ -1,0 +1,68 @@
+"""The arguments of attention: what fits, and the one form that the kernel takes them in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .arguments import ArgumentError, ArgumentTypeError, as_array, integer_array, known_values, same, same_dtype
+
+
+def check_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
+    """An error unless queries, keys and values fit each other."""
+    same_dtype("q", q, "k", k)
+    same_dtype("k", k, "v", v)
+    if k.shape != v.shape:
+        raise ArgumentError(f"k and v must have the same shape, got {k.shape} and {v.shape}")
+    same("batch", "q", q, q.shape[0], "k", k, k.shape[0])
+    same("head_dim", "q", q, q.shape[3], "k", k, k.shape[3])
+    if not k.shape[2] or q.shape[2] % k.shape[2]:
+        raise ArgumentError(
+            f"the heads of q must be a multiple of those of k: {q.shape[2]} and {k.shape[2]}, "
+            f"of shapes {q.shape} and {k.shape}"
+        )
+
+
+def spread(name: str, value: Any, places: tuple[int, ...]) -> jax.Array | None:
+    """A mask or bias with four dimensions, each of them 1 or all."""
+    if value is None:
+        return None
+    array = as_array(name, value)
+    wanted = jnp.bool_ if name == "mask" else jnp.floating
+    if not jnp.issubdtype(array.dtype, wanted):
+        hint = "use a boolean array, or bias= for what is added" if name == "mask" else "use a floating-point array"
+        raise ArgumentTypeError(f"{name} is {array.dtype.name}; {hint}")
+    whole = (1,) * (4 - array.ndim) + array.shape
+    if len(whole) != 4 or any(size not in (1, place) for size, place in zip(whole, places, strict=True)):
+        raise ArgumentError(
+            f"{name} of shape {array.shape} does not broadcast to (batch, heads, queries, keys) = {places}"
+        )
+    return array.reshape(whole)
+
+
+def window_of(window: Any, causal: bool, queries: int) -> tuple[int, int] | None:
+    """A window as (left, right); None where it hides nothing."""
+    if window is None:
+        return None
+    sides = window if isinstance(window, tuple) else (window, window)
+    if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, int) or side < 0 for side in sides):
+        raise ArgumentError(f"window must be a number of keys from 0 on, or two of them (left, right); got {window!r}")
+    right = 0 if causal else sides[1]
+    # A window that hides nothing is none; a causal call has its own way.
+    return None if causal and sides[0] >= queries else (sides[0], right)
+
+
+def lengths_of(name: str, value: Any, batch: int, most: int) -> jax.Array | None:
+    """Lengths that fit the call."""
+    if value is None:
+        return None
+    lengths = integer_array(name, value, ("batch",))
+    if lengths.shape[0] != batch:
+        raise ArgumentError(f"{name} must have the shape (batch,) = ({batch},), got {lengths.shape}")
+    known = known_values(lengths)
+    if known is not None and known.size and (known.min() < 0 or known.max() > most):
+        raise ArgumentError(f"{name} must be from 0 to {most}, got {known.min()} to {known.max()}")
+    # Under a trace nobody can look: what is beyond the places counts as all of them.
+    return jnp.clip(lengths, 0, most)

@@ -1,0 +1,142 @@
+"""Attention in blocks of queries: each against the keys it can see, or with a running softmax over blocks of keys."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .attention_sight import Sight, all_of
+from .varying import varying_like
+
+# Inputs are widened outside a block and narrowed inside it: the compiler takes both away, and the gradients of keys
+# and values, which every block adds to, are then summed in float32.
+
+
+def sliced(q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float, block_q: int) -> jax.Array:
+    """Unrolled blocks of queries, each against the keys that it can see; weights are computed again for gradients."""
+    queries, keys = q.shape[1], k.shape[1]
+    wide = [x.astype(jnp.float32) for x in (q, k, v)]
+    parts = []
+    for start in range(0, queries, block_q):
+        stop = min(start + block_q, queries)
+        low, high = sight.key_range(start, stop, keys)
+        rows, columns = jnp.arange(start, stop), jnp.arange(low, high)
+        cut = [_static(_static(x, 2, start, stop), 3, low, high) for x in (mask, bias)]
+        attend = jax.checkpoint(functools.partial(_whole, scale=scale, dtype=q.dtype))
+        hidden = all_of(sight.allowed(rows, columns), cut[0])
+        parts.append(attend(wide[0][:, start:stop], wide[1][:, low:high], wide[2][:, low:high], hidden, cut[1]))
+    return jnp.concatenate(parts, axis=1) if parts else jnp.zeros_like(q)
+
+
+def chunked(
+    q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float, block_q: int, block_k: int
+) -> jax.Array:
+    """A running softmax over blocks of keys: holds one block of scores at a time, for gradients too."""
+    batch, queries, heads, depth = q.shape
+    keys = k.shape[1]
+    if not queries or not keys:
+        return jnp.zeros_like(q)
+    given = (q, k, v, mask, bias, sight.query_lengths, sight.key_value_lengths)
+    rows, columns = -queries % block_q, -keys % block_k
+    wide = [_padded(x.astype(jnp.float32), 1, n) for x, n in ((q, rows), (k, columns), (v, columns))]
+    mask, bias = (_padded(_padded(x, 2, rows), 3, columns) for x in (mask, bias))
+    column_blocks = jnp.arange(0, keys, block_k)
+
+    def of_queries(start: jax.Array) -> jax.Array:
+        row = start + jnp.arange(block_q)
+        mine = _moving(wide[0], 1, start, block_q)
+
+        def step(state: Any, low: jax.Array) -> tuple[Any, None]:
+            column = low + jnp.arange(block_k)
+            cut = [_moving(_moving(x, 2, start, block_q), 3, low, block_k) for x in (mask, bias)]
+            seen = all_of(sight.allowed(row, column), cut[0], (column < keys)[None, None, None])
+            block = [_moving(x, 1, low, block_k) for x in wide[1:]]
+            return _online(state, mine, block[0], block[1], seen, cut[1], scale=scale, dtype=q.dtype), None
+
+        def if_seen(state: Any, low: jax.Array) -> tuple[Any, None]:
+            # Whole blocks out of sight, known from places, are passed over.
+            near = None if sight.left is None else low + block_k > start - sight.left
+            early = None if sight.right is None else low < start + block_q + sight.right
+            some = all_of(near, early)
+            return step(state, low) if some is None else jax.lax.cond(some, step, lambda s, _: (s, None), state, low)
+
+        zero = varying_like(jnp.zeros((batch, k.shape[2], heads // k.shape[2], block_q, 1), jnp.float32), *given)
+        state = (jnp.broadcast_to(zero, (*zero.shape[:-1], depth)), zero[..., 0] - jnp.inf, zero[..., 0])
+        (total, _, norm), _ = jax.lax.scan(jax.checkpoint(if_seen), state, column_blocks)
+        return _merged(total, norm).astype(q.dtype)
+
+    outs = jax.lax.map(jax.checkpoint(of_queries), jnp.arange(0, queries, block_q))
+    return jnp.moveaxis(outs, 0, 1).reshape(batch, -1, heads, depth)[:, :queries]
+
+
+def _scores(q: Any, k: Any, seen: Any, bias: Any, scale: float) -> jax.Array:
+    """Scores in float32, of shape (batch, key heads, queries' heads of each, queries, keys)."""
+    batch, queries, heads, depth = q.shape
+    grouped = q.reshape(batch, queries, k.shape[2], heads // k.shape[2], depth)
+    scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32) * scale
+    if bias is not None:
+        scores += _grouped(bias, scores.shape).astype(jnp.float32)
+    return scores if seen is None else jnp.where(_grouped(seen, scores.shape), scores, -jnp.inf)
+
+
+def _whole(q: Any, k: Any, v: Any, seen: Any, bias: Any, *, scale: float, dtype: Any) -> jax.Array:
+    q, k, v = (x.astype(dtype) for x in (q, k, v))
+    if not k.shape[1]:
+        return jnp.zeros_like(q)
+    scores = _scores(q, k, seen, bias, scale)
+    top = _finite(jax.lax.stop_gradient(jnp.max(scores, axis=-1)))
+    weights = jnp.exp(scores - top[..., None])
+    total = jnp.einsum("bkgts,bskh->bkgth", weights.astype(dtype), v, preferred_element_type=jnp.float32)
+    return _merged(total, jnp.sum(weights, axis=-1)).astype(dtype)
+
+
+def _online(state: Any, q: Any, k: Any, v: Any, seen: Any, bias: Any, *, scale: float, dtype: Any) -> Any:
+    total, top, norm = state
+    q, k, v = (x.astype(dtype) for x in (q, k, v))
+    scores = _scores(q, k, seen, bias, scale)
+    new = jnp.maximum(top, jax.lax.stop_gradient(jnp.max(scores, axis=-1)))
+    # Any number does as long as both sides use it: its own gradient cancels.
+    base = _finite(new)
+    kept = jnp.exp(top - base)
+    weights = jnp.exp(scores - base[..., None])
+    part = jnp.einsum("bkgts,bskh->bkgth", weights.astype(dtype), v, preferred_element_type=jnp.float32)
+    return total * kept[..., None] + part, new, norm * kept + jnp.sum(weights, axis=-1)
+
+
+def _finite(top: jax.Array) -> jax.Array:
+    # Of a row that sees nothing: minus infinity less minus infinity is no number.
+    return jnp.where(top == -jnp.inf, 0.0, top)
+
+
+def _merged(total: jax.Array, norm: jax.Array) -> jax.Array:
+    # A row that sees nothing gives zeros.
+    out = total / jnp.where(norm == 0, 1.0, norm)[..., None]
+    batch, groups, each, queries, depth = out.shape
+    return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, groups * each, depth)
+
+
+def _grouped(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """A mask or bias of shape (batch, heads, queries, keys), any of them 1, as one of the scores' shape."""
+    heads = (shape[1], shape[2]) if array.shape[1] > 1 else (1, 1)
+    return array.reshape(array.shape[0], *heads, *array.shape[2:])
+
+
+def _static(array: Any, axis: int, start: int, stop: int) -> Any:
+    if array is None or array.shape[axis] == 1:
+        return array
+    return jax.lax.slice_in_dim(array, start, stop, axis=axis)
+
+
+def _moving(array: Any, axis: int, start: jax.Array, size: int) -> Any:
+    if array is None or array.shape[axis] == 1:
+        return array
+    return jax.lax.dynamic_slice_in_dim(array, start, size, axis=axis)
+
+
+def _padded(array: Any, axis: int, more: int) -> Any:
+    if array is None or not more or (array.shape[axis] == 1 and axis > 1):
+        return array
+    return jnp.pad(array, [(0, more if i == axis else 0) for i in range(array.ndim)])

@@ -1,0 +1,119 @@
+"""The attention that JAX brings: XLA's, cuDNN's and the Pallas kernel for GPUs, and what each of them takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .attention_sight import Sight
+from .ready_made import gpu_kernels
+
+
+def by_jax(
+    q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float, implementation: Any
+) -> jax.Array:
+    """`jax.nn.dot_product_attention` with the rows that see nothing set to zero."""
+    key_value_lengths = sight.key_value_lengths
+    if implementation == "cudnn":
+        # A mask becomes a bias there, which must be of the inputs' dtype and have all queries and keys.
+        mask, bias = (
+            x if x is None else jnp.broadcast_to(x, (*x.shape[:2], q.shape[1], k.shape[1])) for x in (mask, bias)
+        )
+        bias = bias if bias is None else bias.astype(q.dtype)
+        # A row without keys may be no number there, and so its gradients; its output is set to zero below.
+        key_value_lengths = key_value_lengths if key_value_lengths is None else jnp.maximum(key_value_lengths, 1)
+    out = jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        bias=bias,
+        mask=mask,
+        scale=scale,
+        is_causal=sight.causal,
+        query_seq_lengths=sight.query_lengths,
+        key_value_seq_lengths=key_value_lengths,
+        local_window_size=sight.window,
+        implementation=implementation,
+    )
+    sighted = sight.sighted(mask, q.shape[1], k.shape[1])
+    return out if sighted is None else jnp.where(sighted, out, jnp.zeros_like(out))
+
+
+def cudnn_refuses(
+    q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float, capability: tuple[int, ...]
+) -> str:
+    """Why cuDNN cannot compute this call on a GPU of this capability; empty where it can."""
+    depth, widest = q.shape[-1], 256 if capability >= (9, 0) else 128
+    if q.dtype.name not in ("bfloat16", "float16"):
+        return f"cuDNN takes bfloat16 and float16, not {q.dtype.name}"
+    if depth % 8 or depth > widest:
+        return f"cuDNN takes head sizes that are multiples of 8 up to {widest}, not {depth}"
+    if (mask is not None or bias is not None) and (q.shape[1] % 2 or k.shape[1] % 2):
+        return f"cuDNN has no gradient with a mask or bias for odd lengths, here {q.shape[1]} and {k.shape[1]}"
+    if sight.window is not None and not sight.causal:
+        return "cuDNN takes a window to the left alone"
+    if sight.window is not None and q.shape[1] > k.shape[1]:
+        return f"with a window cuDNN is given no more queries than keys, here {q.shape[1]} and {k.shape[1]}"
+    return ""
+
+
+def jax_refuses_cudnn(q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float) -> str:
+    """What JAX itself says against cuDNN here, from shapes: no cuDNN, too old a one, a call that it does not take."""
+    leaves, tree = jax.tree_util.tree_flatten((q, k, v, mask, bias, sight.query_lengths, sight.key_value_lengths))
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+
+    def attend(*given: Any) -> Any:
+        *inner, queries, keys = jax.tree_util.tree_unflatten(tree, given)
+        place = Sight(sight.causal, sight.window, queries, keys)
+
+        def of_floats(q: Any, k: Any, v: Any) -> Any:
+            return by_jax(q, k, v, *inner[3:], sight=place, scale=scale, implementation="cudnn")
+
+        out, pull = jax.vjp(of_floats, *inner[:3])
+        return pull(out)
+
+    try:
+        jax.eval_shape(attend, *shapes)
+    except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
+        return f"JAX refuses cuDNN: {error}"
+    return ""
+
+
+def by_pallas(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    sight: Sight,
+    scale: float,
+    blocks: tuple[int, int, int],
+    warps: int,
+    stages: int,
+    interpret: bool,
+) -> jax.Array:
+    """JAX's Pallas kernel for GPUs, with its gradient."""
+    ready = gpu_kernels("attention")
+    block_q, block_k, block_back = blocks
+    sizes = ready.BlockSizes(block_q, block_k, block_back, block_back, block_back, block_back)
+    each = q.shape[2] // k.shape[2]
+    k, v = (jnp.repeat(x, each, axis=2) if each > 1 else x for x in (k, v))
+    out: jax.Array = ready.mha(
+        q, k, v, None, scale, sight.causal, sizes, num_warps=warps, num_stages=stages, interpret=interpret
+    )
+    return out
+
+
+def pallas_refuses(q: Any, k: Any, mask: Any, bias: Any, *, sight: Sight, blocks: tuple[int, int, int]) -> str:
+    """Why JAX's Pallas kernel cannot compute this call; empty where it can."""
+    if mask is not None or bias is not None or sight.window is not None:
+        return "the Pallas kernel has no mask, bias or window"
+    if sight.query_lengths is not None or sight.key_value_lengths is not None:
+        return "the Pallas kernel has no lengths"
+    if q.shape[1] != k.shape[1]:
+        return f"the Pallas kernel takes as many keys as queries, not {k.shape[1]} and {q.shape[1]}"
+    if q.shape[-1] < 16:
+        return f"the Pallas kernel takes head sizes from 16 on, not {q.shape[-1]}"
+    uneven = [block for block in blocks if q.shape[1] % block]
+    return f"blocks of {uneven[0]} do not divide the length {q.shape[1]}" if uneven else ""

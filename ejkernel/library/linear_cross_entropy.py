@@ -1,0 +1,299 @@
+"""Cross entropy of a linear layer's logits, which are never all held at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..ops import Executor, Invocation, Kernel, default_executor
+from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, integer_array, known_values, same_dtype
+from .linear_cross_entropy_chunks import Terms, at_once, by_tokens, by_words, gradients_by_words
+
+_ARRAYS = ("hidden", "weight", "labels")
+# All logits at once only where they are as small as a chunk would be: in float32, this many bytes.
+WHOLE_BYTES = 64 << 20
+# A chunk's logits in float32: on a CPU within reach of its caches, on a GPU enough rows for its matrix units.
+_CHUNKS = {"cpu": (1 << 20, 4 << 20, 16 << 20), "gpu": (256 << 20, 512 << 20, 1 << 30)}
+
+
+@dataclass(frozen=True)
+class LinearCrossEntropyConfig:
+    """Which way, how many tokens or words a chunk has, and whether narrow inputs are widened to float32 before."""
+
+    implementation: str
+    chunk: int | None = None
+    wide: bool = False
+
+
+class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
+    """Cross entropy of `hidden` (tokens, d) times `weight`; arguments as `linear_cross_entropy` makes them.
+
+    Implementations: "chunked_tokens" (each chunk's gradients are computed with its logits, where one number is asked
+    for), "chunked_vocab" (a running sum of exponentials; logits are computed again for gradients) and "xla" (all
+    logits at once; only where they take at most 64 MiB).
+    """
+
+    op_id = "library.linear_cross_entropy"
+    version = "1"
+    cfg_type = LinearCrossEntropyConfig
+
+    def run(
+        self,
+        hidden: jax.Array,
+        weight: jax.Array,
+        labels: jax.Array,
+        *,
+        vocab_first: bool = False,
+        ignore_index: int = -100,
+        z_loss: float = 0.0,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
+        cfg: LinearCrossEntropyConfig,
+    ) -> jax.Array:
+        """The loss by the cfg's implementation."""
+        hidden, weight = _widened(cfg, hidden, weight)
+        terms = Terms(z_loss, label_smoothing, vocab_first)
+        counted = _counted(labels, ignore_index, _words(weight, terms))
+        if cfg.implementation == "xla":
+            losses = at_once(hidden, weight, labels, terms=terms)
+        elif cfg.implementation == "chunked_vocab":
+            chunk = _chunk(cfg, _words(weight, terms))
+            losses, _ = by_words(hidden, weight, labels, terms=terms, chunk=chunk)
+        else:
+            chunk = _token_chunk(cfg, hidden)
+            losses, _ = by_tokens(hidden, weight, labels, counted, terms=terms, chunk=chunk, gradients=False)
+        return _reduced(losses, counted, reduction)
+
+    def fwd_with_residuals(
+        self, hidden: Any, weight: Any, labels: Any, *, cfg: LinearCrossEntropyConfig, **kwargs: Any
+    ) -> tuple[jax.Array, Any]:
+        """The loss, with its gradients where it is one number, else with what they need."""
+        if cfg.implementation == "xla":
+            return jax.vjp(lambda one, other: self.run(one, other, labels, cfg=cfg, **kwargs), hidden, weight)
+        hidden, weight = _widened(cfg, hidden, weight)
+        terms, ignore_index, reduction = _options(**kwargs)
+        counted = _counted(labels, ignore_index, _words(weight, terms))
+        if cfg.implementation == "chunked_vocab":
+            chunk = _chunk(cfg, _words(weight, terms))
+            losses, kept = by_words(hidden, weight, labels, terms=terms, chunk=chunk)
+        else:
+            chunk = _token_chunk(cfg, hidden)
+            # Not divided by the count yet: numbers of that size would be lost in float16.
+            losses, kept = by_tokens(
+                hidden, weight, labels, counted, terms=terms, chunk=chunk, gradients=reduction != "none"
+            )
+        return _reduced(losses, counted, reduction), kept
+
+    def vjp(
+        self,
+        residuals: Any,
+        y: jax.Array,
+        dy: jax.Array,
+        hidden: Any,
+        weight: Any,
+        labels: Any,
+        *,
+        cfg: LinearCrossEntropyConfig,
+        **kwargs: Any,
+    ) -> tuple[jax.Array, jax.Array, None]:
+        """Gradients of hidden states and weight."""
+        if cfg.implementation == "xla":
+            return (*residuals(dy), None)
+        dtypes = (hidden.dtype, weight.dtype)
+        hidden, weight = _widened(cfg, hidden, weight)
+        terms, ignore_index, reduction = _options(**kwargs)
+        counted = _counted(labels, ignore_index, _words(weight, terms))
+        scale = dy / jnp.maximum(jnp.sum(counted), 1) if reduction == "mean" else dy
+        if cfg.implementation == "chunked_vocab":
+            chunk = _chunk(cfg, _words(weight, terms))
+            grads = gradients_by_words(hidden, weight, labels, counted * scale, residuals, terms=terms, chunk=chunk)
+        elif reduction == "none":
+            chunk = _token_chunk(cfg, hidden)
+            _, grads = by_tokens(hidden, weight, labels, counted * scale, terms=terms, chunk=chunk, gradients=True)
+        else:
+            grads = tuple(x.astype(jnp.float32) * scale for x in residuals)
+        return grads[0].astype(dtypes[0]), grads[1].astype(dtypes[1]), None
+
+    def heuristic_cfg(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
+        """Chunks of tokens: their gradients need no second computation of the logits."""
+        return LinearCrossEntropyConfig("chunked_tokens", _fitting(*_sizes(inv), _CHUNKS["gpu"][2]))
+
+    def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
+        """The same, with smaller chunks."""
+        return LinearCrossEntropyConfig("chunked_tokens", _fitting(*_sizes(inv), _CHUNKS["cpu"][2]))
+
+    def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
+        """Chunks of tokens and of words, of several sizes, and all at once where that is small."""
+        return _candidates(inv, _CHUNKS["gpu"])
+
+    def candidate_cfgs_cpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
+        """The same with smaller chunks, and for narrow inputs in float32 too: not every CPU has narrow products."""
+        found = _candidates(inv, _CHUNKS["cpu"])
+        if _named(inv)["hidden"].dtype.itemsize == 4:
+            return found
+        return [*found, *(replace(cfg, wide=True) for cfg in found if cfg.implementation != "chunked_vocab")]
+
+    def valid_cfg(self, inv: Invocation[Any, Any], cfg: LinearCrossEntropyConfig) -> bool | str:
+        """Refuses all logits at once where they are more than a chunk may be."""
+        tokens, words = _sizes(inv)
+        size = tokens * words * 4
+        if cfg.implementation == "xla" and size > WHOLE_BYTES:
+            return f"all logits take {size >> 20} MiB, over the {WHOLE_BYTES >> 20} MiB that may be held at once"
+        return True
+
+    def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
+        """Labels of any word, where a trace hides the real ones."""
+        given = _named(inv)
+        labels = given["labels"]
+        if known_values(labels) is None:
+            given["labels"] = rng.integers(0, _sizes(inv)[1], labels.shape).astype(np.int32)
+        rest = {name: value for name, value in inv.kwargs.items() if name not in _ARRAYS}
+        return tuple(given[name] for name in _ARRAYS), rest
+
+
+def linear_cross_entropy(
+    hidden: jax.Array,
+    weight: jax.Array,
+    labels: jax.Array,
+    *,
+    vocab_first: bool = False,
+    ignore_index: int = -100,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    cfg: LinearCrossEntropyConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """Cross entropy, in float32, of the logits `hidden` (..., d) times `weight` (d, vocab) with `labels` (...).
+
+    `vocab_first`: the weight is (vocab, d). Labels that are `ignore_index` count for nothing, and "mean" divides by the
+    number of the others; "none" gives a loss for each label. A label out of range is an error where it can be read;
+    under a trace it counts for nothing.
+    """
+    hidden = as_array("hidden", hidden)
+    if hidden.ndim < 1:
+        raise ArgumentError(f"hidden must have the shape (..., d), got {hidden.shape}")
+    rows = float_array("hidden", hidden.reshape(-1, hidden.shape[-1]), ("tokens", "d"))
+    weight = float_array("weight", weight, ("vocab", "d") if vocab_first else ("d", "vocab"))
+    same_dtype("hidden", hidden, "weight", weight)
+    words, depth = weight.shape if vocab_first else weight.shape[::-1]
+    if depth != hidden.shape[-1]:
+        turn = f"; with vocab_first={not vocab_first} it would fit" if words == hidden.shape[-1] else ""
+        raise ArgumentError(f"hidden {hidden.shape} and weight {weight.shape} differ in d{turn}")
+    flat = _labels(labels, hidden, ignore_index, words)
+    _check_options(ignore_index, z_loss, label_smoothing, reduction, words)
+    if not rows.size or not words:
+        return jnp.zeros(labels.shape if reduction == "none" else (), jnp.float32)
+    loss: jax.Array = (executor or default_executor())(
+        LinearCrossEntropy(),
+        rows,
+        weight,
+        flat,
+        vocab_first=vocab_first,
+        ignore_index=ignore_index,
+        z_loss=float(z_loss),
+        label_smoothing=float(label_smoothing),
+        reduction=reduction,
+        cfg=cfg,
+    )
+    return loss.reshape(labels.shape) if reduction == "none" else loss
+
+
+def _labels(labels: Any, hidden: jax.Array, ignore_index: int, words: int) -> jax.Array:
+    found = as_array("labels", labels)
+    if found.shape != hidden.shape[:-1]:
+        raise ArgumentError(f"labels {found.shape} must have the shape of hidden {hidden.shape} without d")
+    flat = integer_array("labels", found.reshape(-1), ("tokens",))
+    known = known_values(flat)
+    if known is not None:
+        wrong = known[(known != ignore_index) & ((known < 0) | (known >= words))]
+        if wrong.size:
+            raise ArgumentError(
+                f"labels must be from 0 to {words - 1}, or ignore_index={ignore_index}; "
+                f"{wrong.size} of {known.size} are not, the first is {wrong[0]}"
+            )
+    return flat
+
+
+def _check_options(ignore_index: Any, z_loss: Any, smoothing: Any, reduction: Any, words: int) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise ArgumentError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+    if not isinstance(ignore_index, int):
+        raise ArgumentTypeError(f"ignore_index must be an integer, got {type(ignore_index).__qualname__}")
+    for name, value in (("z_loss", z_loss), ("label_smoothing", smoothing)):
+        if not isinstance(value, (int, float)):
+            raise ArgumentTypeError(f"{name} must be a number, got {type(value).__qualname__}")
+    if not 0 <= smoothing <= 1:
+        raise ArgumentError(f"label_smoothing must be from 0 to 1, got {smoothing}")
+
+
+def _options(
+    *,
+    vocab_first: bool = False,
+    ignore_index: int = -100,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> tuple[Terms, int, str]:
+    return Terms(z_loss, label_smoothing, vocab_first), ignore_index, reduction
+
+
+def _counted(labels: Any, ignore_index: int, words: int) -> Any:
+    """1 for labels that count, 0 for others."""
+    return ((labels != ignore_index) & (labels >= 0) & (labels < words)).astype(jnp.float32)
+
+
+def _reduced(losses: jax.Array, counted: jax.Array, reduction: str) -> jax.Array:
+    # What does not count is left out, not multiplied by zero: it need not be a number.
+    losses = jnp.where(counted > 0, losses, 0.0)
+    if reduction == "none":
+        return losses
+    return jnp.sum(losses) / (jnp.maximum(jnp.sum(counted), 1) if reduction == "mean" else 1)
+
+
+def _widened(cfg: LinearCrossEntropyConfig, hidden: Any, weight: Any) -> tuple[Any, Any]:
+    return (hidden.astype(jnp.float32), weight.astype(jnp.float32)) if cfg.wide else (hidden, weight)
+
+
+def _words(weight: Any, terms: Terms) -> int:
+    return int(weight.shape[0 if terms.vocab_first else 1])
+
+
+def _token_chunk(cfg: LinearCrossEntropyConfig, hidden: Any) -> int:
+    if cfg.implementation != "chunked_tokens":
+        raise ArgumentError(f"{cfg} names no way to compute this; use chunked_tokens, chunked_vocab or xla")
+    return _chunk(cfg, hidden.shape[0])
+
+
+def _chunk(cfg: LinearCrossEntropyConfig, most: int) -> int:
+    return min(cfg.chunk or 1024, most)
+
+
+def _named(inv: Invocation[Any, Any]) -> dict[str, Any]:
+    return dict(zip(_ARRAYS, inv.args, strict=False)) | dict(inv.kwargs)
+
+
+def _sizes(inv: Invocation[Any, Any]) -> tuple[int, int]:
+    """Tokens and words."""
+    given = _named(inv)
+    return given["hidden"].shape[0], given["weight"].shape[0 if given.get("vocab_first") else 1]
+
+
+def _fitting(many: int, each: int, size: int) -> int:
+    """A chunk of the first, a power of two, whose logits with all of the second take about this many bytes."""
+    chunk = max(16, size // (4 * each))
+    # At most half of them: a chunk of everything would be all logits at once.
+    return int(min(1 << (chunk.bit_length() - 1), max(1, -(-many // 2))))
+
+
+def _candidates(inv: Invocation[Any, Any], sizes: Iterable[int]) -> list[LinearCrossEntropyConfig]:
+    tokens, words = _sizes(inv)
+    found = [LinearCrossEntropyConfig("xla")]
+    found += [LinearCrossEntropyConfig("chunked_tokens", _fitting(tokens, words, size)) for size in sizes]
+    found += [LinearCrossEntropyConfig("chunked_vocab", _fitting(words, tokens, size)) for size in sizes]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,312 @@
+"""Ragged products: rows in groups, each group times a matrix of its own."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..ops import Executor, Invocation, Kernel, _jax, default_executor
+from ..ops.core.device import device_of, get_device_platform
+from .arguments import ArgumentError, float_array, integer_array, known_values, same, same_dtype
+from .ragged_dot_tiles import masked, masked_outer, starts_of, tiled, tiled_outer
+from .ready_made import gpu_kernels
+
+_ARRAYS = ("lhs", "rhs", "group_sizes")
+
+
+@dataclass(frozen=True)
+class RaggedDotConfig:
+    """Which product, and its blocks where it has any: rows, columns, inner dimension."""
+
+    implementation: str
+    block_m: int | None = None
+    block_n: int | None = None
+    block_k: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
+
+
+class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
+    """`lax.ragged_dot` of `lhs` (m, k), `rhs` (groups, k, n) and `group_sizes`; arguments as `ragged_dot` makes them.
+
+    Implementations: "xla" (`lax.ragged_dot`), "masked" (group by group over all rows), "tiled" (a loop over tiles of
+    rows of one group), "triton" (the same as a Pallas kernel) and "mosaic" (JAX's Pallas kernel for Hopper GPUs).
+    """
+
+    op_id = "library.ragged_dot"
+    version = "1"
+    cfg_type = RaggedDotConfig
+
+    def run(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        group_sizes: jax.Array,
+        *,
+        preferred_element_type: str | None = None,
+        cfg: RaggedDotConfig,
+    ) -> jax.Array:
+        """The product by the cfg's implementation."""
+        dtype = jnp.dtype(preferred_element_type or lhs.dtype)
+        return _product(cfg, interpret=False)(lhs, rhs, group_sizes, transposed=False, dtype=dtype)
+
+    def run_cpu(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        group_sizes: jax.Array,
+        *,
+        preferred_element_type: str | None = None,
+        cfg: RaggedDotConfig,
+    ) -> jax.Array:
+        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        dtype = jnp.dtype(preferred_element_type or lhs.dtype)
+        return _product(cfg, interpret=True)(lhs, rhs, group_sizes, transposed=False, dtype=dtype)
+
+    def fwd_with_residuals(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, tuple[()]]:
+        """The product; its gradient needs the arguments alone."""
+        return self.run(*args, cfg=cfg, **kwargs), ()
+
+    def fwd_with_residuals_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, tuple[()]]:
+        """The same."""
+        return self.run_cpu(*args, cfg=cfg, **kwargs), ()
+
+    def vjp(
+        self,
+        residuals: Any,
+        y: jax.Array,
+        dy: jax.Array,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        group_sizes: jax.Array,
+        *,
+        preferred_element_type: str | None = None,
+        cfg: RaggedDotConfig,
+        interpret: bool = False,
+    ) -> tuple[jax.Array, jax.Array, None]:
+        """Two products of the same kind: with the matrices transposed, and of each group's rows with its gradients."""
+        dy = dy.astype(lhs.dtype)
+        d_lhs = _product(cfg, interpret)(dy, rhs, group_sizes, transposed=True, dtype=lhs.dtype)
+        return d_lhs, _outer(cfg, interpret)(lhs, dy, group_sizes, dtype=rhs.dtype), None
+
+    def vjp_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, jax.Array, None]:
+        """The same."""
+        return self.vjp(*args, cfg=cfg, interpret=True, **kwargs)
+
+    def heuristic_cfg(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
+        """Tiles as high as a group on average: XLA's own computes every row for every group."""
+        return RaggedDotConfig("tiled", block_m=_average(inv, least=16, most=512))
+
+    def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
+        """The Triton kernel, with tiles no higher than a group on average: a higher one would be mostly empty."""
+        return RaggedDotConfig("triton", _average(inv, least=16, most=128), 128, 64 if _narrow(inv) else 32, 4, 3)
+
+    def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
+        """The same, with smaller tiles: what is in the cache is enough there."""
+        return RaggedDotConfig("tiled", block_m=_average(inv, least=16, most=256))
+
+    def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[RaggedDotConfig]:
+        """XLA's, group by group, and tiles around the average group."""
+        average = _average(inv, least=16, most=512)
+        sizes = dict.fromkeys(min(max(size, 8), 1024) for size in (average // 4, average // 2, average, 2 * average))
+        tiles = [RaggedDotConfig("tiled", block_m=size) for size in sizes]
+        return [RaggedDotConfig("xla"), RaggedDotConfig("masked"), *tiles]
+
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[RaggedDotConfig]:
+        """The Pallas kernels as well, over their blocks and launch parameters."""
+        high = _average(inv, least=16, most=128)
+        rows = dict.fromkeys((high, max(16, high // 2)))
+        inner = (64, 32) if _narrow(inv) else (32,)
+        blocks = itertools.product(rows, (128, 256), inner, (4, 8), (3, 4))
+        found = [RaggedDotConfig("triton", *block) for block in blocks]
+        found += [RaggedDotConfig("mosaic", m, n, 64, None, s) for m, n in ((64, 128), (128, 128)) for s in (4, 6)]
+        found += [RaggedDotConfig("tiled", block_m=size) for size in (256, 512)]
+        return [*found, RaggedDotConfig("xla")]
+
+    def valid_cfg(self, inv: Invocation[Any, Any], cfg: RaggedDotConfig) -> bool | str:
+        """Refuses Pallas kernels where they cannot run, with the reason."""
+        if cfg.implementation not in ("triton", "mosaic"):
+            return True
+        device, given = device_of(inv), _named(inv)
+        if get_device_platform(device) != "gpu":
+            return f"{cfg.implementation} runs on GPUs alone"
+        if cfg.implementation == "mosaic":
+            capability = str(getattr(device, "compute_capability", "0"))
+            if any(_jax.varying_axes(given[name]) for name in _ARRAYS):
+                return "JAX's Mosaic kernel does not say over which mesh axes it varies; use check_vma=False"
+            wanted = given.get("preferred_element_type")
+            return mosaic_refuses(given["lhs"], given["rhs"], wanted, cfg, capability) or True
+        # Both operands of each stage are in shared memory at once; a Hopper GPU has 227 KiB of it for a program.
+        size = (cfg.block_m or 0) + (cfg.block_n or 0)
+        held = size * (cfg.block_k or 0) * given["lhs"].dtype.itemsize * (cfg.num_stages or 1)
+        return True if held <= 227 * 1024 else f"its stages need {held // 1024} KiB of shared memory, over 227"
+
+    def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
+        """Groups as a router makes them, some larger than others, where a trace hides the real sizes."""
+        given = _named(inv)
+        sizes = given["group_sizes"]
+        if known_values(sizes) is None:
+            shares = rng.dirichlet(np.full(sizes.shape[0], 4.0))
+            given["group_sizes"] = rng.multinomial(given["lhs"].shape[0], shares).astype(np.int32)
+        rest = {name: value for name, value in inv.kwargs.items() if name not in _ARRAYS}
+        return tuple(given[name] for name in _ARRAYS), rest
+
+    def reference(self, lhs: Any, rhs: Any, group_sizes: Any, *, preferred_element_type: str | None = None) -> Any:
+        """Group by group in float32."""
+        dtype = jnp.dtype(preferred_element_type or lhs.dtype)
+        with jax.default_matmul_precision("highest"):
+            one, other = (x.astype(jnp.float32) for x in (lhs, rhs))
+            return masked(one, other, group_sizes, transposed=False, dtype=dtype)
+
+
+def ragged_dot(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    preferred_element_type: Any = None,
+    cfg: RaggedDotConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """Rows of `lhs` (m, k) in groups of these sizes, each group times its matrix of `rhs` (groups, k, n).
+
+    Rows beyond the last group give zeros. Sizes that are negative or add up to more than m are an error where they can
+    be read; under a trace they are cut at the last row.
+    """
+    lhs = float_array("lhs", lhs, ("m", "k"))
+    rhs = float_array("rhs", rhs, ("groups", "k", "n"))
+    sizes = integer_array("group_sizes", group_sizes, ("groups",))
+    same_dtype("lhs", lhs, "rhs", rhs)
+    same("k", "lhs", lhs, lhs.shape[1], "rhs", rhs, rhs.shape[1])
+    same("groups", "rhs", rhs, rhs.shape[0], "group_sizes", sizes, sizes.shape[0])
+    known = known_values(sizes)
+    if known is not None and known.size and (known.min() < 0 or known.sum() > lhs.shape[0]):
+        raise ArgumentError(
+            f"group_sizes must be 0 or more and add up to at most the {lhs.shape[0]} rows of lhs {lhs.shape}; "
+            f"the least is {known.min()} and they add up to {known.sum()}"
+        )
+    wanted = None if preferred_element_type is None else jnp.dtype(preferred_element_type).name
+    if not lhs.size or not rhs.size:
+        return jnp.zeros((lhs.shape[0], rhs.shape[2]), wanted or lhs.dtype)
+    run = executor or default_executor()
+    out: jax.Array = run(RaggedDot(), lhs, rhs, sizes, preferred_element_type=wanted, cfg=cfg)
+    return out
+
+
+def mosaic_refuses(lhs: Any, rhs: Any, wanted: str | None, cfg: RaggedDotConfig, capability: str) -> str:
+    """Why JAX's kernel for Hopper GPUs cannot compute this call; empty where it can."""
+    if not capability.startswith("9."):
+        return f"the Mosaic kernel is for GPUs of capability 9, not {capability}"
+    if lhs.dtype.name not in ("bfloat16", "float16") or wanted not in (None, lhs.dtype.name):
+        return f"the Mosaic kernel takes and gives bfloat16 or float16, not {lhs.dtype.name} and {wanted}"
+    (rows, depth), width = lhs.shape, rhs.shape[2]
+    block_m, block_n, block_k = cfg.block_m or 128, cfg.block_n or 128, cfg.block_k or 64
+    # The gradient swaps the two.
+    if any(size % block for size in (depth, width) for block in (block_n, block_k)):
+        return f"blocks of {block_n} and {block_k} do not divide both {depth} and {width}"
+    return f"a block of {block_m} is more than the {rows} rows" if rows < block_m else ""
+
+
+def _product(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
+    """`f(lhs, rhs, sizes, transposed=..., dtype=...)` of this implementation."""
+    if cfg.implementation == "xla":
+        return _xla
+    if cfg.implementation == "masked":
+        return masked
+    if cfg.implementation == "tiled":
+        return lambda *args, **kwargs: tiled(*args, tile=cfg.block_m or 128, **kwargs)
+    if cfg.implementation == "triton":
+        from .ragged_dot_triton import triton
+
+        return lambda *args, **kwargs: triton(*args, tile=_tile(cfg), interpret=interpret, **kwargs)
+    if cfg.implementation == "mosaic":
+        return lambda *args, **kwargs: _mosaic(*args, cfg=cfg, **kwargs)
+    raise ArgumentError(f"{cfg} names no implementation of ragged_dot; use xla, masked, tiled, triton or mosaic")
+
+
+def _outer(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
+    """`f(lhs, out, sizes, dtype=...)` of this implementation."""
+    if cfg.implementation == "xla":
+        return _xla_outer
+    if cfg.implementation == "masked":
+        return masked_outer
+    if cfg.implementation == "tiled":
+        return lambda *args, **kwargs: tiled_outer(*args, tile=cfg.block_m or 128, **kwargs)
+    from .ragged_dot_triton import Tile, triton_outer
+
+    # Its blocks are of the matrix, so the rows of a group, however few, do not bound them.
+    tile = Tile(128, 128, 64 if cfg.block_k == 64 else 32, 8, 3)
+    return lambda *args, **kwargs: triton_outer(*args, tile=tile, interpret=interpret, **kwargs)
+
+
+# JAX maps its ragged products over some arguments alone, so a vmap of them is a loop. They are never differentiated.
+def _xla(lhs: Any, rhs: Any, sizes: Any, *, transposed: bool, dtype: Any) -> jax.Array:
+    matrices = jnp.swapaxes(rhs, 1, 2) if transposed else rhs
+    dot = jax.custom_batching.sequential_vmap(functools.partial(jax.lax.ragged_dot, preferred_element_type=dtype))
+    made: jax.Array = dot(lhs, matrices, _cut(sizes, lhs.shape[0]))
+    return made
+
+
+def _xla_outer(lhs: Any, out: Any, sizes: Any, *, dtype: Any) -> jax.Array:
+    # The rows are what is summed over, and what is in groups.
+    contracted = (((0,), (0,)), ((), ()))
+    numbers = jax.lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=contracted, lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
+    )
+
+    def general(lhs: Any, out: Any, sizes: Any) -> jax.Array:
+        return jax.lax.ragged_dot_general(lhs, out, sizes, numbers, preferred_element_type=dtype)
+
+    made: jax.Array = jax.custom_batching.sequential_vmap(general)(lhs, out, _cut(sizes, lhs.shape[0]))
+    return made
+
+
+def _mosaic(lhs: Any, rhs: Any, sizes: Any, *, transposed: bool, dtype: Any, cfg: RaggedDotConfig) -> jax.Array:
+    made: jax.Array = gpu_kernels("ragged_dot_mgpu").ragged_dot(
+        lhs,
+        rhs,
+        group_sizes=_cut(sizes, lhs.shape[0]),
+        block_m=cfg.block_m or 128,
+        block_n=cfg.block_n or 128,
+        block_k=cfg.block_k or 64,
+        max_concurrent_steps=cfg.num_stages or 4,
+        grid_block_n=1,
+        transpose_rhs=transposed,
+    )
+    # It leaves rows of no group as they are.
+    written = jnp.arange(lhs.shape[0]) < starts_of(sizes, lhs.shape[0])[1][-1]
+    return jnp.where(written[:, None], made, 0).astype(dtype)
+
+
+def _cut(sizes: Any, rows: int) -> jax.Array:
+    starts, stops = starts_of(sizes, rows)
+    return (stops - starts).astype(jnp.int32)
+
+
+def _tile(cfg: RaggedDotConfig) -> Any:
+    from .ragged_dot_triton import Tile
+
+    blocks = (cfg.block_m or 64, cfg.block_n or 128, cfg.block_k or 32)
+    return Tile(*blocks, cfg.num_warps or 4, cfg.num_stages or 3)
+
+
+def _named(inv: Invocation[Any, Any]) -> dict[str, Any]:
+    return dict(zip(_ARRAYS, inv.args, strict=False)) | dict(inv.kwargs)
+
+
+def _narrow(inv: Invocation[Any, Any]) -> bool:
+    return bool(_named(inv)["lhs"].dtype.itemsize == 2)
+
+
+def _average(inv: Invocation[Any, Any], *, least: int, most: int) -> int:
+    """The rows of a group on average, as the power of two above."""
+    given = _named(inv)
+    share = max(1, given["lhs"].shape[0] // given["rhs"].shape[0])
+    return int(min(max(1 << (share - 1).bit_length(), least), most))

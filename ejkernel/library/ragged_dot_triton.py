@@ -1,0 +1,139 @@
+"""Grouped products as Pallas-Triton kernels: one program for each tile of rows of one group and block of columns."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from .ragged_dot_tiles import most_visits, starts_of, visits_of
+from .varying import all_alike
+
+# So many tiles of rows share a block of columns while it is in the cache.
+_NEIGHBOURS = 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Block sizes and launch parameters, all blocks powers of two."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+def triton(lhs: Any, rhs: Any, sizes: Any, *, tile: Tile, transposed: bool, dtype: Any, interpret: bool) -> jax.Array:
+    """Each row times its group's matrix, or that matrix transposed; rows of no group give zeros."""
+    rows = lhs.shape[0]
+    width = rhs.shape[1] if transposed else rhs.shape[2]
+    # One more group: the rows that belong to none, so that somebody writes their zeros.
+    rest = jnp.maximum(rows - jnp.sum(jnp.maximum(sizes, 0)), 0)
+    visits = visits_of(jnp.append(sizes, rest.astype(sizes.dtype)), rows, tile.m)
+    tiles, columns = most_visits(rows, sizes.shape[0] + 1, tile.m), pl.cdiv(width, tile.n)
+    body = functools.partial(_product, tile=tile, transposed=transposed, groups=rhs.shape[0], grid=(tiles, columns))
+    made, operands = all_alike((rows, width), dtype, (visits.group, visits.start, visits.stop, lhs, rhs))
+    out: jax.Array = pl.pallas_call(
+        body,
+        out_shape=made,
+        grid=(tiles * columns,),
+        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        interpret=interpret,
+        name="ragged_dot",
+    )(*operands)
+    return out
+
+
+def _product(
+    group_ref: Any,
+    start_ref: Any,
+    stop_ref: Any,
+    lhs_ref: Any,
+    rhs_ref: Any,
+    out_ref: Any,
+    *,
+    tile: Tile,
+    transposed: bool,
+    groups: int,
+    grid: tuple[int, int],
+) -> None:
+    depth, width = lhs_ref.shape[1], out_ref.shape[1]
+    visit, block = _neighbourly(pl.program_id(0), *grid)
+    group, start, stop = group_ref[visit], start_ref[visit], stop_ref[visit]
+    row, column = start + jnp.arange(tile.m), block * tile.n + jnp.arange(tile.n)
+    matrix = jnp.minimum(group, groups - 1)
+    mine, inside = (row < stop)[:, None], column < width
+
+    def step(number: Any, total: Any) -> Any:
+        inner = number * tile.k + jnp.arange(tile.k)
+        whole = depth % tile.k == 0
+        within = jnp.ones(tile.k, bool) if whole else inner < depth
+        left = plgpu.load(lhs_ref.at[row[:, None], inner[None, :]], mask=mine & within[None, :], other=0.0)
+        if transposed:
+            place = rhs_ref.at[matrix, column[:, None], inner[None, :]]
+            right = plgpu.load(place, mask=inside[:, None] & within[None, :], other=0.0).T
+        else:
+            place = rhs_ref.at[matrix, inner[:, None], column[None, :]]
+            right = plgpu.load(place, mask=within[:, None] & inside[None, :], other=0.0)
+        return total + jnp.dot(left, right, preferred_element_type=jnp.float32)
+
+    # Nothing to add up for rows of no group, and nothing at all for an empty tile.
+    steps = jnp.where((group < groups) & (start < stop), pl.cdiv(depth, tile.k), 0)
+    total = jax.lax.fori_loop(0, steps, step, jnp.zeros((tile.m, tile.n), jnp.float32))
+    plgpu.store(out_ref.at[row[:, None], column[None, :]], total.astype(out_ref.dtype), mask=mine & inside[None, :])
+
+
+def _neighbourly(number: Any, tiles: int, columns: int) -> tuple[Any, Any]:
+    """Tile of rows and block of columns of a program, so that those that run together share both."""
+    share = _NEIGHBOURS * columns
+    first = jax.lax.div(number, share) * _NEIGHBOURS
+    count = jnp.minimum(tiles - first, _NEIGHBOURS)
+    within = jax.lax.rem(number, share)
+    return first + jax.lax.rem(within, count), jax.lax.div(within, count)
+
+
+def triton_outer(lhs: Any, out: Any, sizes: Any, *, tile: Tile, dtype: Any, interpret: bool) -> jax.Array:
+    """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix."""
+    (rows, depth), width = lhs.shape, out.shape[1]
+    starts, stops = starts_of(sizes, rows)
+    grid = (pl.cdiv(width, tile.n), pl.cdiv(depth, tile.m), sizes.shape[0])
+    places = (starts.astype(jnp.int32), stops.astype(jnp.int32))
+    shape, operands = all_alike((sizes.shape[0], depth, width), dtype, (*places, lhs, out))
+    made: jax.Array = pl.pallas_call(
+        functools.partial(_outer, tile=tile),
+        out_shape=shape,
+        grid=grid,
+        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        interpret=interpret,
+        name="ragged_dot_outer",
+    )(*operands)
+    return made
+
+
+def _outer(start_ref: Any, stop_ref: Any, lhs_ref: Any, out_ref: Any, made_ref: Any, *, tile: Tile) -> None:
+    depth, width = lhs_ref.shape[1], out_ref.shape[1]
+    group = pl.program_id(2)
+    start, stop = start_ref[group], stop_ref[group]
+    inner = pl.program_id(1) * tile.m + jnp.arange(tile.m)
+    column = pl.program_id(0) * tile.n + jnp.arange(tile.n)
+
+    def step(number: Any, total: Any) -> Any:
+        row = start + number * tile.k + jnp.arange(tile.k)
+        mine = (row < stop)[:, None]
+        left = plgpu.load(lhs_ref.at[row[:, None], inner[None, :]], mask=mine & (inner < depth)[None, :], other=0.0)
+        right = plgpu.load(out_ref.at[row[:, None], column[None, :]], mask=mine & (column < width)[None, :], other=0.0)
+        return total + jnp.dot(left.T, right, preferred_element_type=jnp.float32)
+
+    steps = jax.lax.div(stop - start + tile.k - 1, tile.k)
+    total = jax.lax.fori_loop(0, steps, step, jnp.zeros((tile.m, tile.n), jnp.float32))
+    plgpu.store(
+        made_ref.at[group, inner[:, None], column[None, :]],
+        total.astype(made_ref.dtype),
+        mask=(inner < depth)[:, None] & (column < width)[None, :],
+    )
