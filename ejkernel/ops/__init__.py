@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .execution.results import AutotuningResult as AutotuningResult
     from .execution.results import Entry as Entry
     from .execution.results import Measurement as Measurement
+    from .execution.tunable import tunable as tunable
     from .registry import get_invocations as get_invocations
     from .registry import record_invocation as record_invocation
 
@@ -76,6 +77,7 @@ _NAMES = {
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",
     "execution.offline": "autotune_lowered autotune_recorded benchmark",
     "execution.results": "AutotuneData AutotuningResult Entry Measurement",
+    "execution.tunable": "tunable",
     "registry": "get_invocations record_invocation",
 }
 
