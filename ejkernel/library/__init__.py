@@ -1,0 +1,43 @@
+"""Ready-made kernels: functions to call, and kernel classes to build on."""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..ops._lazy import lazy
+
+if TYPE_CHECKING:
+    from .layer_norm import LayerNorm as LayerNorm
+    from .layer_norm import LayerNormConfig as LayerNormConfig
+    from .layer_norm import layer_norm as layer_norm
+    from .matmul import Matmul as Matmul
+    from .matmul import MatmulConfig as MatmulConfig
+    from .matmul import matmul as matmul
+    from .rms_norm import RmsNorm as RmsNorm
+    from .rms_norm import RmsNormConfig as RmsNormConfig
+    from .rms_norm import rms_norm as rms_norm
+    from .softmax import Softmax as Softmax
+    from .softmax import SoftmaxConfig as SoftmaxConfig
+    from .softmax import softmax as softmax
+
+_NAMES = {
+    "layer_norm": "LayerNorm LayerNormConfig layer_norm",
+    "matmul": "Matmul MatmulConfig matmul",
+    "rms_norm": "RmsNorm RmsNormConfig rms_norm",
+    "softmax": "Softmax SoftmaxConfig softmax",
+}
+
+
+class _Package(ModuleType):
+    """A function goes by its file's name, and importing the file would put the module in the function's place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _NAMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+__getattr__, __dir__, __all__ = lazy(
+    __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
+)

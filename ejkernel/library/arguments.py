@@ -1,0 +1,73 @@
+"""Checks of arguments: a clear error before tuning starts, naming the argument and both shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..ops.core.errors import OpsError
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+class ArgumentError(OpsError, ValueError):
+    """An argument whose shape or value does not fit the call."""
+
+
+class ArgumentTypeError(OpsError, TypeError):
+    """An argument of a type or dtype that the operation does not take."""
+
+
+def as_array(name: str, value: Any) -> jax.Array:
+    """The argument as an array."""
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        raise ArgumentTypeError(f"{name} must be an array, got {type(value).__qualname__}")
+    return jnp.asarray(value)
+
+
+def float_array(name: str, value: Any, form: Sequence[str]) -> jax.Array:
+    """The argument as an array of a supported floating-point dtype with one dimension for each name of the form."""
+    array = as_array(name, value)
+    if array.dtype.name not in FLOATS:
+        raise ArgumentTypeError(f"{name} is {array.dtype.name}; use one of {', '.join(FLOATS)}")
+    return with_rank(name, array, form)
+
+
+def integer_array(name: str, value: Any, form: Sequence[str]) -> jax.Array:
+    """The argument as an int32 array with one dimension for each name of the form."""
+    array = as_array(name, value)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ArgumentTypeError(f"{name} is {array.dtype.name}; use an integer array, such as int32")
+    return with_rank(name, array, form).astype(jnp.int32)
+
+
+def with_rank(name: str, array: jax.Array, form: Sequence[str]) -> jax.Array:
+    """The array, or an error where it has another number of dimensions."""
+    if array.ndim != len(form):
+        raise ArgumentError(f"{name} must have the shape ({', '.join(form)}), got {array.shape}")
+    return array
+
+
+def same(what: str, one: str, first: jax.Array, first_size: int, other: str, second: jax.Array, size: int) -> None:
+    """An error unless two arguments agree in a size."""
+    if first_size != size:
+        raise ArgumentError(
+            f"{one} and {other} differ in {what}: {first_size} and {size}, of shapes {first.shape} and {second.shape}"
+        )
+
+
+def same_dtype(one: str, first: jax.Array, other: str, second: jax.Array) -> None:
+    """An error unless two arguments have the same dtype."""
+    if first.dtype != second.dtype:
+        raise ArgumentTypeError(
+            f"{one} is {first.dtype.name} and {other} is {second.dtype.name}; convert one of them with astype"
+        )
+
+
+def known_values(array: jax.Array) -> np.ndarray[Any, Any] | None:
+    """The values where they can be read now; None under a trace."""
+    return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
