@@ -25,6 +25,7 @@ def read(monkeypatch):
 def test_an_empty_environment_has_the_defaults(monkeypatch):
     """Nothing set: tuning is on and unbounded, nothing is recorded, labels are hashes, the folder is the user's."""
     monkeypatch.delenv("EJKERNEL_PERSISTENT_CACHE_DIR")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     found = Settings.read()
     assert dataclasses.asdict(found) == {
         "cache_dir": None,
@@ -32,6 +33,7 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "tune_seconds": None,
         "record": None,
         "stamp": "hash",
+        "no_color": False,
     }
 
 

@@ -24,6 +24,8 @@ class Settings:
     tune_seconds: float | None = None
     record: str | None = None
     stamp: Stamp = "hash"
+    # The convention of terminals (no-color.org): any value at all means plain text.
+    no_color: bool = False
 
     @staticmethod
     def read() -> Settings:
@@ -34,6 +36,7 @@ class Settings:
             tune_seconds=_seconds("EJKERNEL_OPS_TUNE_SECONDS"),
             record=_recording("EJKERNEL_OPS_RECORD"),
             stamp=_stamp("EJKERNEL_OPS_STAMP"),
+            no_color=bool(os.environ.get("NO_COLOR")),
         )
 
 
