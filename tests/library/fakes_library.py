@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -63,5 +64,8 @@ def lowered_for_a_gpu(fn: Callable[..., Any], *shapes: Any) -> str:
     kind = jax.sharding.AbstractDevice
     platform = {"platform": "gpu"} if "platform" in inspect.signature(kind).parameters else {}
     device = kind(device_kind="NVIDIA H200", num_cores=132, **platform)
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)):
+    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh), warnings.catch_warnings():
+        # JAX 0.12 still has it.
+        warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
         return jax.jit(fn).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
