@@ -110,7 +110,7 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         return MatmulConfig("xla")
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> MatmulConfig:
-        """A product of bfloat16 in float32: 1.6 to 3.6 times as fast as one in bfloat16, measured on an EPYC."""
+        """A product of bfloat16 in float32: on an EPYC 1.4 to 3.6 times as fast under jax 0.10, as fast under 0.12."""
         return MatmulConfig("wide" if inv.args[0].dtype.name == "bfloat16" else "xla")
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[MatmulConfig]:
