@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).parent))
 from cases.case import Case
 
@@ -19,12 +21,17 @@ def operations() -> list[str]:
     return [name for name in files if name in ejkernel.library.__all__]
 
 
-def collected(kind: str, only: list[str] | None = None) -> list[Case]:
-    """The cases of one kind: GPU, CPU or CHECK."""
-    chosen = [name for name in operations() if not only or name in only]
-    return [case for name in chosen for case in getattr(importlib.import_module(f"cases.{name}"), kind)]
+def collected(platform: str, only: list[str] | None = None) -> list[Case]:
+    """The cases for "gpu" or "cpu", or those for the "check", which are a CPU's where an operation has none."""
+    found: list[Case] = []
+    for name in operations():
+        if not only or name in only:
+            cases = importlib.import_module(f"cases.{name}").CASES
+            mine = [case for case in cases if case.platform == platform]
+            found += mine or [case for case in cases if platform == "check" and case.platform == "cpu"]
+    return found
 
 
-def function_of(case: Case) -> Any:
-    """The library's function."""
-    return getattr(ejkernel.library, case.operation)
+def make(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arrays of a case, always the same ones, and its static keywords."""
+    return case.make(np.random.default_rng(0))

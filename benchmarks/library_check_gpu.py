@@ -7,10 +7,12 @@ where none but XLA's can.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import jax
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from library_cases import Case, collected, function_of, operations
+from library_cases import Case, collected, make, operations
 from library_programs import both_passes, compiled, cotangent, is_float
 
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor
@@ -43,12 +45,12 @@ class Asked:
         return selector.choose(inv, kernel)
 
 
-def exact(case: Case, arrays: tuple[Any, ...], dy: Any) -> list[np.ndarray]:
+def exact(plain: Callable[..., Any], arrays: tuple[Any, ...], dy: Any) -> list[np.ndarray]:
     """Result and gradients in float64, on the host."""
     host = jax.devices("cpu")[0]
     with jax.enable_x64(True), jax.default_device(host):
         given = [np.asarray(a).astype(np.float64) if is_float(a) else np.asarray(a) for a in (*arrays, dy)]
-        out = jax.jit(both_passes(case.plain, arrays))(*(jax.device_put(a, host) for a in given))
+        out = jax.jit(both_passes(plain, arrays))(*(jax.device_put(a, host) for a in given))
         return [np.asarray(leaf, np.float64) for leaf in jax.tree_util.tree_leaves(out)]
 
 
@@ -65,18 +67,19 @@ def error_of(found: Any, wanted: list[np.ndarray]) -> float:
 
 def check(case: Case, number: int, workers: int) -> list[dict[str, Any]]:
     """What became of every candidate."""
-    arrays = tuple(case.make())
-    function, asked = function_of(case), Asked()
-    dy = cotangent(case.plain, arrays)
-    function(*arrays, executor=Executor(asked), **case.static)
+    arrays, static = make(case)
+    plain, asked = functools.partial(case.plain, **static), Asked()
+    dy = cotangent(plain, arrays)
+    Executor(asked)(case.kernel(), *arrays, **static)
     cfgs = list(dict.fromkeys(candidates(ask(asked.inv, asked.kernel, "forward"))))
-    wanted = exact(case, arrays, dy)
-    limit = LIMITS[np.dtype(dy.dtype).name if str(dy.dtype) in LIMITS else "float32"]
+    wanted = exact(plain, arrays, dy)
+    # By the narrowest that goes in: a loss in float32 of narrow values has their gradients.
+    limit = max(LIMITS[str(a.dtype)] for a in arrays if is_float(a))
     executor = Executor(ConfigSelectorChain(ConfigCache(), AutotunePolicy(allow_autotune=False)))
 
     def build(at: int) -> Any:
         def run(*given: Any) -> Any:
-            return function(*given, cfg=cfgs[at], executor=executor, **case.static)
+            return executor(case.kernel(), *given, cfg=cfgs[at], **static)
 
         return compiled(f"check{number}_{at}", both_passes(run, arrays), (*arrays, dy))
 
@@ -84,7 +87,7 @@ def check(case: Case, number: int, workers: int) -> list[dict[str, Any]]:
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(build, at) for at in range(len(cfgs))]
         for cfg, future in zip(cfgs, futures, strict=True):
-            row = {"operation": case.operation, "case": case.name, "cfg": str(cfg), "error": None, "reason": ""}
+            row = {"operation": case.op, "case": case.name, "cfg": str(cfg), "error": None, "reason": ""}
             try:
                 row["error"] = error_of(jax.block_until_ready(future.result()(*arrays, dy)), wanted)
                 row["status"] = "ok" if row["error"] <= limit else "wrong"
@@ -108,7 +111,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     print(f"{time.strftime('%Y-%m-%d')}, jax {jax.__version__} on {jax.devices()[0].device_kind}", flush=True)
     every, bad = [], 0
-    for number, case in enumerate(collected("CHECK", options.only)):
+    for number, case in enumerate(collected("check", options.only)):
         rows = check(case, number, workers=16 if jax.default_backend() == "gpu" else 2)
         every += rows
         wrong = [row for row in rows if row["status"] == "wrong"]
@@ -117,7 +120,7 @@ def main() -> int:
         nothing = len(ran) < min(len(rows), 2)
         bad += bool(wrong) or nothing
         worst = f"worst error {max(ran):.2g}" if ran else "nothing ran"
-        print(f"{case.operation} {case.name}: {len(rows)} candidates, {len(failed)} failed, {worst}")
+        print(f"{case.op} {case.name}: {len(rows)} candidates, {len(failed)} failed, {worst}")
         for row in (*wrong, *failed[:2]):
             print(f"   {row['status']}: {row['cfg']} {row['error'] or ''} {row['reason']}")
         print("   WRONG" if wrong else "   NOTHING BUT ONE RAN" if nothing else "   ok", flush=True)

@@ -44,7 +44,7 @@ def interval(logs: list[float]) -> tuple[float, float, float]:
 
 def compare(case: Case, number: int, rounds: int) -> dict[str, Any]:
     """The ratio of the tuned call to the plain one."""
-    found = study(case, backward=False, seconds=20.0)
+    found = study(case, seconds=20.0)
     sides = ("plain", TUNED)
     programs = {
         side: compiled(f"cpu{number}_{at}", found.programs[side], found.arrays) for at, side in enumerate(sides)
@@ -64,7 +64,7 @@ def compare(case: Case, number: int, rounds: int) -> dict[str, Any]:
     kept = sorted(logs)[rounds // 10 : rounds - rounds // 10]
     ratio, low, high = interval(kept)
     return {
-        "operation": case.operation,
+        "operation": case.op,
         "case": case.name,
         "plain_us": 1e6 * min(seconds["plain"]),
         "tuned_us": 1e6 * min(seconds[TUNED]),
@@ -87,7 +87,7 @@ def main() -> int:
     print(f"{'case':<52}{'plain':>9}{'tuned':>9}  tuned/plain (95%)", flush=True)
     rows = []
     with jax.default_device(jax.devices("cpu")[0]):
-        for number, case in enumerate(collected("CPU", options.only)):
+        for number, case in enumerate(collected("cpu", options.only)):
             row = compare(case, number, options.rounds)
             rows.append(row)
             times = f"{row['plain_us']:>7.0f}us{row['tuned_us']:>7.0f}us"

@@ -30,10 +30,10 @@ TUNED_LIMIT, HEURISTIC_LIMIT = 1.01, 1.1
 RACE_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 1.0, 10, 60
 
 
-def compare(case: Case, backward: bool, number: int, tune_seconds: float) -> dict[str, Any]:
+def compare(case: Case, number: int, tune_seconds: float) -> dict[str, Any]:
     """Every way's device time."""
-    found = study(case, backward=backward, seconds=tune_seconds)
-    tag = f"case{number}{'b' if backward else 'f'}"
+    found = study(case, seconds=tune_seconds)
+    tag = f"case{number}"
     names, failed, programs = list(found.programs), {}, {}
     for at, name in enumerate(names):
         try:
@@ -47,12 +47,11 @@ def compare(case: Case, backward: bool, number: int, tune_seconds: float) -> dic
     seconds = {name: times[at] for at, name in enumerate(names) if at in times}
     ready = {name: s for name, s in seconds.items() if name not in (HEURISTIC, TUNED)}
     best = min(ready, key=ready.__getitem__)
-    flops, traffic = (case.both_flops, case.both_traffic) if backward else (case.flops, case.traffic)
-    floor = max(flops / FLOPS, traffic / TRAFFIC)
+    floor = max(case.flops / FLOPS, case.bytes / TRAFFIC)
     return {
-        "operation": case.operation,
+        "operation": case.op,
         "case": case.name,
-        "passes": "forward+backward" if backward else "forward",
+        "passes": "forward+backward" if case.backward else "forward",
         "us": {name: s * 1e6 for name, s in seconds.items()},
         "best_ready": best,
         "floor_us": floor * 1e6,
@@ -73,8 +72,7 @@ def is_broken(row: dict[str, Any]) -> bool:
 
 def show(row: dict[str, Any]) -> None:
     """The lines of a case."""
-    passes = "" if row["passes"] == "forward" else " (both passes)"
-    print(f"{row['operation']} {row['case']}{passes}: floor {row['floor_us']:.1f} us")
+    print(f"{row['operation']} {row['case']}: floor {row['floor_us']:.1f} us")
     print("   " + ", ".join(f"{name} {us:.1f}" for name, us in row["us"].items()))
     ratios = f"tuned {row['tuned_over_ready']:.3f}, heuristic {row['heuristic_over_ready']:.3f} of {row['best_ready']}"
     print(f"   {ratios}; {row['chosen']}; {row['candidates']} candidates in {row['tuning_s']:.1f} s")
@@ -99,13 +97,12 @@ def main() -> int:
     warnings.simplefilter("ignore")
     print(f"{time.strftime('%Y-%m-%d')}, jax {jax.__version__} on {jax.devices()[0].device_kind}", flush=True)
     rows: list[dict[str, Any]] = []
-    for number, case in enumerate(collected("GPU", options.only)):
-        for backward in (False, True) if case.backward else (False,):
-            jax.clear_caches()
-            rows.append(compare(case, backward, number, options.seconds))
-            show(rows[-1])
-            if options.json:
-                Path(options.json).write_text(json.dumps(rows, indent=1, default=str), encoding="utf-8")
+    for number, case in enumerate(collected("gpu", options.only)):
+        jax.clear_caches()
+        rows.append(compare(case, number, options.seconds))
+        show(rows[-1])
+        if options.json:
+            Path(options.json).write_text(json.dumps(rows, indent=1, default=str), encoding="utf-8")
     broken = sum(map(is_broken, rows))
     print(f"limits broken: {broken} of {len(rows)}" if broken else f"all {len(rows)} within limits")
     return 1 if broken else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from library_cases import Case, function_of
+from library_cases import Case, make
 
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor, Tuner
 
@@ -57,9 +58,9 @@ def cotangent(fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
     return jax.random.normal(jax.random.key(7), out.shape).astype(out.dtype)
 
 
-def study(case: Case, *, backward: bool, seconds: float | None = None) -> Study:
+def study(case: Case, *, seconds: float | None = None) -> Study:
     """Tunes the case and makes its programs, unjitted."""
-    arrays = tuple(case.make())
+    arrays, static = make(case)
     jax.block_until_ready(arrays)
     records: list[Any] = []
 
@@ -67,20 +68,20 @@ def study(case: Case, *, backward: bool, seconds: float | None = None) -> Study:
         if event == "autotune_finish":
             records.append(data["record"])
 
-    policy = AutotunePolicy(validate_backward=backward)
+    policy = AutotunePolicy(validate_backward=case.backward)
     tuned = Executor(ConfigSelectorChain(ConfigCache(), policy, Tuner(seconds=seconds), on_event=listen))
     untuned = Executor(ConfigSelectorChain(ConfigCache(), AutotunePolicy(allow_autotune=False)))
-    function = function_of(case)
 
     def ours(executor: Executor) -> Callable[..., Any]:
-        return lambda *given: function(*given, executor=executor, **case.static)
+        return lambda *given, **more: executor(case.kernel(), *given, **more)
 
     start = time.perf_counter()
-    jax.block_until_ready(ours(tuned)(*arrays))
+    jax.block_until_ready(ours(tuned)(*arrays, **static))
     taken = time.perf_counter() - start
-    ways = {"plain": case.plain, **case.ready, HEURISTIC: ours(untuned), TUNED: ours(tuned)}
-    if backward:
-        dy = cotangent(case.plain, arrays)
+    ways: dict[str, Any] = {"plain": case.plain, **case.ready, HEURISTIC: ours(untuned), TUNED: ours(tuned)}
+    ways = {name: functools.partial(fn, **static) for name, fn in ways.items()}
+    if case.backward:
+        dy = cotangent(ways["plain"], arrays)
         ways = {name: both_passes(fn, arrays) for name, fn in ways.items()}
         arrays = (*arrays, dy)
     record = records[-1] if records else None

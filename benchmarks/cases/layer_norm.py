@@ -2,43 +2,62 @@
 
 from __future__ import annotations
 
-import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .case import Case, bytes_of, normal, wide
+from ejkernel.library import LayerNorm
+
+from .case import Case, normal
 
 
-def plain(x, weight, bias):
+def _wide(x: Any) -> Any:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def plain(x: Any, weight: Any, bias: Any) -> jax.Array:
     """In float32, the mean first."""
-    rows = wide(x)
-    off = rows - jnp.mean(rows, -1, keepdims=True)
+    wide = _wide(x)
+    off = wide - jnp.mean(wide, -1, keepdims=True)
     normed = off * jax.lax.rsqrt(jnp.mean(off * off, -1, keepdims=True) + 1e-6)
-    return (normed * wide(weight) + wide(bias)).astype(x.dtype)
+    return (normed * _wide(weight) + _wide(bias)).astype(x.dtype)
 
 
-def standardized(x, weight, bias):
-    """By `jax.nn.standardize`."""
-    return (jax.nn.standardize(wide(x), axis=-1, epsilon=1e-6) * wide(weight) + wide(bias)).astype(x.dtype)
+def standardized(x: Any, weight: Any, bias: Any) -> jax.Array:
+    """By `jax.nn.standardize`, which takes both sums at once."""
+    return (jax.nn.standardize(_wide(x), axis=-1, epsilon=1e-6) * _wide(weight) + _wide(bias)).astype(x.dtype)
 
 
-def case(rows, width, *, dtype=jnp.bfloat16, backward=False):
-    """One norm."""
-    once = bytes_of((rows, width), dtype=dtype)
-    return Case(
-        "layer_norm",
-        f"{rows}x{width} {jnp.dtype(dtype).name}",
-        functools.partial(normal, (rows, width), (width,), (width,), dtype=dtype),
-        plain,
-        # One pass is only as good as this dtype is coarse.
-        ready={"standardize": standardized} if dtype == jnp.bfloat16 else {},
-        traffic=2 * once,
-        both_traffic=5 * once,
-        backward=backward,
-    )
+def case(rows: int, width: int, platform: str, *, dtype: Any = jnp.bfloat16, backward: bool = False) -> Case:
+    """A case of so many rows."""
+
+    def make(rng: Any) -> Any:
+        shapes = ((rows, width), (width,), (width,))
+        return tuple(normal(rng, size, dtype) for size in shapes), {}
+
+    # x is read and y written; then x and dy are read and dx is written.
+    traffic = jnp.dtype(dtype).itemsize * rows * width * (5 if backward else 2)
+    kind = "" if dtype == jnp.bfloat16 else f" {jnp.dtype(dtype).name}"
+    title = f"{rows}x{width}{kind}{', gradient' if backward else ''}"
+    # One pass is only as good as this dtype is coarse.
+    ready = {"standardize": standardized} if dtype == jnp.bfloat16 else {}
+    return Case("layer_norm", title, platform, make, LayerNorm, plain, 0, traffic, backward, ready)
 
 
-GPU = [case(1, 1024), case(512, 768), case(4096, 1024), case(8192, 4096, backward=True), case(16384, 1280)]
-CPU = [case(512, 768), case(2048, 2048), case(512, 768, dtype=jnp.float32)]
-CHECK = [case(33, 1000), case(64, 1024), case(5, 100, dtype=jnp.float16), case(17, 513, dtype=jnp.float32)]
+CASES = [
+    case(1, 1024, "gpu"),
+    case(512, 768, "gpu"),
+    case(4096, 1024, "gpu"),
+    case(8192, 4096, "gpu"),
+    case(8192, 4096, "gpu", backward=True),
+    case(16384, 1280, "gpu"),
+    case(512, 768, "cpu"),
+    case(2048, 2048, "cpu"),
+    case(512, 768, "cpu", dtype=jnp.float32),
+    case(512, 768, "cpu", backward=True),
+    case(33, 1000, "check"),
+    case(64, 1024, "check"),
+    case(5, 100, "check", dtype=jnp.float16),
+    case(17, 513, "check", dtype=jnp.float32),
+]

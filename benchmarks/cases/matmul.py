@@ -2,64 +2,71 @@
 
 from __future__ import annotations
 
-import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .case import Case, bytes_of, normal, wide
+from ejkernel.library import Matmul
+
+from .case import Case, normal
+
+_ACTIVATIONS: dict[Any, Any] = {None: lambda x: x, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 
 
-def plain(a, b, bias=None, *, activation=None):
+def plain(a: Any, b: Any, bias: Any = None, *, activation: Any = None) -> jax.Array:
     """In the factors' dtype, bias and activation included."""
-    out = a @ b if bias is None else a @ b + bias
-    return {None: lambda x: x, "gelu": jax.nn.gelu, "silu": jax.nn.silu}[activation](out)
+    return _ACTIVATIONS[activation](a @ b if bias is None else a @ b + bias)
 
 
-def wide_product(a, b, bias=None, *, activation=None):
-    """With the product in float32."""
-    out = jnp.matmul(a, b, preferred_element_type=wide(a).dtype)
-    out = out if bias is None else out + wide(bias)
-    return {None: lambda x: x, "gelu": jax.nn.gelu, "silu": jax.nn.silu}[activation](out).astype(a.dtype)
+def wide_product(a: Any, b: Any, bias: Any = None, *, activation: Any = None) -> jax.Array:
+    """With the product, bias and activation in float32."""
+    out = jnp.matmul(a, b, preferred_element_type=jnp.float32)
+    return _ACTIVATIONS[activation](out if bias is None else out + bias.astype(jnp.float32)).astype(a.dtype)
 
 
-def case(words, m, k, n, *, dtype=jnp.bfloat16, bias=False, activation=None, backward=False):
-    """One product."""
-    shapes = ((m, k), (k, n), (n,)) if bias else ((m, k), (k, n))
-    traffic = bytes_of(*shapes, (m, n), dtype=dtype)
-    return Case(
-        "matmul",
-        f"{words} {m}x{k} by {n} {jnp.dtype(dtype).name}",
-        functools.partial(normal, *shapes, dtype=dtype, scale=k**-0.25),
-        functools.partial(plain, activation=activation),
-        {"activation": activation} if activation else {},
-        {"float32 product": functools.partial(wide_product, activation=activation)},
-        flops=2.0 * m * k * n,
-        traffic=traffic,
-        both_flops=6.0 * m * k * n,
-        both_traffic=3 * traffic,
-        backward=backward,
-    )
+def case(
+    name: str,
+    platform: str,
+    shape: tuple[int, int, int],
+    *,
+    dtype: Any = jnp.bfloat16,
+    bias: bool = False,
+    activation: str | None = None,
+    backward: bool = False,
+) -> Case:
+    """A case from (rows, inner, columns)."""
+    m, k, n = shape
+
+    def make(rng: Any) -> Any:
+        shapes = ((m, k), (k, n), (n,)) if bias else ((m, k), (k, n))
+        arrays = tuple(normal(rng, size, dtype, k**-0.25) for size in shapes)
+        return arrays, {"activation": activation} if activation else {}
+
+    times = 3 if backward else 1
+    flops = 2 * m * k * n * times
+    traffic = jnp.dtype(dtype).itemsize * (m * k + k * n + m * n) * times
+    title = f"{name} {m}x{k} by {n}{' ' + activation if activation else ''}{', gradient' if backward else ''}"
+    ready = {"float32 product": wide_product} if dtype != jnp.float32 else {}
+    return Case("matmul", title, platform, make, Matmul, plain, flops, traffic, backward, ready)
 
 
-GPU = [
-    case("decode", 16, 4096, 14336, activation="silu"),
-    case("decode, one row", 1, 4096, 4096),
-    case("projection", 2048, 4096, 4096, backward=True),
-    case("up", 8192, 4096, 14336, activation="silu", backward=True),
-    case("down", 8192, 14336, 4096),
-    case("square", 4096, 4096, 4096),
-    case("gpt2 up", 4096, 768, 3072, bias=True, activation="gelu"),
-]
-CPU = [
-    case("projection", 256, 512, 512),
-    case("up", 256, 512, 2048, bias=True, activation="gelu"),
-    case("up", 128, 256, 1024, dtype=jnp.float32, activation="silu"),
-]
-CHECK = [
-    case("even", 256, 512, 256, bias=True, activation="gelu"),
-    case("odd", 129, 257, 131, bias=True, activation="silu"),
-    case("few rows", 3, 200, 72),
-    case("odd", 65, 130, 70, dtype=jnp.float16),
-    case("odd", 65, 130, 70, dtype=jnp.float32),
+CASES = [
+    case("decode", "gpu", (1, 4096, 4096)),
+    case("decode", "gpu", (16, 4096, 14336), activation="silu"),
+    case("projection", "gpu", (2048, 4096, 4096)),
+    case("projection", "gpu", (2048, 4096, 4096), backward=True),
+    case("up", "gpu", (8192, 4096, 14336), activation="silu"),
+    case("down", "gpu", (8192, 14336, 4096)),
+    case("square", "gpu", (4096, 4096, 4096)),
+    case("gpt2 up", "gpu", (4096, 768, 3072), bias=True, activation="gelu"),
+    case("projection", "cpu", (256, 512, 512)),
+    case("up", "cpu", (256, 512, 2048), bias=True, activation="gelu"),
+    case("up, float32", "cpu", (128, 256, 1024), dtype=jnp.float32, activation="silu"),
+    case("projection", "cpu", (256, 256, 512), backward=True),
+    case("even", "check", (256, 512, 256), bias=True, activation="gelu"),
+    case("odd", "check", (129, 257, 131), bias=True, activation="silu"),
+    case("few rows", "check", (3, 200, 72)),
+    case("odd, float16", "check", (65, 130, 70), dtype=jnp.float16),
+    case("odd, float32", "check", (65, 130, 70), dtype=jnp.float32),
 ]
