@@ -127,7 +127,8 @@ def report(found: Found) -> Iterator[tuple[str, str]]:
     if found.from_disk:
         yield f"  from disk  in {spelled_time(found.seconds)}, compiling included; nothing was measured", ""
     else:
-        yield f"  measured   {len(record.trials)} candidates in {found.seconds:.1f} s", ""
+        late = ", until the time was up" if record.stop == "deadline" else ""
+        yield f"  measured   {len(record.trials)} candidates in {found.seconds:.1f} s{late}", ""
     yield f"  kept in    {shortened(found.path)}", "dim"
 
 
@@ -138,7 +139,8 @@ def _timed(trial: Trial) -> str:
 
 def _gain(record: Record) -> str:
     if record.gain is None or record.winner == record.heuristic:
-        return f"the heuristic choice is as good as any of {len(record.trials)}"
+        timed = sum(trial.seconds is not None for trial in record.trials)
+        return f"nothing beats the heuristic choice; {timed} of {len(record.trials)} were timed"
     gain, low, high = record.gain
     return f"{gain:.2f} times as fast, {low:.2f} to {high:.2f} with 95%"
 
