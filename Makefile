@@ -6,8 +6,8 @@
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## set up and run the first example
-	@.ci/env newest python examples/first_kernel.py
+demo: ## set up, and tune the library on this machine
+	@.ci/env newest python -m ejkernel.library.demo
 
 test: ## set up and run the default suite on the oldest and the newest leg
 	@.ci/env every python -m pytest -n auto

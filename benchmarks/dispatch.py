@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Kernel
+from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Kernel, tunable
 
 
 class Add(Kernel[int, jax.Array]):
@@ -104,10 +104,16 @@ def cases(executor: Executor) -> list[Case]:
     scaled = jax.jit(lambda x, y, scale: (x + y) * scale, static_argnames="scale")
     by_two = jax.jit(lambda x, y: (x + y) * 2)
     times = jax.jit(lambda x, y: x * y)
+
+    @tunable(way=[1, 2], executor=executor, op_id="benchmark.tunable")
+    def declared(x, y, *, way):
+        return x * y
+
     return [
         Case("two arrays", lambda: executor(add, a, b), lambda: plain(a, b), 1.25, 1.10),
         Case("two arrays, own prepare", lambda: executor(prepared, a, b), lambda: plain(a, b), 1.25, 1.10),
         Case("own gradient", lambda: executor(product, a, b), lambda: times(a, b), 1.25, 1.10),
+        Case("tunable function", lambda: declared(a, b), lambda: times(a, b), 1.35, 1.15),
         Case("40 arrays", lambda: executor(add, *many), lambda: plain(*many), 1.25, 1.10),
         Case("array by keyword", lambda: executor(add, a, y=b), lambda: keywords(a, y=b), 1.5, 1.25),
         Case("fresh kernel", lambda: executor(ScaledAdd(2), a, b), lambda: by_two(a, b), 1.5, 1.25),

@@ -12,19 +12,54 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-from first_kernel import Nearest
-
 from ejkernel.ops import Invocation, Kernel, Tuner
 
 LIMIT = 0.10
+
+
+@dataclass(frozen=True)
+class NearestConfig:
+    """How the distances are computed, and for how many points at a time."""
+
+    way: str
+    rows: int
+
+
+class Nearest(Kernel[NearestConfig, jax.Array]):
+    """The squared distance from each point to the nearest of some others."""
+
+    op_id = "nearest"
+    version = "1"
+    cfg_type = NearestConfig
+
+    def run(self, points, others, *, cfg):
+        """The distances, block by block."""
+        by_products = cfg.way == "products"
+
+        def block(some):
+            if by_products:  # |a - b|^2 = |a|^2 - 2ab + |b|^2: a matrix product does most of it
+                squares = jnp.sum(some * some, -1)[:, None] + jnp.sum(others * others, -1)
+                return jnp.min(squares - 2 * some @ others.T, -1)
+            return jnp.min(jnp.sum((some[:, None] - others) ** 2, -1), -1)
+
+        blocks = points.reshape(-1, cfg.rows, points.shape[1])
+        return jax.lax.map(block, blocks).reshape(-1)
+
+    def heuristic_cfg(self, inv):
+        """What anybody would write first, in blocks that fit a cache."""
+        return NearestConfig("differences", min(128, inv.args[0].shape[0]))
+
+    def candidate_cfgs(self, inv):
+        """Both ways, in blocks that divide the points."""
+        sizes = [r for r in (8, 32, 128, 512) if inv.args[0].shape[0] % r == 0]
+        return [NearestConfig(way, rows) for way in ("differences", "products") for rows in sizes]
 
 
 class BlockedLogSumExp(Kernel[int, jax.Array]):

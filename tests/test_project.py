@@ -42,7 +42,7 @@ PUBLIC = [
     # registry
     *("record_invocation", "get_invocations"),
     # execution
-    *("default_executor", "default_selector"),
+    *("default_executor", "default_selector", "tunable"),
     *("Executor", "ConfigChooser", "vmap_with_config", "pmap_with_config"),
     *("label", "extract_labels_from_hlo_text", "find_labels_in_lowered", "labels_to_configs"),
     *("Measurement", "AutotuneData", "Entry", "AutotuningResult"),

@@ -26,6 +26,7 @@ def read(monkeypatch):
 def test_an_empty_environment_has_the_defaults(monkeypatch):
     """Nothing set: tuning is on and unbounded, agreement on, nothing recorded, labels are hashes, the user's folder."""
     monkeypatch.delenv("EJKERNEL_PERSISTENT_CACHE_DIR")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     found = Settings.read()
     assert dataclasses.asdict(found) == {
         "cache_dir": None,
@@ -38,6 +39,7 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "packs": (),
         "agree": True,
         "agree_seconds": 120.0,
+        "no_color": False,
     }
 
 

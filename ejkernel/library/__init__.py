@@ -10,17 +10,33 @@ if TYPE_CHECKING:
     from .attention import Attention as Attention
     from .attention import AttentionConfig as AttentionConfig
     from .attention import attention as attention
+    from .layer_norm import LayerNorm as LayerNorm
+    from .layer_norm import LayerNormConfig as LayerNormConfig
+    from .layer_norm import layer_norm as layer_norm
     from .linear_cross_entropy import LinearCrossEntropy as LinearCrossEntropy
     from .linear_cross_entropy import LinearCrossEntropyConfig as LinearCrossEntropyConfig
     from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from .matmul import Matmul as Matmul
+    from .matmul import MatmulConfig as MatmulConfig
+    from .matmul import matmul as matmul
     from .ragged_dot import RaggedDot as RaggedDot
     from .ragged_dot import RaggedDotConfig as RaggedDotConfig
     from .ragged_dot import ragged_dot as ragged_dot
+    from .rms_norm import RmsNorm as RmsNorm
+    from .rms_norm import RmsNormConfig as RmsNormConfig
+    from .rms_norm import rms_norm as rms_norm
+    from .softmax import Softmax as Softmax
+    from .softmax import SoftmaxConfig as SoftmaxConfig
+    from .softmax import softmax as softmax
 
 _NAMES = {
     "attention": "Attention AttentionConfig attention",
+    "layer_norm": "LayerNorm LayerNormConfig layer_norm",
     "linear_cross_entropy": "LinearCrossEntropy LinearCrossEntropyConfig linear_cross_entropy",
+    "matmul": "Matmul MatmulConfig matmul",
     "ragged_dot": "RaggedDot RaggedDotConfig ragged_dot",
+    "rms_norm": "RmsNorm RmsNormConfig rms_norm",
+    "softmax": "Softmax SoftmaxConfig softmax",
 }
 
 

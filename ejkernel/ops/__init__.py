@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .execution.results import AutotuningResult as AutotuningResult
     from .execution.results import Entry as Entry
     from .execution.results import Measurement as Measurement
+    from .execution.tunable import tunable as tunable
     from .fleet.agreement import agreement_report as agreement_report
     from .fleet.report import Agreed as Agreed
     from .fleet.report import AgreementReport as AgreementReport
@@ -101,6 +102,7 @@ _NAMES = {
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",
     "execution.offline": "AutotuneOptions autotune autotune_lowered autotune_recorded benchmark",
     "execution.results": "AutotuneData AutotuningResult Entry Measurement",
+    "execution.tunable": "tunable",
     "fleet.agreement": "agreement_report",
     "fleet.report": "Agreed AgreementReport",
     "registry": "get_invocations record_invocation",

@@ -37,6 +37,8 @@ class Settings:
     packs: tuple[str, ...] | None = ()
     agree: bool = True
     agree_seconds: float = AGREE_SECONDS
+    # The convention of terminals (no-color.org): any value at all means plain text.
+    no_color: bool = False
 
     @property
     def record_file(self) -> str | None:
@@ -57,6 +59,7 @@ class Settings:
             packs=_paths("EJKERNEL_OPS_PACKS"),
             agree=_switch("EJKERNEL_OPS_AGREE"),
             agree_seconds=_bound("EJKERNEL_OPS_AGREE_SECONDS", AGREE_SECONDS),
+            no_color=bool(os.environ.get("NO_COLOR")),
         )
 
 

@@ -1,0 +1,98 @@
+"""A case as programs that can be compared: plain JAX, what it has ready-made, our heuristic choice, our tuned one."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from library_cases import Case, make
+
+from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor, Tuner
+
+HEURISTIC, TUNED = "heuristic", "tuned"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A case that was tuned: its programs by name, their arrays, and what was chosen."""
+
+    programs: dict[str, Callable[..., Any]]
+    arrays: tuple[Any, ...]
+    chosen: Any
+    record: Any
+    seconds: float
+
+
+def is_float(array: Any) -> bool:
+    """Has it a gradient?"""
+    return bool(jax.numpy.issubdtype(array.dtype, np.floating))
+
+
+def both_passes(fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Callable[..., Any]:
+    """Forward and backward as one function; the cotangent is its last argument."""
+    places = [at for at, array in enumerate(arrays) if is_float(array)]
+
+    def run(*given: Any) -> Any:
+        *arguments, dy = given
+
+        def of_floats(*floats: Any) -> Any:
+            whole = list(arguments)
+            for at, value in zip(places, floats, strict=True):
+                whole[at] = value
+            return fn(*whole)
+
+        out, pull = jax.vjp(of_floats, *(arguments[at] for at in places))
+        return out, pull(dy)
+
+    return run
+
+
+def cotangent(fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
+    """Random values like the result."""
+    out = jax.eval_shape(fn, *arrays)
+    return jax.random.normal(jax.random.key(7), out.shape).astype(out.dtype)
+
+
+def study(case: Case, *, seconds: float | None = None) -> Study:
+    """Tunes the case and makes its programs, unjitted."""
+    arrays, static = make(case)
+    jax.block_until_ready(arrays)
+    records: list[Any] = []
+
+    def listen(event: str, **data: Any) -> None:
+        if event == "autotune_finish":
+            records.append(data["record"])
+
+    policy = AutotunePolicy(validate_backward=case.backward)
+    tuned = Executor(ConfigSelectorChain(ConfigCache(), policy, Tuner(seconds=seconds), on_event=listen))
+    untuned = Executor(ConfigSelectorChain(ConfigCache(), AutotunePolicy(allow_autotune=False)))
+
+    def ours(executor: Executor) -> Callable[..., Any]:
+        return lambda *given, **more: executor(case.kernel(), *given, **more)
+
+    start = time.perf_counter()
+    jax.block_until_ready(ours(tuned)(*arrays, **static))
+    taken = time.perf_counter() - start
+    ways: dict[str, Any] = {"plain": case.plain, **case.ready, HEURISTIC: ours(untuned), TUNED: ours(tuned)}
+    ways = {name: functools.partial(fn, **static) for name, fn in ways.items()}
+    if case.backward:
+        dy = cotangent(ways["plain"], arrays)
+        ways = {name: both_passes(fn, arrays) for name, fn in ways.items()}
+        arrays = (*arrays, dy)
+    record = records[-1] if records else None
+    return Study(ways, arrays, record.cfg if record else None, record, taken)
+
+
+def compiled(name: str, fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Callable[..., Any]:
+    """A program with a name of its own, by which a profile knows it."""
+
+    def named(*given: Any) -> Any:
+        return fn(*given)
+
+    named.__name__ = named.__qualname__ = name
+    return jax.jit(named).lower(*arrays).compile()

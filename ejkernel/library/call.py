@@ -1,0 +1,17 @@
+"""How a library function calls its kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..ops import Executor, Kernel, default_executor
+
+
+def call(
+    kernel: Kernel[Any, Any], *args: Any, cfg: Any = None, executor: Executor[Any, Any] | None = None, **kwargs: Any
+) -> Any:
+    """Through the given executor or the default one."""
+    # `cfg=None` would do, but a call with a keyword of the executor's own does not take its short way.
+    if cfg is not None:
+        kwargs["cfg"] = cfg
+    return (executor or default_executor())(kernel, *args, **kwargs)

@@ -1,0 +1,227 @@
+"""Tunes the library's operations on this machine and shows what that gives: `python -m ejkernel.library.demo`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import jax
+import jax.numpy as jnp
+
+from ..ops import ConfigCache, ConfigSelectorChain, Executor, OperationStores, Tuner, device_fingerprint
+from ..ops.core import codec
+from ..ops.core.record import Record, Trial
+from ..ops.settings import Settings
+
+# Each operation may take so long; with what compiling takes afterwards, seven of them stay under two minutes.
+_SECONDS = 12.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of one operation."""
+
+    operation: str
+    title: str
+    make: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What choosing for one call gave."""
+
+    case: Case
+    cfg: Any
+    seconds: float
+    from_disk: bool
+    record: Record | None
+    path: str
+
+
+def cases() -> list[Case]:
+    """A call of each operation, small enough for two cores."""
+    return [
+        Case("matmul", "256x512 by 512x512 bf16", lambda: (_normal((256, 512), (512, 512)), {"activation": "silu"})),
+        Case("rms_norm", "2048x1024 bf16", lambda: (_normal((2048, 1024), (1024,)), {})),
+        Case("layer_norm", "2048x1024 bf16", lambda: (_normal((2048, 1024), (1024,), (1024,)), {})),
+        Case("softmax", "64x32768 f32", lambda: (_normal((64, 32768), dtype=jnp.float32), {})),
+        Case("attention", "1x512, 8 heads, causal", lambda: (_normal(*[(1, 512, 8, 64)] * 3), {"causal": True})),
+        Case("ragged_dot", "1024x256, 8 groups", _ragged),
+        Case("linear_cross_entropy", "256 of 8192 words", _cross_entropy),
+    ]
+
+
+def _normal(*shapes: tuple[int, ...], dtype: Any = jnp.bfloat16) -> tuple[jax.Array, ...]:
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    return tuple(jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True))
+
+
+def _ragged() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    sizes = jnp.array([512, 16, 128, 0, 240, 64, 32, 32], jnp.int32)
+    return (*_normal((1024, 256), (8, 256, 256)), sizes), {}
+
+
+def _cross_entropy() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    hidden, weight = _normal((256, 256), (256, 8192))
+    labels = jax.random.randint(jax.random.key(1), (256,), 0, 8192)
+    return (hidden, weight, labels), {}
+
+
+def choose(case: Case, stores: OperationStores) -> Found:
+    """One call as a new process would make it: nothing in memory, the store on disk."""
+    told: list[tuple[str, dict[str, Any]]] = []
+    selector: ConfigSelectorChain[Any, Any] = ConfigSelectorChain(
+        ConfigCache(),
+        tuner=Tuner(seconds=_SECONDS),
+        persistent=stores,
+        on_event=lambda event, **data: told.append((event, data)),
+    )
+    function = getattr(importlib.import_module("ejkernel.library"), case.operation)
+    args, kwargs = case.make()
+    jax.block_until_ready(args)
+    start = time.perf_counter()
+    jax.block_until_ready(function(*args, executor=Executor(selector), **kwargs))
+    seconds = time.perf_counter() - start
+    # The call's own, which is told last; a kernel inside a kernel is tuned before it.
+    event, data = next((e, d) for e, d in reversed(told) if d["op_id"].startswith("library.") and "cfg" in d)
+    key = (data["device"], data["op_id"], data["call_key"])
+    record = data.get("record") or stores.record(*key)
+    return Found(case, data["cfg"], seconds, event == "cache_hit", record, stores.of(data["op_id"]).path)
+
+
+class Paper:
+    """Where the demo writes: colours on a terminal, plain text in a log."""
+
+    def __init__(self, out: TextIO, *, colour: bool) -> None:
+        self._out = out
+        self._colour = colour
+
+    def write(self, text: str = "", style: str = "") -> None:
+        """One line."""
+        codes = {"title": "1", "good": "32", "dim": "2", "": ""}[style]
+        print(f"\x1b[{codes}m{text}\x1b[0m" if codes and self._colour else text, file=self._out, flush=True)
+
+
+def report(found: Found) -> Iterator[tuple[str, str]]:
+    """The lines of one operation, with their styles."""
+    yield f"{found.case.operation:<22}{found.case.title}", "title"
+    record = found.record
+    if record is None or record.winner is None:
+        yield f"  {spelled(found.cfg)}: nothing was measured, the heuristic choice serves", ""
+        return
+    if record.heuristic is not None and record.heuristic != record.winner:
+        yield f"  heuristic  {_timed(record.trials[record.heuristic])}", ""
+    yield f"  tuned      {_timed(record.trials[record.winner])}", ""
+    yield f"  gain       {_gain(record)}", "good" if _surely_gains(record) else ""
+    others = [trial for at, trial in enumerate(record.trials) if at not in (record.heuristic, record.winner)]
+    if others:
+        others.sort(key=lambda trial: trial.seconds or math.inf)
+        yield _fitted("  also ran   ", [_timed(trial) for trial in others]), "dim"
+    if found.from_disk:
+        yield f"  from disk  in {spelled_time(found.seconds)}, compiling included; nothing was measured", ""
+    else:
+        late = ", until the time was up" if record.stop == "deadline" else ""
+        yield f"  measured   {len(record.trials)} candidates in {found.seconds:.1f} s{late}", ""
+    yield f"  kept in    {shortened(found.path)}", "dim"
+
+
+def _timed(trial: Trial) -> str:
+    time = spelled_time(trial.seconds) if trial.seconds else trial.status
+    return f"{time:>8} {spelled(trial.cfg)}"
+
+
+def _gain(record: Record) -> str:
+    if record.gain is None or record.winner == record.heuristic:
+        timed = sum(trial.seconds is not None for trial in record.trials)
+        return f"nothing beats the heuristic choice; {timed} of {len(record.trials)} were timed"
+    gain, low, high = record.gain
+    return f"{gain:.2f} times as fast, {low:.2f} to {high:.2f} with 95%"
+
+
+def _surely_gains(record: Record | None) -> bool:
+    return record is not None and record.gain is not None and record.gain[1] > 1.02
+
+
+def _fitted(start: str, parts: Sequence[str]) -> str:
+    """As many parts as a line of 80 columns takes."""
+    line = start + parts[0]
+    for number, part in enumerate(parts[1:], 1):
+        rest = f", {len(parts) - number} more"
+        if len(line) + len(part) + 2 + len(rest) > 80:
+            return line + rest
+        line += f", {part.strip()}"
+    return line
+
+
+def spelled(cfg: Any) -> str:
+    """A cfg without what does not apply to it, also as a store gives it back."""
+    given = {name: value for name, value in codec.encode(cfg).items() if value is not None}
+    name = given.pop("implementation", "")
+    return " ".join([str(name), *(f"{key}={value}" for key, value in given.items())]).strip()
+
+
+def spelled_time(seconds: float) -> str:
+    """With the unit that suits it."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def shortened(path: str, width: int = 56) -> str:
+    """A path that fits a line, the end of it being what tells."""
+    home = os.path.expanduser("~")
+    path = "~" + path[len(home) :] if path.startswith(home + os.sep) else path
+    return path if len(path) <= width else "..." + path[3 - width :]
+
+
+def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> int:
+    """Tunes each operation, or finds it on disk, and says what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m ejkernel.library.demo", description=__doc__.partition(":")[0])
+    names = sorted(_offered())
+    parser.add_argument("operations", nargs="*", metavar="operation", help=f"any of {', '.join(names)}; else all")
+    chosen = parser.parse_args(arguments).operations
+    unknown = [name for name in chosen if name not in names]
+    if unknown:
+        parser.error(f"there is no {unknown[0]}; choose from {', '.join(names)}")
+    out = out or sys.stdout
+    paper = Paper(out, colour=out.isatty() and not Settings.read().no_color)
+    stores = OperationStores()
+    start = time.perf_counter()
+    paper.write(f"ejkernel library on {device_fingerprint()}, jax {jax.__version__}", "title")
+    paper.write("each operation is computed in several ways; the fastest that is right is kept\n", "dim")
+    results = []
+    for case in cases():
+        if case.operation in (chosen or names):
+            results.append(choose(case, stores))
+            for line, style in report(results[-1]):
+                paper.write(line, style)
+            paper.write()
+    summary(paper, results, time.perf_counter() - start)
+    return 0
+
+
+def _offered() -> list[str]:
+    library = importlib.import_module("ejkernel.library")
+    return [case.operation for case in cases() if case.operation in library.__all__]
+
+
+def summary(paper: Paper, results: Sequence[Found], seconds: float) -> None:
+    """The last lines."""
+    disk = sum(found.from_disk for found in results)
+    faster = [found for found in results if _surely_gains(found.record)]
+    paper.write(f"{len(results)} operations in {seconds:.0f} s, {disk} of them answered from disk", "title")
+    paper.write(f"{len(faster)} gain surely by tuning; for the others the heuristic choice is as good")
+    if disk < len(results):
+        paper.write("run it again: everything is answered from disk then")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Rows with their mean taken off, over their standard deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..ops import Executor, Invocation
+from . import reduce
+from .arguments import ArgumentError
+from .call import call
+from .reverse import ReverseOnGpu, recomputed
+from .rows import as_vector, epsilon, float_rows, rows_refuse
+from .triton.rows import by_rows, launches
+
+
+@dataclass(frozen=True)
+class LayerNormConfig:
+    """Which way, and its parameters where it has any."""
+
+    implementation: str
+    lanes: int | None = None
+    rows: int | None = None
+    num_warps: int | None = None
+
+
+class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
+    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last axis.
+
+    Implementations: "xla" (the mean first), "one_pass" (sums of x and of x^2 together, for bfloat16), "lanes" (partial
+    sums side by side), "recompute" (a gradient from the arguments alone) and "triton" (blocks of whole rows).
+    """
+
+    op_id = "library.layer_norm"
+    version = "1"
+    cfg_type = LayerNormConfig
+
+    def run(
+        self,
+        x: jax.Array,
+        weight: jax.Array | None = None,
+        bias: jax.Array | None = None,
+        *,
+        eps: float = 1e-6,
+        cfg: LayerNormConfig,
+        interpret: bool = False,
+    ) -> jax.Array:
+        """The computation by the cfg's implementation."""
+        kinds = tuple(kind for kind, given in (("weight", weight), ("bias", bias)) if given is not None)
+        given = (x, *(vector for vector in (weight, bias) if vector is not None))
+
+        def plain(x: jax.Array, *vectors: jax.Array) -> jax.Array:
+            return _finished(_normed(x, eps), kinds, vectors).astype(x.dtype)
+
+        def by_triton(x: jax.Array, *vectors: jax.Array) -> jax.Array:
+            def compute(block: jax.Array, mask: Any, *others: jax.Array) -> jax.Array:
+                width = x.shape[-1]
+                off = block - jnp.sum(block, axis=1, keepdims=True) / width
+                off = off if mask is None else jnp.where(mask, off, 0.0)
+                variance = jnp.sum(off * off, axis=1, keepdims=True) / width
+                return _finished(off * jax.lax.rsqrt(variance + eps), kinds, others)
+
+            launch: dict[str, Any] = {"rows": cfg.rows, "num_warps": cfg.num_warps, "interpret": interpret}
+            return by_rows(compute, x, vectors, other=0.0, name="library_layer_norm", **launch)
+
+        if cfg.implementation == "xla":
+            return plain(*given)
+        if cfg.implementation == "lanes":
+            return _finished(_normed(x, eps, cfg.lanes), kinds, given[1:]).astype(x.dtype)
+        if cfg.implementation == "one_pass":
+            return _finished(_normed_at_once(x, eps), kinds, given[1:]).astype(x.dtype)
+        if cfg.implementation == "recompute":
+            return recomputed(plain, plain)(*given)  # type: ignore[no-any-return]
+        if cfg.implementation == "triton":
+            return recomputed(by_triton, plain)(*given)  # type: ignore[no-any-return]
+        names = "xla, one_pass, lanes, recompute or triton"
+        raise ArgumentError(f"{cfg} names no implementation of layer_norm; use {names}")
+
+    def run_cpu(self, *args: Any, cfg: LayerNormConfig, **kwargs: Any) -> jax.Array:
+        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        return self.run(*args, cfg=cfg, interpret=True, **kwargs)
+
+    def reference(
+        self, x: jax.Array, weight: jax.Array | None = None, bias: jax.Array | None = None, *, eps: float = 1e-6
+    ) -> jax.Array:
+        """What is right."""
+        return self.run(x, weight, bias, eps=eps, cfg=LayerNormConfig("xla"))
+
+    def heuristic_cfg(self, inv: Invocation[Any, Any]) -> LayerNormConfig:
+        """XLA's: right for every mean, and every way of differentiating works."""
+        return LayerNormConfig("xla")
+
+    def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[LayerNormConfig]:
+        """XLA's, one pass, partial sums of two widths of vector registers, and the gradient recomputed."""
+        lanes = [LayerNormConfig("lanes", lanes=lanes) for lanes in (16, 64)]
+        return [LayerNormConfig("xla"), LayerNormConfig("one_pass"), *lanes, LayerNormConfig("recompute")]
+
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[LayerNormConfig]:
+        """XLA's by either sum and with either gradient, and blocks of rows."""
+        blocks = [LayerNormConfig("triton", rows=r, num_warps=w) for r, w in launches(inv.args[0].shape[-1])]
+        return [*(LayerNormConfig(name) for name in ("xla", "one_pass", "recompute")), *blocks]
+
+    def valid_cfg(self, inv: Invocation[Any, Any], cfg: LayerNormConfig) -> bool | str:
+        """As for rms_norm; one pass only where the argument itself is coarser than what its difference loses."""
+        x = inv.args[0]
+        # Sums of squares in float32 lose 1e-7 of mean^2/variance; bfloat16 rounds 4e-3 of the mean away beforehand.
+        if cfg.implementation == "one_pass" and x.dtype.name != "bfloat16":
+            return f"mean(x^2) - mean(x)^2 is too coarse for {x.dtype.name} with a large mean"
+        return rows_refuse(x, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
+
+
+def layer_norm(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    eps: float = 1e-6,
+    cfg: LayerNormConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last axis; the result has the dtype of `x`."""
+    x = float_rows("x", x)
+    scale = None if weight is None else as_vector("weight", weight, "x", x)
+    given = (x, scale) if bias is None else (x, scale, as_vector("bias", bias, "x", x))
+    return call(LayerNorm(), *given, eps=epsilon(eps), cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+
+
+def _normed(x: jax.Array, eps: float, lanes: int | None = None) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    off = wide - reduce.mean(wide, lanes)
+    return off * jax.lax.rsqrt(reduce.mean(off * off, lanes) + eps)
+
+
+def _normed_at_once(x: jax.Array, eps: float) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    middle = reduce.mean(wide)
+    # Rounding may leave a constant row with less than nothing.
+    variance = jnp.maximum(reduce.mean(wide * wide) - middle * middle, 0.0)
+    return (wide - middle) * jax.lax.rsqrt(variance + eps)
+
+
+def _finished(normed: jax.Array, kinds: Iterable[str], vectors: Iterable[jax.Array]) -> jax.Array:
+    for kind, vector in zip(kinds, vectors, strict=True):
+        wide = vector.astype(jnp.float32)
+        normed = normed * wide if kind == "weight" else normed + wide
+    return normed

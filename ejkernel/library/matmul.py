@@ -1,0 +1,232 @@
+"""A matrix product with an optional bias and activation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..ops import Executor, Invocation
+from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, same_dtype
+from .call import call
+from .reverse import ReverseOnGpu, recomputed
+from .triton.matmul import refuses, tiled
+
+Activation = str | Callable[[jax.Array], jax.Array]
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
+
+# Tiles that won for some shape of a real model on an H200, or stand beside one that did: rows, columns, depth.
+_LARGE = ((128, 128, 64), (128, 256, 64), (256, 128, 64), (64, 256, 64), (64, 128, 64), (128, 64, 64), (64, 64, 64))
+_SMALL = ((16, 64, 128), (16, 128, 64), (32, 64, 64), (32, 128, 64), (64, 64, 64), (16, 32, 256))
+
+
+@dataclass(frozen=True)
+class MatmulConfig:
+    """Which way, and its tiles where it has any."""
+
+    implementation: str
+    block_m: int | None = None
+    block_n: int | None = None
+    block_k: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
+
+
+class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
+    """`activation(a @ b + bias)`, over leading axes as `jnp.matmul` has them.
+
+    Implementations: "xla" (the product in the result's dtype), "wide" (the product in float32, rounded at the end),
+    "upcast" (the factors in float32 as well) and "triton" (tiles, with bias and activation before the result is
+    written).
+    """
+
+    op_id = "library.matmul"
+    version = "1"
+    cfg_type = MatmulConfig
+
+    def run(
+        self,
+        a: jax.Array,
+        b: jax.Array,
+        bias: jax.Array | None = None,
+        *,
+        activation: Activation | None = None,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        dtype: str | None = None,
+        cfg: MatmulConfig,
+        interpret: bool = False,
+    ) -> jax.Array:
+        """The computation by the cfg's implementation."""
+        out = jnp.dtype(dtype or a.dtype)
+        finish = _activation(activation)
+
+        def plain(a: jax.Array, b: jax.Array, *biases: jax.Array, product: Any = jnp.float32) -> jax.Array:
+            left, right = (jnp.swapaxes(x, -1, -2) if flip else x for x, flip in ((a, transpose_a), (b, transpose_b)))
+            total = jnp.matmul(left, right, preferred_element_type=product)
+            if not biases and activation is None:
+                return total.astype(out)
+            # Before the result is rounded, as every implementation does it.
+            return finish(sum((bias.astype(jnp.float32) for bias in biases), total.astype(jnp.float32))).astype(out)
+
+        def by_triton(a: jax.Array, b: jax.Array, *biases: jax.Array) -> jax.Array:
+            tiles: dict[str, Any] = {"block_m": cfg.block_m, "block_n": cfg.block_n, "block_k": cfg.block_k}
+            launch: dict[str, Any] = {"num_warps": cfg.num_warps, "num_stages": cfg.num_stages, "interpret": interpret}
+            matrix = a.reshape(-1, a.shape[-1])
+            made = tiled(matrix, b, biases[0] if biases else None, finish=finish, dtype=out, **tiles, **launch)
+            return made.reshape(*a.shape[:-1], b.shape[-1])
+
+        given = (a, b) if bias is None else (a, b, bias)
+        if cfg.implementation == "xla":
+            return plain(*given, product=out)
+        if cfg.implementation == "wide":
+            return plain(*given)
+        if cfg.implementation == "upcast":
+            return plain(*(x.astype(jnp.float32) for x in given))
+        if cfg.implementation == "triton":
+            return recomputed(by_triton, plain)(*given)  # type: ignore[no-any-return]
+        raise ArgumentError(f"{cfg} names no implementation of matmul; use xla, wide, upcast or triton")
+
+    def run_cpu(self, *args: Any, cfg: MatmulConfig, **kwargs: Any) -> jax.Array:
+        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        return self.run(*args, cfg=cfg, interpret=True, **kwargs)
+
+    def reference(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """What is right."""
+        return self.run(*args, cfg=MatmulConfig("upcast"), **kwargs)
+
+    def heuristic_cfg(self, inv: Invocation[Any, Any]) -> MatmulConfig:
+        """XLA's own choice of library and tiles is the best there is for most products on an accelerator."""
+        return MatmulConfig("xla")
+
+    def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> MatmulConfig:
+        """A product of bfloat16 in float32: on an EPYC 1.4 to 3.6 times as fast under jax 0.10, as fast under 0.12."""
+        return MatmulConfig("wide" if inv.args[0].dtype.name == "bfloat16" else "xla")
+
+    def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[MatmulConfig]:
+        """XLA's, in three precisions of what is between."""
+        return [MatmulConfig("xla"), MatmulConfig("wide"), MatmulConfig("upcast")]
+
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[MatmulConfig]:
+        """XLA's, and tiles that suit the number of rows."""
+        few = _rows(inv) <= 64
+        launches = ((2, 4), (4, 3), (4, 4)) if few else ((4, 3), (8, 3), (8, 4))
+        tiles = itertools.product(_SMALL if few else _LARGE, launches)
+        return [
+            *(MatmulConfig("xla"), MatmulConfig("wide")),
+            *(MatmulConfig("triton", m, n, k, num_warps=w, num_stages=s) for (m, n, k), (w, s) in tiles),
+        ]
+
+    def valid_cfg(self, inv: Invocation[Any, Any], cfg: MatmulConfig) -> bool | str:
+        """Tiles are for matrices as they lie in memory, and must fit; float32 has nothing wider."""
+        a, b = inv.args[:2]
+        if cfg.implementation in ("wide", "upcast") and a.dtype == jnp.float32:
+            return "the factors are float32 already"
+        if cfg.implementation != "triton":
+            return True
+        if 0 in (*a.shape, *b.shape):
+            return "there is nothing to compute"
+        if b.ndim != 2 or inv.kwargs.get("transpose_a") or inv.kwargs.get("transpose_b"):
+            return "tiles are read from a plain matrix b, nothing transposed"
+        blocks = (cfg.block_m, cfg.block_n, cfg.block_k)
+        return refuses(blocks, cfg.num_stages, a.dtype.itemsize) or True
+
+
+def matmul(
+    a: jax.Array,
+    b: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    activation: Activation | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    preferred_element_type: Any = None,
+    cfg: MatmulConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """`activation(a @ b + bias)` with sums in float32, over leading axes as `jnp.matmul` has them.
+
+    `activation` is "relu", "gelu", "silu", "tanh" or an elementwise function. The result has the dtype of the factors,
+    or `preferred_element_type`.
+    """
+    a, b = _factor("a", a), _factor("b", b)
+    same_dtype("a", a, "b", b)
+    inner = a.shape[-2 if transpose_a else -1], b.shape[-1 if transpose_b else -2]
+    if inner[0] != inner[1]:
+        raise ArgumentError(
+            f"a and b differ in the axis that is summed over: {inner[0]} and {inner[1]}, "
+            f"of shapes {a.shape}{' (transposed)' if transpose_a else ''} and "
+            f"{b.shape}{' (transposed)' if transpose_b else ''}"
+        )
+    if not _broadcast(a.shape[:-2], b.shape[:-2]):
+        raise ArgumentError(f"the leading axes of a and b do not broadcast: shapes {a.shape} and {b.shape}")
+    given = (a, b) if bias is None else (a, b, _bias(bias, b, b.shape[-2 if transpose_b else -1]))
+    _activation(activation)
+    static: dict[str, Any] = {"activation": activation} if activation is not None else {}
+    if transpose_a or transpose_b:
+        static |= {"transpose_a": bool(transpose_a), "transpose_b": bool(transpose_b)}
+    if preferred_element_type is not None:
+        static["dtype"] = _dtype(preferred_element_type)
+    return call(Matmul(), *given, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
+
+
+def _factor(name: str, value: Any) -> jax.Array:
+    array = value if isinstance(value, jax.Array) else as_array(name, value)
+    if array.dtype.name not in FLOATS:
+        raise ArgumentTypeError(f"{name} is {array.dtype.name}; use one of {', '.join(FLOATS)}")
+    if array.ndim < 2:
+        raise ArgumentError(f"{name} must be a matrix, or have leading axes before one; got the shape {array.shape}")
+    return array
+
+
+def _bias(value: Any, b: jax.Array, columns: int) -> jax.Array:
+    array = value if isinstance(value, jax.Array) else as_array("bias", value)
+    if array.dtype.name not in FLOATS:
+        raise ArgumentTypeError(f"bias is {array.dtype.name}; use one of {', '.join(FLOATS)}")
+    if array.shape != (columns,):
+        raise ArgumentError(
+            f"bias has the shape {array.shape} and b the shape {b.shape}; bias needs one value for each column of the "
+            f"product, ({columns},)"
+        )
+    return array
+
+
+def _dtype(value: Any) -> str:
+    try:
+        name = str(jnp.dtype(value))
+    except TypeError as error:
+        raise ArgumentTypeError(f"preferred_element_type={value!r} is no dtype") from error
+    if name not in FLOATS:
+        raise ArgumentTypeError(f"preferred_element_type is {name}; use one of {', '.join(FLOATS)}")
+    return name
+
+
+def _activation(activation: Activation | None) -> Callable[[jax.Array], jax.Array]:
+    if activation is None:
+        return lambda x: x
+    if isinstance(activation, str) and activation in ACTIVATIONS:
+        return ACTIVATIONS[activation]
+    if callable(activation):
+        return activation
+    raise ArgumentError(f"activation={activation!r} is unknown; use {', '.join(ACTIVATIONS)}, or a function")
+
+
+def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return all(a == b or 1 in (a, b) for a, b in pairs)
+
+
+def _rows(inv: Invocation[Any, Any]) -> int:
+    """How many rows a product with a matrix has."""
+    a = inv.args[0]
+    return int(a.size // max(a.shape[-1], 1))

@@ -1,0 +1,43 @@
+"""Gradients of the library: recomputed where that moves less memory, and reverse mode alone on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ..ops.core.invocation import Cfg, Out
+from ..ops.core.kernel import Kernel
+
+
+def recomputed(forward: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward function, with the gradient of the plain one computed from the arguments alone.
+
+    What JAX would keep between the two passes are arrays as large as the argument, in float32.
+    """
+    made = jax.custom_vjp(forward)
+    made.defvjp(lambda *args: (forward(*args), args), lambda args, dy: jax.vjp(plain, *args)[1](dy))
+    return made
+
+
+class ReverseOnGpu(Kernel[Cfg, Out]):
+    """Some implementations have a gradient of their own, reverse mode alone, and are what a GPU is likely to run.
+
+    So there all of them are: what a call can do must not depend on what was tuned.
+    """
+
+    def fwd_with_residuals_gpu(self, *args: Any, cfg: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """The result, and how its implementation pulls a gradient back."""
+        given = [arg for arg in args if arg is not None]
+
+        def of_arrays(*arrays: Any) -> Any:
+            left = iter(arrays)
+            return self.run(*(arg if arg is None else next(left) for arg in args), cfg=cfg, **kwargs)
+
+        return jax.vjp(of_arrays, *given)
+
+    def vjp_gpu(self, residuals: Any, y: Any, dy: Any, *args: Any, cfg: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """One gradient per array."""
+        grads = iter(residuals(dy))
+        return tuple(None if arg is None else next(grads) for arg in args)

@@ -1,0 +1,124 @@
+"""Rows over their root mean square."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..ops import Executor, Invocation
+from . import reduce
+from .arguments import ArgumentError
+from .call import call
+from .reverse import ReverseOnGpu, recomputed
+from .rows import as_vector, epsilon, float_rows, rows_refuse
+from .triton.rows import by_rows, launches
+
+
+@dataclass(frozen=True)
+class RmsNormConfig:
+    """Which way, and its parameters where it has any."""
+
+    implementation: str
+    lanes: int | None = None
+    rows: int | None = None
+    num_warps: int | None = None
+
+
+class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis.
+
+    Implementations: "xla" as anybody would write it, "lanes" (partial sums side by side), "recompute" (a gradient from
+    the arguments alone) and "triton" (blocks of whole rows, gradient recomputed).
+    """
+
+    op_id = "library.rms_norm"
+    version = "1"
+    cfg_type = RmsNormConfig
+
+    def run(
+        self,
+        x: jax.Array,
+        weight: jax.Array | None = None,
+        *,
+        eps: float = 1e-6,
+        cfg: RmsNormConfig,
+        interpret: bool = False,
+    ) -> jax.Array:
+        """The computation by the cfg's implementation."""
+
+        def plain(x: jax.Array, weight: jax.Array | None = None) -> jax.Array:
+            return _plain(x, weight, eps)
+
+        def by_triton(x: jax.Array, weight: jax.Array | None = None) -> jax.Array:
+            def compute(block: jax.Array, mask: Any, *weights: jax.Array) -> jax.Array:
+                square = jnp.sum(block * block, axis=1, keepdims=True) / x.shape[-1]
+                return _scaled(block * jax.lax.rsqrt(square + eps), *weights)
+
+            launch: dict[str, Any] = {"rows": cfg.rows, "num_warps": cfg.num_warps, "interpret": interpret}
+            vectors = [] if weight is None else [weight]
+            return by_rows(compute, x, vectors, other=0.0, name="library_rms_norm", **launch)
+
+        given = (x,) if weight is None else (x, weight)
+        if cfg.implementation == "xla":
+            return plain(*given)
+        if cfg.implementation == "lanes":
+            return _plain(x, weight, eps, cfg.lanes)
+        if cfg.implementation == "recompute":
+            return recomputed(plain, plain)(*given)  # type: ignore[no-any-return]
+        if cfg.implementation == "triton":
+            return recomputed(by_triton, plain)(*given)  # type: ignore[no-any-return]
+        raise ArgumentError(f"{cfg} names no implementation of rms_norm; use xla, lanes, recompute or triton")
+
+    def run_cpu(self, *args: Any, cfg: RmsNormConfig, **kwargs: Any) -> jax.Array:
+        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        return self.run(*args, cfg=cfg, interpret=True, **kwargs)
+
+    def reference(self, x: jax.Array, weight: jax.Array | None = None, *, eps: float = 1e-6) -> jax.Array:
+        """What is right."""
+        return _plain(x, weight, eps)
+
+    def heuristic_cfg(self, inv: Invocation[Any, Any]) -> RmsNormConfig:
+        """XLA's: one pass over memory, and every way of differentiating works."""
+        return RmsNormConfig("xla")
+
+    def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[RmsNormConfig]:
+        """XLA's, with partial sums of two widths of vector registers, and with the gradient recomputed."""
+        lanes = [RmsNormConfig("lanes", lanes=lanes) for lanes in (16, 64)]
+        return [RmsNormConfig("xla"), *lanes, RmsNormConfig("recompute")]
+
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[RmsNormConfig]:
+        """XLA's with either gradient, and blocks of rows."""
+        blocks = [RmsNormConfig("triton", rows=r, num_warps=w) for r, w in launches(inv.args[0].shape[-1])]
+        return [RmsNormConfig("xla"), RmsNormConfig("recompute"), *blocks]
+
+    def valid_cfg(self, inv: Invocation[Any, Any], cfg: RmsNormConfig) -> bool | str:
+        """Lanes must divide the rows; a block must fit, and have something to compute."""
+        return rows_refuse(inv.args[0], cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
+
+
+def rms_norm(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    *,
+    eps: float = 1e-6,
+    cfg: RmsNormConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, in float32; the result has the dtype of `x`."""
+    x = float_rows("x", x)
+    given = () if weight is None else (as_vector("weight", weight, "x", x),)
+    return call(RmsNorm(), x, *given, eps=epsilon(eps), cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+
+
+def _plain(x: jax.Array, weight: jax.Array | None, eps: float, lanes: int | None = None) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    normed = wide * jax.lax.rsqrt(reduce.mean(wide * wide, lanes) + eps)
+    return _scaled(normed, *([] if weight is None else [weight.astype(jnp.float32)])).astype(x.dtype)
+
+
+def _scaled(x: jax.Array, *weights: jax.Array) -> jax.Array:
+    return x * weights[0] if weights else x

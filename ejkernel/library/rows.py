@@ -1,0 +1,49 @@
+"""Operations on whole rows: their arguments, and what their implementations cannot do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+
+from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array
+from .reduce import refuses_lanes
+from .triton.rows import refuses
+
+
+def float_rows(name: str, value: Any) -> jax.Array:
+    """The argument as an array of a supported floating-point dtype with at least one dimension."""
+    array = value if isinstance(value, jax.Array) else as_array(name, value)
+    if array.dtype.name not in FLOATS:
+        raise ArgumentTypeError(f"{name} is {array.dtype.name}; use one of {', '.join(FLOATS)}")
+    if array.ndim == 0:
+        raise ArgumentError(f"{name} has the shape (); give it at least one dimension")
+    return array
+
+
+def as_vector(name: str, value: Any, other: str, rows: jax.Array) -> jax.Array:
+    """The argument as a vector with one value for each column of another one."""
+    array = float_rows(name, value)
+    if array.shape != rows.shape[-1:]:
+        raise ArgumentError(
+            f"{name} has the shape {array.shape} and {other} the shape {rows.shape}; "
+            f"{name} needs one value for each of the last axis, {rows.shape[-1:]}"
+        )
+    return array
+
+
+def epsilon(value: Any) -> float:
+    """The number that keeps a division from failing."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ArgumentError(f"eps={value!r} is no finite number of at least 0")
+    return float(value)
+
+
+def rows_refuse(x: Any, implementation: str, lanes: int | None, rows: int | None, num_warps: int | None) -> str:
+    """Why an operation on whole rows cannot run so; empty where it can."""
+    if implementation == "lanes":
+        return refuses_lanes(x.shape[-1], lanes)
+    if implementation != "triton":
+        return ""
+    return "there is nothing to compute" if 0 in x.shape else refuses(x.shape[-1], rows, num_warps)

@@ -1,0 +1,143 @@
+"""Rows as probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..ops import Executor, Invocation
+from . import reduce
+from .arguments import ArgumentError
+from .call import call
+from .reverse import ReverseOnGpu, recomputed
+from .rows import float_rows, rows_refuse
+from .triton.rows import by_rows, launches
+
+
+@dataclass(frozen=True)
+class SoftmaxConfig:
+    """Which way, and its parameters where it has any."""
+
+    implementation: str
+    lanes: int | None = None
+    parts: int | None = None
+    rows: int | None = None
+    num_warps: int | None = None
+
+
+class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
+    """`exp(x) / sum(exp(x))` over one axis.
+
+    Implementations: "xla" (`jax.nn.softmax` in float32), "jax" (`jax.nn.softmax` in the argument's own dtype), "lanes"
+    (maxima and sums side by side), "split" (each row in parts, joined at the end) and "triton" (blocks of whole rows).
+    """
+
+    op_id = "library.softmax"
+    version = "1"
+    cfg_type = SoftmaxConfig
+
+    def run(self, x: jax.Array, *, axis: int = -1, cfg: SoftmaxConfig, interpret: bool = False) -> jax.Array:
+        """The computation by the cfg's implementation."""
+
+        def plain(x: jax.Array) -> jax.Array:
+            return jax.nn.softmax(x.astype(jnp.float32), axis=axis).astype(x.dtype)
+
+        def by_triton(x: jax.Array) -> jax.Array:
+            launch: dict[str, Any] = {"rows": cfg.rows, "num_warps": cfg.num_warps, "interpret": interpret}
+            return by_rows(_of_block, x, (), other=-math.inf, name="library_softmax", **launch)
+
+        # JAX's own has no maximum of nothing.
+        if x.size == 0:
+            return x
+        if cfg.implementation == "xla":
+            return plain(x)
+        if cfg.implementation == "jax":
+            return jax.nn.softmax(x, axis=axis)
+        if cfg.implementation == "lanes":
+            return _by_lanes(x, cfg.lanes)
+        if cfg.implementation == "split":
+            return _by_parts(x, cfg.parts or 1)
+        if cfg.implementation == "triton":
+            return recomputed(by_triton, plain)(x)  # type: ignore[no-any-return]
+        raise ArgumentError(f"{cfg} names no implementation of softmax; use xla, jax, lanes, split or triton")
+
+    def run_cpu(self, *args: Any, cfg: SoftmaxConfig, **kwargs: Any) -> jax.Array:
+        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        return self.run(*args, cfg=cfg, interpret=True, **kwargs)
+
+    def reference(self, x: jax.Array, *, axis: int = -1) -> jax.Array:
+        """What is right."""
+        return self.run(x, axis=axis, cfg=SoftmaxConfig("xla"))
+
+    def heuristic_cfg(self, inv: Invocation[Any, Any]) -> SoftmaxConfig:
+        """XLA's, in float32: exponentials of narrow values lose more than the conversion costs."""
+        return SoftmaxConfig("xla")
+
+    def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[SoftmaxConfig]:
+        """Both of JAX's, lanes of two widths of vector registers, and parts, which give few rows to many cores."""
+        lanes = [SoftmaxConfig("lanes", lanes=lanes) for lanes in (16, 64)]
+        parts = [SoftmaxConfig("split", parts=parts) for parts in (4, 16)]
+        return [SoftmaxConfig("xla"), SoftmaxConfig("jax"), *lanes, *parts]
+
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[SoftmaxConfig]:
+        """Both of JAX's, parts, and blocks of rows."""
+        parts = [SoftmaxConfig("split", parts=parts) for parts in (4, 16, 64)]
+        blocks = [SoftmaxConfig("triton", rows=r, num_warps=w) for r, w in launches(inv.args[0].shape[-1])]
+        return [SoftmaxConfig("xla"), SoftmaxConfig("jax"), *parts, *blocks]
+
+    def valid_cfg(self, inv: Invocation[Any, Any], cfg: SoftmaxConfig) -> bool | str:
+        """Everything but JAX's own works on the last axis; lanes and parts must divide it."""
+        x = inv.args[0]
+        if cfg.implementation in ("xla", "jax"):
+            return True
+        if inv.kwargs.get("axis", -1) != -1:
+            return f"{cfg.implementation} works on the last axis alone"
+        # A part of a row must be worth a program of its own.
+        if cfg.implementation == "split" and (not cfg.parts or x.shape[-1] % cfg.parts or x.shape[-1] < 4096):
+            return f"{cfg.parts} parts do not divide rows of {x.shape[-1]}, or the rows are short"
+        return rows_refuse(x, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
+
+
+def softmax(
+    x: jax.Array,
+    *,
+    axis: int = -1,
+    cfg: SoftmaxConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """`exp(x) / sum(exp(x))` over an axis, computed in float32; the result has the dtype of `x`."""
+    x = float_rows("x", x)
+    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
+        raise ArgumentError(f"axis={axis!r} is no axis of x, whose shape is {x.shape}")
+    # Counted from the end, so that one call has one key.
+    place = axis if axis < 0 else axis - x.ndim
+    return call(Softmax(), x, axis=place, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+
+
+def _by_lanes(x: jax.Array, lanes: int | None) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    top = jax.lax.stop_gradient(reduce.along(wide, jnp.max, lanes))
+    powers = jnp.exp(wide - top)
+    return (powers / reduce.along(powers, jnp.sum, lanes)).astype(x.dtype)
+
+
+def _by_parts(x: jax.Array, parts: int) -> jax.Array:
+    wide = x.astype(jnp.float32).reshape(*x.shape[:-1], parts, -1)
+    tops = jax.lax.stop_gradient(jnp.max(wide, axis=-1, keepdims=True))
+    top = jnp.max(tops, axis=-2, keepdims=True)
+    # A part that holds nothing but -inf has no maximum of its own to take off.
+    tops = jnp.where(tops == -math.inf, top, tops)
+    powers = jnp.exp(wide - tops)
+    shares = jnp.exp(tops - top)
+    total = jnp.sum(jnp.sum(powers, axis=-1, keepdims=True) * shares, axis=-2, keepdims=True)
+    return (powers * (shares / total)).reshape(x.shape).astype(x.dtype)
+
+
+def _of_block(block: jax.Array, mask: Any) -> jax.Array:
+    powers = jnp.exp(block - jnp.max(block, axis=1, keepdims=True))
+    return powers / jnp.sum(powers, axis=1, keepdims=True)

@@ -1,0 +1,75 @@
+"""How a Pallas kernel is handed to Triton, and what Triton asks of its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from ...ops import _jax
+
+
+def power_of_two(size: int) -> int:
+    """The next power of two: the only sizes that Triton has blocks of."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def launch(
+    kernel: Callable[..., None],
+    operands: Sequence[jax.Array],
+    *,
+    out: jax.ShapeDtypeStruct,
+    grid: tuple[int, ...],
+    in_specs: Sequence[pl.BlockSpec],
+    out_specs: pl.BlockSpec,
+    num_warps: int,
+    num_stages: int,
+    interpret: bool,
+    name: str,
+) -> jax.Array:
+    """Runs the kernel over a grid; `interpret` is for tests, on machines without a GPU."""
+    # Inside shard_map JAX asks that all operands vary over the same axes, and that the result says so.
+    axes = frozenset[str]().union(*(_jax.varying_axes(operand) for operand in operands))
+    if axes:
+        operands = [_varying(operand, axes) for operand in operands]
+        out = jax.ShapeDtypeStruct(out.shape, out.dtype, manual_axis_type=jax.typeof(operands[0]).manual_axis_type)
+    result: jax.Array = pl.pallas_call(
+        kernel,
+        out_shape=out,
+        grid=grid,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages),
+        interpret=interpret,
+        name=name,
+    )(*operands)
+    return result
+
+
+def _varying(operand: jax.Array, axes: frozenset[str]) -> jax.Array:
+    missing = axes - _jax.varying_axes(operand)
+    return jax.lax.pcast(operand, tuple(sorted(missing)), to="varying") if missing else operand
+
+
+def load(ref: Any, mask: jax.Array | None, other: float = 0.0) -> jax.Array:
+    """A block, with `other` where the mask leaves out what is beyond the array."""
+    if mask is None:
+        return ref[...]  # type: ignore[no-any-return]
+    return plgpu.load(ref, mask=mask, other=other)
+
+
+def store(ref: Any, value: jax.Array, mask: jax.Array | None) -> None:
+    """Writes a block, except where the mask leaves out what is beyond the array."""
+    if mask is None:
+        ref[...] = value
+    else:
+        plgpu.store(ref, value, mask=mask)
+
+
+def inside(start: Any, size: int, limit: int, axis: int, shape: tuple[int, ...]) -> jax.Array:
+    """Which places of a block, along an axis, lie before the array's end."""
+    places: jax.Array = start * size + jax.lax.broadcasted_iota("int32", shape, axis)
+    return places < limit

@@ -1,0 +1,45 @@
+"""The benchmarks' cases: every one fits its kernel and the plain computation that it is compared with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from fakes_library import UNTUNED
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+from library_cases import collected, make, operations
+
+CASES = [case for platform in ("gpu", "cpu", "check") for case in collected(platform)]
+
+
+@pytest.mark.parametrize("operation", operations())
+def test_an_operation_has_enough_cases(operation):
+    """At least five for a GPU, small and large, two for a CPU, and some to check every candidate with."""
+    counts = {platform: len(collected(platform, [operation])) for platform in ("gpu", "cpu", "check")}
+    assert counts["gpu"] >= 5
+    assert counts["cpu"] >= 2
+    assert counts["check"] >= 2
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.name} {case.platform}")
+def test_a_case_computes_what_it_is_compared_with(case):
+    """Ours, the plain way and every ready-made one give the same shape and dtype; known without any array."""
+    kept = []
+
+    def arrays_of():
+        arrays, static = make(case)
+        kept.append(static)
+        return arrays
+
+    arrays = jax.eval_shape(arrays_of)
+    expected = jax.eval_shape(lambda *given: UNTUNED(case.kernel(), *given, **kept[0]), *arrays)
+    for name, other in {"plain": case.plain, **case.ready}.items():
+        # cuDNN and Pallas look for a GPU as soon as they are traced.
+        if name in ("cudnn", "pallas") and jax.default_backend() != "gpu":
+            continue
+        found = jax.eval_shape(lambda *given, other=other: other(*given, **kept[0]), *arrays)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype), name
+    assert case.flops or case.bytes

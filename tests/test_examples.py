@@ -1,0 +1,71 @@
+"""Every file under examples/ runs, and shows what it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ejkernel.library
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+needs_whole_library = pytest.mark.skipif(
+    not {"attention", "linear_cross_entropy"} <= set(ejkernel.library.__all__),
+    reason="attention and linear_cross_entropy are not there yet",
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache folder for all: what one example tuned the next one finds."""
+    return tmp_path_factory.mktemp("examples")
+
+
+def run(name: str, cache: Path, **settings: str) -> str:
+    """What an example prints, run as a user would, with warnings as errors."""
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    env |= {"EJKERNEL_PERSISTENT_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), **settings}
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / f"{name}.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def test_every_example_has_a_test() -> None:
+    """A new example is run here too."""
+    assert FILES == ["first_kernel", "pallas_kernel", "transformer", "transformer_sharded"]
+
+
+def test_a_first_kernel_is_tuned_once_and_then_answered_from_disk(cache: Path) -> None:
+    """The second run, which may not measure anything, has the first one's answer."""
+    first = run("first_kernel", cache)
+    second = run("first_kernel", cache, EJKERNEL_OPS_AUTOTUNE="off")
+
+    assert first.startswith("nearest(rows=")
+    assert second == first
+    assert (cache / "first_kernel.nearest.json").exists()
+
+
+def test_a_pallas_kernel_is_wrapped(cache: Path) -> None:
+    """Each of its candidates is right, one is chosen, and it has a gradient."""
+    text = run("pallas_kernel", cache)
+    assert text.count("rows: ok") == 4
+    assert "gradient (512, 128)" in text
+
+
+@needs_whole_library
+def test_a_transformer_learns(cache: Path) -> None:
+    """The loss falls, and its kernels were tuned while the step was traced."""
+    text = run("transformer", cache)
+    assert "loss 6." in text
+    assert "library.attention" in text
+
+
+@needs_whole_library
+def test_a_sharded_transformer_learns_as_well(cache: Path) -> None:
+    """Over four devices, from the loss that one device computes; the example compares the two."""
+    assert run("transformer_sharded", cache).startswith("4 devices: loss 6.")
