@@ -260,8 +260,15 @@ def test_touching_every_name_starts_no_backend():
     assert python(code).strip() == "False"
 
 
-def test_touching_every_name_costs_little_beside_jax(tmp_path):
-    """All public names together take a small part of the time that `import jax` takes in the same process."""
+# What a program that runs its own kernels imports; the rest is for tools.
+EVERYDAY = [
+    *("Kernel", "Invocation", "ConfigCache", "ConfigSelectorChain", "PersistentCache", "Tuner", "Executor"),
+    *("AutotunePolicy", "policy_override", "overlay_cache", "default_executor", "tunable"),
+]
+
+
+def test_importing_costs_little_beside_jax(tmp_path):
+    """The package itself takes next to nothing, and everyday names a small part of what `import jax` takes there."""
     # A copy with its bytecode ready, so that no compiling is measured, also where the sources cannot be written.
     shutil.copytree(PACKAGE, tmp_path / "ejkernel", ignore=shutil.ignore_patterns("__pycache__"))
     compileall.compile_dir(tmp_path / "ejkernel", quiet=1)
@@ -271,14 +278,16 @@ def test_touching_every_name_costs_little_beside_jax(tmp_path):
         "import jax\n"
         "between = time.perf_counter()\n"
         "import ejkernel.ops as ops\n"
-        "for name in ops.__all__:\n"
+        "package = time.perf_counter()\n"
+        f"for name in {EVERYDAY}:\n"
         "    getattr(ops, name)\n"
         "end = time.perf_counter()\n"
-        "print(between - start, end - between, ops.__file__)"
+        "print(between - start, package - between, end - between, ops.__file__)"
     )
-    runs = [python(code, path=tmp_path, cwd=tmp_path).split(maxsplit=2) for _ in range(3)]
+    runs = [python(code, path=tmp_path, cwd=tmp_path).split(maxsplit=3) for _ in range(3)]
     assert all(str(tmp_path) in where for *_, where in runs)
     # The best of three: another process can only make a run slower.
-    jax_s, ours_s = min(((float(a), float(b)) for a, b, _ in runs), key=lambda pair: pair[1] / pair[0])
-    print(f"import jax {1e3 * jax_s:.0f} ms, every public name {1e3 * ours_s:.1f} ms")
-    assert ours_s < 0.15 * jax_s
+    jax_s, package_s, names_s = min(((float(a), float(b), float(c)) for a, b, c, _ in runs), key=lambda t: t[2] / t[0])
+    print(f"import jax {1e3 * jax_s:.0f} ms, package {1e3 * package_s:.1f} ms, everyday names {1e3 * names_s:.1f} ms")
+    assert package_s < 0.05 * jax_s
+    assert names_s < 0.25 * jax_s

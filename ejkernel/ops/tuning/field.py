@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core.record import Objective, Status, Trial
+from ..core.record import Objective, Record, Status, Trial
 from ..timing import check, inputs
 from ..timing.compiling import Built, CompilePool, workers_for
 from ..timing.memory import free_memory, needed_memory
@@ -359,6 +359,12 @@ def inputs_of(job: Job, seed: int) -> tuple[inputs.Call, tuple[Any, ...]]:
     call = inputs.take_apart(args, kwargs)
     fresh = job.fresh_floats and job.example is None
     return call, job.place(inputs.concrete(call.leaves, np.random.default_rng(seed), fresh_floats=fresh))
+
+
+def found_meanwhile(record: Record, field: Field, cfg: Any) -> Record:
+    """The record of a tuning that another process was faster with."""
+    found = Trial(cfg, "skipped", "found by another process meanwhile")
+    return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
 
 
 def status_of(error: BaseException, default: Status) -> Status:

@@ -12,8 +12,8 @@ import jax
 from .. import _jax
 from ..core.device import default_device
 from ..core.errors import NotExportedError
-from ..core.record import Record, Trial
-from .field import Field
+from ..core.record import Record
+from .field import Field, found_meanwhile
 from .heat import Heat, Isolation
 from .job import Job
 from .process import WorkerProcess, worker_for
@@ -71,12 +71,6 @@ def tune_elsewhere(
     if found is None:
         return _out_of_time(heat, record, finish)
     return _merged(field, record, found)
-
-
-def found_meanwhile(record: Record, field: Field, cfg: Any) -> Record:
-    """The record of a tuning that another process was faster with."""
-    found = Trial(cfg, "skipped", "found by another process meanwhile")
-    return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
 
 
 def _merged(field: Field, record: Record, found: Record) -> Record:

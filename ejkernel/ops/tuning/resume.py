@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
+import jax
 import numpy as np
 
 from ..core.record import Trial
@@ -137,6 +138,11 @@ def _identity(job: Job, seed: int) -> str:
     """What samples depend on besides key, environment and program: the values of the inputs."""
     parts = [f"seed {seed}", f"example {job.example is not None}", f"fresh {job.fresh_floats}"]
     for leaf in take_apart(job.args, job.kwargs).leaves:
-        if is_concrete(leaf) and not is_float(leaf) and leaf.size <= _LARGEST_HASHED and leaf.dtype.kind in "biu":
+        if is_concrete(leaf) and not is_float(leaf) and leaf.size <= _LARGEST_HASHED and _is_plain(leaf):
             parts.append(f"{zlib.crc32(np.asarray(leaf).tobytes()):08x}")
     return short_hash(" ".join(parts))
+
+
+def _is_plain(leaf: Any) -> bool:
+    # Typed keys have dtypes of JAX's own.
+    return not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended) and leaf.dtype.kind in "biu"

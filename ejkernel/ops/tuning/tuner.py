@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import jax
 import numpy as np
@@ -25,10 +25,7 @@ from ..timing import inputs
 from ..timing.clock import Clock, WallClock
 from ..timing.profiler import ProfilerUnavailable
 from ..timing.program import Program, first_line, stage
-from .field import Field, status_of
-from .heat import Isolation
-from .hunt import Hunt
-from .isolation import found_meanwhile, tune_elsewhere
+from .field import Field, found_meanwhile, status_of
 from .job import Job, distinct
 from .progress import Step, Watch
 from .race import Outcome
@@ -39,6 +36,10 @@ from .stopwatch import Stopwatch, once
 
 # The share of a budget that compiling leaves.
 _FOR_MEASURING = 0.25
+
+
+if TYPE_CHECKING:
+    from .heat import Isolation
 
 
 class IsolationWarning(UserWarning):
@@ -66,8 +67,8 @@ class Tuner(Generic[Cfg]):
             raise SettingError(f"seconds={seconds!r} is no budget; use a positive number, or None for no limit")
         if clock is not None and not (hasattr(clock, "time") or hasattr(clock, "round")):
             raise SettingError(f"clock={clock!r} is no clock; it needs a name and time(call, leaves, calls)")
-        if not isinstance(isolate, (bool, Isolation, type(None))):
-            raise SettingError(f"isolate={isolate!r} is unknown; use True, False, None or Isolation(...)")
+        if not isinstance(isolate, (bool, type(None))):
+            _refuse_unless_isolation(isolate)
         if isolate and clock is not None:
             raise SettingError(f"clock={clock!r} cannot be read in a worker process; leave out isolate or the clock")
         # A process of its own for the candidates: always, never, or (None) where it is worth its start.
@@ -189,6 +190,9 @@ class Tuner(Generic[Cfg]):
                 f"isolate={self.isolate!r} does not go with a search of {len(cfgs):,} candidates, which runs in this "
                 "process; use effort='exhaustive', or leave it out"
             )
+        # Imported where it is needed: most tunings are races, in this process.
+        from .hunt import Hunt
+
         with contextlib.closing(Field(job, (), seed=self.seed, device=default_device())) as field:
             hunt = Hunt(job, cfgs, field, clock=self.clock, warmup=self.warmup, deadline=deadline)
             hunt.run(self.strategy, self._effort, self.seed)
@@ -225,6 +229,9 @@ class Tuner(Generic[Cfg]):
         return self.clock is None and (job.offline or bool(job.past.suspects))
 
     def _run_elsewhere(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+        from .heat import Isolation
+        from .isolation import tune_elsewhere
+
         return tune_elsewhere(
             job,
             record,
@@ -308,6 +315,13 @@ def _gain(outcome: Outcome, numbers: Sequence[int], heuristic: int | None) -> tu
     low = ratios[max(0, len(ratios) // 2 - half)]
     high = ratios[min(len(ratios) - 1, len(ratios) // 2 + half)]
     return median(ratios), low, high
+
+
+def _refuse_unless_isolation(isolate: Any) -> None:
+    from .heat import Isolation
+
+    if not isinstance(isolate, Isolation):
+        raise SettingError(f"isolate={isolate!r} is unknown; use True, False, None or Isolation(...)")
 
 
 def _whole(value: Any, name: str, least: int) -> None:
