@@ -47,7 +47,8 @@ def both_passes(fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Callable[...
             return fn(*whole)
 
         out, pull = jax.vjp(of_floats, *(arguments[at] for at in places))
-        return out, pull(dy)
+        # The plain function may compute in a precision of its own.
+        return out, pull(dy.astype(out.dtype))
 
     return run
 

@@ -164,6 +164,8 @@ def test_a_pallas_kernel_runs_in_a_worker():
     assert outcome(tuner) == {1: "ok", 2: "ok", 4: "wrong"}
 
 
+# What JAX deprecates is what this runs.
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 @pytest.mark.gpu
 @pytest.mark.skipif(all(device.platform != "gpu" for device in jax.devices()), reason="there is no GPU here")
 def test_a_pallas_kernel_of_a_gpu_runs_in_a_worker():
