@@ -46,6 +46,8 @@ def compare(case: Case, number: int, tune_seconds: float) -> dict[str, Any]:
     times = raced(programs, found.arrays, tag, rounds=min(max(rounds, LEAST_ROUNDS), MOST_ROUNDS))
     seconds = {name: times[at] for at, name in enumerate(names) if at in times}
     ready = {name: s for name, s in seconds.items() if name not in (HEURISTIC, TUNED)}
+    if HEURISTIC not in seconds or TUNED not in seconds:
+        raise RuntimeError(f"{case.op} {case.name}: our own choice cannot run: {failed}")
     best = min(ready, key=ready.__getitem__)
     floor = max(case.flops / FLOPS, case.bytes / TRAFFIC)
     return {
@@ -59,7 +61,7 @@ def compare(case: Case, number: int, tune_seconds: float) -> dict[str, Any]:
         "heuristic_over_ready": seconds[HEURISTIC] / ready[best],
         "chosen": str(found.chosen),
         "tuning_s": found.seconds,
-        "candidates": len(found.record.trials) if found.record else 1,
+        "candidates": sum(t.status != "invalid" for t in found.record.trials) if found.record else 1,
         "not_used": [f"{t.cfg}: {t.status}: {t.message}" for t in found.record.failures] if found.record else [],
         "failed": failed,
     }

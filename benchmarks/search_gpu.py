@@ -222,7 +222,7 @@ def searched(kernel: Any, inv: Invocation, seed: int, effort: str) -> dict[str, 
     return {
         "pick": decision.cfg,
         "seconds": seconds,
-        "evaluations": len(record.trials),
+        "evaluations": sum(trial.status != "invalid" for trial in record.trials),
         "failed": Counter(t.status for t in record.failures),
         "clock": record.clock,
         "gain": record.gain,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +39,10 @@ class AttentionConfig:
     block_back: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
+
+
+# Whose gradient serves where cuDNN has none.
+_CHUNKED = AttentionConfig("chunked", block_q=512, block_k=1024)
 
 
 class Attention(Kernel[AttentionConfig, jax.Array]):
@@ -106,10 +109,19 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         """The output and how to pull its gradient back, by the implementation's own rules."""
         floats, others = _floats(args)
 
-        def of_floats(*values: Any) -> jax.Array:
-            return self.run(*_refilled(others, values), cfg=cfg, **kwargs)
+        def of_floats(*values: Any, way: AttentionConfig = cfg) -> jax.Array:
+            return self.run(*_refilled(others, values), cfg=way, **kwargs)
 
+        if cfg.implementation == "cudnn" and self._is_forward_alone(args, kwargs):
+            # cuDNN computes some calls, such as those of odd lengths, without their gradient: that is then another's.
+            _, pull = jax.vjp(functools.partial(of_floats, way=_CHUNKED), *floats)
+            return of_floats(*floats), pull
         return jax.vjp(of_floats, *floats)
+
+    def _is_forward_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        given = {**dict(zip(_ARRAYS, args, strict=False)), **kwargs}
+        arrays = [given.get(name) for name in _ARRAYS[:5]]
+        return bool(jax_refuses_cudnn(*arrays, sight=_sight_of(given), scale=given["scale"], gradient=True))
 
     def vjp_gpu(
         self, residuals: Any, y: jax.Array, dy: jax.Array, *args: Any, cfg: AttentionConfig, **kwargs: Any
@@ -131,9 +143,13 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         return AttentionConfig("chunked", block_q=256, block_k=512)
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> AttentionConfig:
-        """cuDNN wherever it takes the call: on an H200 it is 6 to 12 times as fast as XLA's."""
-        cudnn = AttentionConfig("cudnn")
-        return cudnn if self.valid_cfg(inv, cudnn) is True else self.heuristic_cfg(inv)
+        """cuDNN wherever it takes the call: on an H200 it is 3 to 12 times as fast as XLA's; else JAX's Pallas kernel.
+
+        That is 1.6 times as fast as XLA's in float32, with the blocks that it brings.
+        """
+        warps = 4 if _named(inv)["q"].shape[-1] <= 64 else 8
+        ready = AttentionConfig("cudnn"), AttentionConfig("pallas", 128, 128, 32, warps, 2)
+        return next((cfg for cfg in ready if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> AttentionConfig:
         """Blocks of queries: their scores stay in the processor's cache, and keys out of sight cost nothing."""
@@ -155,13 +171,13 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[AttentionConfig]:
         """cuDNN's and JAX's Pallas kernel as well, the latter over its blocks and launch parameters."""
-        blocks = [(64, 64), (128, 64), (128, 128), (64, 32)]
-        launches = itertools.product(blocks, (32, 64), (4, 8), (2, 3))
+        # Few: where cuDNN runs, it wins, and each of these takes seconds to compile.
+        blocks = [(128, 128, 32), (128, 64, 32), (64, 64, 32), (128, 128, 64)]
         found = [AttentionConfig("cudnn")]
-        found += [AttentionConfig("pallas", q, k, back, warps, stages) for (q, k), back, warps, stages in launches]
+        found += [AttentionConfig("pallas", q, k, back, warps, 2) for q, k, back in blocks for warps in (4, 8)]
         queries = _named(inv)["q"].shape[1]
         found += [AttentionConfig("xla"), AttentionConfig("sliced", block_q=max(128, math.ceil(queries / 8)))]
-        return [*found, AttentionConfig("chunked", block_q=512, block_k=1024)]
+        return [*found, _CHUNKED]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: AttentionConfig) -> bool | str:
         """Refuses what an implementation does not take, with the reason."""
@@ -181,7 +197,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         capability = tuple(int(part) for part in str(getattr(device, "compute_capability", "0")).split("."))
         scale = given["scale"]
         refused = cudnn_refuses(*arrays, sight=sight, scale=scale, capability=capability)
-        return refused or jax_refuses_cudnn(*arrays, sight=sight, scale=scale) or True
+        return refused or jax_refuses_cudnn(*arrays, sight=sight, scale=scale, gradient=False) or True
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Lengths between half and all of the places, where a trace hides the real ones."""

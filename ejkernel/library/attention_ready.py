@@ -59,8 +59,13 @@ def cudnn_refuses(
     return ""
 
 
-def jax_refuses_cudnn(q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float) -> str:
-    """What JAX itself says against cuDNN here, from shapes: no cuDNN, too old a one, a call that it does not take."""
+def jax_refuses_cudnn(
+    q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float, gradient: bool
+) -> str:
+    """What JAX itself says against cuDNN here, from shapes: no cuDNN, too old a one, a call that it does not take.
+
+    It takes some calls, such as those of odd lengths, without their gradient.
+    """
     leaves, tree = jax.tree_util.tree_flatten((q, k, v, mask, bias, sight.query_lengths, sight.key_value_lengths))
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
 
@@ -71,6 +76,8 @@ def jax_refuses_cudnn(q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Si
         def of_floats(q: Any, k: Any, v: Any) -> Any:
             return by_jax(q, k, v, *inner[3:], sight=place, scale=scale, implementation="cudnn")
 
+        if not gradient:
+            return of_floats(*inner[:3])
         out, pull = jax.vjp(of_floats, *inner[:3])
         return pull(out)
 

@@ -45,7 +45,8 @@ class MatmulConfig:
 class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
     """`activation(a @ b + bias)`, over leading axes as `jnp.matmul` has them.
 
-    Implementations: "xla" (the product in the result's dtype), "wide" (the product in float32, rounded at the end),
+    Implementations: "xla" (the product in the result's dtype), "narrow" (bias and activation in that dtype as well, as
+    plain JAX has them), "wide" (the product in float32, rounded at the end),
     "upcast" (the factors in float32 as well) and "triton" (tiles, with bias and activation before the result is
     written).
     """
@@ -71,13 +72,15 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         out = jnp.dtype(dtype or a.dtype)
         finish = _activation(activation)
 
-        def plain(a: jax.Array, b: jax.Array, *biases: jax.Array, product: Any = jnp.float32) -> jax.Array:
+        def plain(
+            a: jax.Array, b: jax.Array, *biases: jax.Array, product: Any = jnp.float32, between: Any = jnp.float32
+        ) -> jax.Array:
             left, right = (jnp.swapaxes(x, -1, -2) if flip else x for x, flip in ((a, transpose_a), (b, transpose_b)))
             total = jnp.matmul(left, right, preferred_element_type=product)
             if not biases and activation is None:
                 return total.astype(out)
-            # Before the result is rounded, as every implementation does it.
-            return finish(sum((bias.astype(jnp.float32) for bias in biases), total.astype(jnp.float32))).astype(out)
+            # Before the result is rounded, as every implementation but "narrow" does it.
+            return finish(sum((bias.astype(between) for bias in biases), total.astype(between))).astype(out)
 
         def by_triton(a: jax.Array, b: jax.Array, *biases: jax.Array) -> jax.Array:
             tiles: dict[str, Any] = {"block_m": cfg.block_m, "block_n": cfg.block_n, "block_k": cfg.block_k}
@@ -89,13 +92,15 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         given = (a, b) if bias is None else (a, b, bias)
         if cfg.implementation == "xla":
             return plain(*given, product=out)
+        if cfg.implementation == "narrow":
+            return plain(*given, product=out, between=out)
         if cfg.implementation == "wide":
             return plain(*given)
         if cfg.implementation == "upcast":
             return plain(*(x.astype(jnp.float32) for x in given))
         if cfg.implementation == "triton":
             return recomputed(by_triton, plain)(*given)  # type: ignore[no-any-return]
-        raise ArgumentError(f"{cfg} names no implementation of matmul; use xla, wide, upcast or triton")
+        raise ArgumentError(f"{cfg} names no implementation of matmul; use xla, narrow, wide, upcast or triton")
 
     def run_cpu(self, *args: Any, cfg: MatmulConfig, **kwargs: Any) -> jax.Array:
         """The same; a Pallas kernel is interpreted there, which is for tests alone."""
@@ -123,7 +128,7 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         launches = ((2, 4), (4, 3), (4, 4)) if few else ((4, 3), (8, 3), (8, 4))
         tiles = itertools.product(_SMALL if few else _LARGE, launches)
         return [
-            *(MatmulConfig("xla"), MatmulConfig("wide")),
+            *(MatmulConfig("xla"), MatmulConfig("narrow"), MatmulConfig("wide")),
             *(MatmulConfig("triton", m, n, k, num_warps=w, num_stages=s) for (m, n, k), (w, s) in tiles),
         ]
 
@@ -132,6 +137,9 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         a, b = inv.args[:2]
         if cfg.implementation in ("wide", "upcast") and a.dtype == jnp.float32:
             return "the factors are float32 already"
+        bare = inv.kwargs.get("activation") is None and (len(inv.args) < 3 or inv.args[2] is None)
+        if cfg.implementation == "narrow" and (bare or a.dtype == jnp.float32):
+            return "there is nothing between product and result that could be narrow"
         if cfg.implementation != "triton":
             return True
         if 0 in (*a.shape, *b.shape):

@@ -84,8 +84,10 @@ def _product(
         return total + jnp.dot(left, right, preferred_element_type=jnp.float32)
 
     # Nothing to add up for rows of no group, and nothing at all for an empty tile.
-    steps = jnp.where((group < groups) & (start < stop), pl.cdiv(depth, tile.k), 0)
-    total = jax.lax.fori_loop(0, steps, step, jnp.zeros((tile.m, tile.n), jnp.float32))
+    some = (group < groups) & (start < stop)
+    # Not a choice between two numbers: Triton's loop does not take its type.
+    steps = some.astype(jnp.int32) * jnp.int32(pl.cdiv(depth, tile.k))
+    total = jax.lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros((tile.m, tile.n), jnp.float32))
     plgpu.store(out_ref.at[row[:, None], column[None, :]], total.astype(out_ref.dtype), mask=mine & inside[None, :])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -376,7 +377,9 @@ def test_without_cudnn_a_gpu_has_another_heuristic(monkeypatch):
     inv = Invocation("x", (q, q, q), {"scale": 1.0, "causal": True})
     kernel = Attention()
     assert "JAX refuses cuDNN" in kernel.valid_cfg(inv, AttentionConfig("cudnn"))
-    assert kernel.heuristic_cfg_gpu(inv) == AttentionConfig("xla")
+    assert kernel.heuristic_cfg_gpu(inv) == AttentionConfig("pallas", 128, 128, 32, 4, 2)
+    odd = jax.ShapeDtypeStruct((1, 100, 4, 64), jnp.bfloat16)
+    assert kernel.heuristic_cfg_gpu(replace(inv, args=(odd, odd, odd))) == AttentionConfig("xla")
     valid = {cfg.implementation for cfg in kernel.candidate_cfgs_gpu(inv) if kernel.valid_cfg(inv, cfg) is True}
     assert valid == {"pallas", "xla", "sliced", "chunked"}
 

@@ -129,21 +129,45 @@ def test_one_seed_gives_one_pair_of_inputs():
 
 def test_the_reference_is_run_once_for_each_set():
     """However many candidates there are."""
-    calls = []
-
-    def reference(x):
-        calls.append(x)
-        return x * 2
-
+    log = []
     found = field_of(
         {name: (lambda x, n=n: x * n * 2 / n) for n, name in enumerate("abc", 1)},
         jax.ShapeDtypeStruct((8,), jnp.float32),
-        reference=reference,
+        reference=noting(log, "reference"),
     )
+    found.prepare()
     found.check()
 
-    assert len(calls) == 2
-    assert statuses(found) == ["ok"] * 3
+    assert [name for name, _ in log] == ["reference"] * 2
+    assert list(found.programs) == [0, 1, 2]
+
+
+def test_a_reference_that_cannot_be_jitted_runs_as_it_is():
+    """It may look at values; what it gives is right all the same."""
+
+    def reference(x):
+        return np.asarray(x) * (2 if float(x[0]) == float(x[0]) else 0)
+
+    found = field_of({"a": lambda x: x * 3, "b": lambda x: x * 2}, reference=reference)
+    found.prepare()
+    found.check()
+
+    assert statuses(found) == ["wrong", "ok"]
+
+
+def test_the_reference_is_one_program():
+    """Run as it is, each of its operations would be compiled by itself: seconds on a GPU."""
+    traced = []
+
+    def reference(x):
+        traced.append(isinstance(x, jax.core.Tracer))
+        return x * 2
+
+    found = field_of({"a": lambda x: x + x}, reference=reference)
+    found.prepare()
+    found.check()
+
+    assert traced == [True]
 
 
 def test_a_tolerance_of_the_kernel_is_the_limit():

@@ -13,6 +13,7 @@ from fakes import Ran, TableClock, child
 from fakes_tuning import Held
 
 from ejkernel.ops import OpsError, Tuner
+from ejkernel.ops.core.errors import OutOfTimeError
 from ejkernel.ops.timing.program import Staged
 from ejkernel.ops.tuning import field
 from ejkernel.ops.tuning.job import Job
@@ -693,6 +694,17 @@ def test_a_deadline_does_not_wait_for_a_compilation_that_never_ends(held):
     assert tuner.autotune(functions.get, (X,), {}, ["quick", "endless"]) == "quick"
     assert status_of(tuner) == {"quick": "ok", "endless": "timeout"}
     assert tuner.record.stop == "deadline"
+
+
+def test_without_the_heuristic_in_time_nothing_is_better(held):
+    """What was measured may be slower than it, and tuned must never be slower than untuned."""
+    functions = {"heuristic": lambda x: held(x) * 2, "quick": lambda x: x * 2}
+    job = Job(functions.get, (X,), {}, list(functions), heuristic_first=True)
+    tuner = Tuner(seconds=1.0)
+
+    with pytest.raises(OutOfTimeError, match="before the heuristic cfg was measured"):
+        tuner.tune(job)
+    assert status_of(tuner) == {"heuristic": "timeout", "quick": "ok"}
 
 
 def test_a_compilation_that_never_ends_is_left_behind_without_a_deadline(held, monkeypatch):

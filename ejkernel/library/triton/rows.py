@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from ...ops import Invocation
+from ...ops.core.device import device_of
 from .launch import inside, launch, load, power_of_two, store
 
 # A program keeps its block in registers: 64 KiB elements of float32 are all that a multiprocessor has.
@@ -71,6 +73,16 @@ def launches(width: int) -> Iterable[tuple[int, int]]:
         for warps in (1, 2, 4, 8, 16)
         if not refuses(width, rows, warps) and _LEAST_EACH <= rows * block // (32 * warps) <= _MOST_EACH // 2
     ]
+
+
+def warps_for(width: int) -> int:
+    """Warps for one row of this width: 16 elements for each thread, as won on an H200 from 1,024 to 8,192 columns."""
+    return min(max(power_of_two(width) // 512, 1), 16)
+
+
+def is_measured(inv: Invocation[Any, Any]) -> bool:
+    """Does a call run on the kind of device that these kernels were measured on? Elsewhere a guess must be safe."""
+    return str(device_of(inv).device_kind).startswith("NVIDIA")
 
 
 def refuses(width: int, rows: int | None, num_warps: int | None) -> str:

@@ -11,7 +11,7 @@ import jax
 
 from ..core import codec
 from ..core.device import environment, same_environment
-from ..core.errors import ConfigTypeError, TuningError
+from ..core.errors import ConfigTypeError, OutOfTimeError, TuningError
 from ..core.kernel import Kernel, check_cfg_type
 from ..core.record import Objective, Record
 from ..tuning.job import Job, distinct
@@ -257,6 +257,10 @@ class AutotuneTier:
         failure = (request.key, type(request.kernel))
         try:
             record = self.tune(request, job_for(request, offered.cfgs, offered.refused))
+        except OutOfTimeError as error:
+            # Another process, with more time, may do better.
+            self.failed[failure] = str(error)
+            return Miss(str(error), None, error.record)
         except TuningError as error:
             self.failed[failure] = f"all {len(error.reasons)} candidates failed; first: {error.reasons[0]}"
             _warn_of_failure(request, error)

@@ -56,6 +56,10 @@ class TuningError(OpsError, RuntimeError):
         self.record = record
 
 
+class OutOfTimeError(TuningError):
+    """A tuning whose time was up before the heuristic cfg was measured: nothing is known to be better."""
+
+
 class NotExportedError(OpsError, TypeError):
     """A candidate that cannot be written down for another process."""
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
@@ -123,13 +123,14 @@ class CompilePool:
         """Lets who waits for results look up: they get None."""
         self._done.put(None)
 
-    def results(self, deadline: float, *, usable: bool = False) -> Iterator[Built | None]:
+    def results(self, deadline: float, *, usable: bool = False, needed: Collection[int] = ()) -> Iterator[Built | None]:
         """Each as it ends; what has not ended by the deadline, or is a straggler, is not given at all.
 
-        Unless there is a usable program already, the first one is waited for beyond the deadline.
+        Unless there is a usable program already, the first one is waited for beyond the deadline. What is needed is
+        called a straggler later than others.
         """
         try:
-            yield from self._as_they_end(deadline, usable)
+            yield from self._as_they_end(deadline, usable, set(needed))
         finally:
             self.leave()
 
@@ -149,18 +150,18 @@ class CompilePool:
     def __exit__(self, *error: object) -> None:
         self.leave()
 
-    def _as_they_end(self, deadline: float, usable: bool) -> Iterator[Built | None]:
+    def _as_they_end(self, deadline: float, usable: bool, needed: set[int]) -> Iterator[Built | None]:
         taken: list[float] = []
         start = last = time.perf_counter()
         while len(taken) < self._given:
             typical = sorted(taken)[len(taken) // 2] if taken else 0.0
-            patience = max(_STRAGGLER_SECONDS, _STRAGGLER_TIMES * typical)
+            patience = max(_STRAGGLER_SECONDS, _STRAGGLER_TIMES * typical) * (_PATIENCE if needed else 1.0)
             half = len(taken) * 2 >= self._given
             # One program there must be, however late.
             limit = deadline if usable else float("inf")
             if usable and half:
                 limit = min(limit, last + patience)
-            if usable and self._given >= 10 and len(taken) >= 0.9 * self._given:
+            if usable and not needed and self._given >= 10 and len(taken) >= 0.9 * self._given:
                 limit = min(limit, last + max(_LAST_TENTH_SECONDS, last - start))
             now = time.perf_counter()
             late = now >= deadline
@@ -178,6 +179,7 @@ class CompilePool:
             if built is None:
                 yield None
                 continue
+            needed.discard(built.number)
             taken.append(built.seconds)
             # A number stands for another one's program, which may be still to come.
             usable = usable or not (built.failed or isinstance(built.outcome, int))

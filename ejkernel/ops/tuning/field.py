@@ -7,7 +7,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..core.record import Objective, Record, Status, Trial
 from ..timing import check, inputs
 from ..timing.compiling import Built, CompilePool, workers_for
 from ..timing.memory import free_memory, needed_memory
-from ..timing.program import Program, Staged, first_line, stage
+from ..timing.program import Program, Staged, first_line, forward, stage
 from .job import Job
 from .progress import Step
 from .witness import OWN
@@ -35,6 +35,10 @@ class _Inputs:
 
 # The hash in a lowered text's name; what stands before it is its own, where the text does not tell which function runs.
 _TEXT = 16
+
+
+# The number under which the reference is compiled.
+_REFERENCE = -1
 
 
 class Field:
@@ -63,6 +67,9 @@ class Field:
         self._coming: set[int] = set()
         self._unlowered: set[int] = set()
         self._done = 0
+        # The kernel's own reference: traced, and once it is compiled.
+        self._reference: Staged | None = None
+        self._right: Callable[..., Any] | None = None
         self._compile_until = math.inf
         # Was the time for compiling up before all were there?
         self.late = False
@@ -93,6 +100,7 @@ class Field:
         self._sent = len(self.trials)
         self._compile_until = deadline
         self._pool = CompilePool(1 if self.job.workshop.one_by_one else workers_for(len(fresh)))
+        self._stage_reference(self._pool)
         for number in fresh:
             self._trace(number, self.trials[number])
             if number in self._staged:
@@ -104,12 +112,21 @@ class Field:
                 break
         # Candidates with and without gradients are told apart when all are there.
         pipelined = self.pipelined and len({staged.objective for staged in self._staged.values()}) == 1
-        self._results = self._pool.results(deadline, usable=bool(self.programs))
+        needed = self._coming & {_REFERENCE, *((0,) if self.job.heuristic_first else ())}
+        self._results = self._pool.results(deadline, usable=bool(self.programs), needed=needed)
         for built in self._results:
             self._arrived(built)
             if pipelined and self._coming and not self._unlowered:
                 return
         self._all_arrived()
+
+    def _stage_reference(self, pool: CompilePool) -> None:
+        """What is right is compiled beside the candidates: run as it is, every operation of it would be compiled."""
+        if self.job.reference is None or self._reference is not None:
+            return
+        self._reference = staged = stage(self.job.reference, self.call, self.leaves, "forward", name="reference")
+        self._coming.add(_REFERENCE)
+        pool.give(_REFERENCE, staged.build)
 
     def close(self) -> None:
         """Lets the compiling threads go."""
@@ -200,6 +217,10 @@ class Field:
             return
         number = built.number
         self._coming.discard(number)
+        if number == _REFERENCE:
+            # What cannot be compiled may still run.
+            self._right = None if built.failed else built.outcome.call
+            return
         self._done += 1
         self.job.watch(Step("compiling", self._done, len(self.trials)))
         if built.failed:
@@ -248,6 +269,11 @@ class Field:
 
     def prepare(self) -> None:
         """Makes both sets of inputs and what they should give: the user's code, so before a device is claimed."""
+        while _REFERENCE in self._coming and self._results is not None:
+            try:
+                self._arrived(next(self._results))
+            except StopIteration:
+                self._all_arrived()
         self.sets()
 
     def check(self, deadline: float = math.inf) -> None:
@@ -296,9 +322,9 @@ class Field:
                 if any(a is not b for a, b in zip(leaves, self.leaves, strict=True)):
                     self._input_sets.append(_Inputs(leaves))
             if self.job.reference is not None:
+                right = self._right or forward(self.job.reference, self.call)
                 for given in self._input_sets:
-                    args, kwargs = self.call.rebuild(given.leaves)
-                    given.expected = (jax.block_until_ready(self.job.reference(*args, **kwargs)),)
+                    given.expected = (jax.block_until_ready(right(*given.leaves)),)
         return self._input_sets
 
     def _check_on(self, given: _Inputs, number: int) -> None:

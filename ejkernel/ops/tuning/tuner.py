@@ -18,7 +18,7 @@ import numpy as np
 from .. import _jax
 from ..core.codec import describe
 from ..core.device import default_device
-from ..core.errors import IsolationError, NotExportedError, SettingError, TuningError
+from ..core.errors import IsolationError, NotExportedError, OutOfTimeError, SettingError, TuningError
 from ..core.invocation import Cfg
 from ..core.record import Objective, Record, Trial
 from ..timing import inputs
@@ -149,6 +149,10 @@ class Tuner(Generic[Cfg]):
         refused = (Trial(cfg, "invalid", reason) for cfg, reason in job.refused)
         record = replace(record, trials=(*record.trials, *refused))
         self._last.record = record
+        if job.heuristic_first and record.stop == "deadline" and record.trials[0].status == "timeout":
+            # Tuned must never be slower than untuned.
+            message = "the time was up before the heuristic cfg was measured, so nothing is known to be faster"
+            raise OutOfTimeError(message, [message], record)
         if record.winner is None:
             reasons = [f"{describe(t.cfg)}: {t.status}: {t.message}" for t in record.failures]
             raise TuningError("no candidate can be used:\n  " + "\n  ".join(reasons), reasons, record)

@@ -1,0 +1,43 @@
+"""What a GPU gets without tuning: measured on one kind, safe on every other."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ejkernel.library import LayerNorm, LinearCrossEntropy, Softmax
+from ejkernel.ops import Invocation
+
+
+@pytest.mark.parametrize("kernel", [Softmax(), LayerNorm()], ids=lambda k: k.op_id)
+@pytest.mark.parametrize(
+    ("kind", "shape", "implementation"),
+    [
+        ("NVIDIA H200", (64, 1024), "triton"),
+        ("NVIDIA H200", (64, 1000), "triton"),
+        ("NVIDIA H200", (4, 200_000), "xla"),
+        ("AMD Instinct MI300X", (64, 1024), "xla"),
+    ],
+    ids=["even", "odd", "too wide", "another maker"],
+)
+def test_rows_have_blocks_of_their_own_where_that_was_measured(monkeypatch, kernel, kind, shape, implementation):
+    """Elsewhere, and where a row does not fit, XLA's own."""
+    found = SimpleNamespace(device_kind=kind)
+    monkeypatch.setattr("ejkernel.library.triton.rows.device_of", lambda inv: found)
+    inv = Invocation("x", (jax.ShapeDtypeStruct(shape, jnp.bfloat16),), {})
+
+    assert kernel.heuristic_cfg_gpu(inv).implementation == implementation
+
+
+def test_small_logits_are_computed_at_once_on_a_gpu():
+    """Up to the size that may be held; beyond it in chunks."""
+
+    def chosen(tokens, words):
+        shapes = ((tokens, 64), jnp.bfloat16), ((64, words), jnp.bfloat16), ((tokens,), jnp.int32)
+        inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes), {})
+        return LinearCrossEntropy().heuristic_cfg_gpu(inv).implementation
+
+    assert (chosen(512, 32_000), chosen(8192, 32_000)) == ("xla", "chunked_tokens")
