@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from ejkernel.library import LayerNorm, LinearCrossEntropy, Softmax
+from ejkernel.library import Attention, AttentionConfig, LayerNorm, LinearCrossEntropy, Softmax
 from ejkernel.ops import Invocation
 
 
@@ -41,3 +42,28 @@ def test_small_logits_are_computed_at_once_on_a_gpu():
         return LinearCrossEntropy().heuristic_cfg_gpu(inv).implementation
 
     assert (chosen(512, 32_000), chosen(8192, 32_000)) == ("xla", "chunked_tokens")
+
+
+def test_where_cudnn_has_no_gradient_another_s_serves(monkeypatch):
+    """The output is cuDNN's, here XLA's in its place, and the gradients are right."""
+    module = sys.modules[Attention.__module__]
+    plain, asked = module.by_jax, []
+
+    def by_jax(*args, implementation, **kwargs):
+        asked.append(implementation)
+        return plain(*args, implementation="xla", **kwargs)
+
+    monkeypatch.setattr(module, "by_jax", by_jax)
+    monkeypatch.setattr(module, "jax_refuses_cudnn", lambda *args, gradient, **kwargs: "odd" if gradient else "")
+    q, k, v = (jax.random.normal(jax.random.key(n), (1, 7, 2, 8)) for n in range(3))
+    kernel, cfg = Attention(), AttentionConfig("cudnn")
+    out, residuals = kernel.fwd_with_residuals_gpu(q, k, v, scale=0.5, causal=True, cfg=cfg)
+    grads = kernel.vjp_gpu(residuals, out, jnp.ones_like(out), q, k, v, scale=0.5, causal=True, cfg=cfg)
+
+    def xla(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, scale=0.5, is_causal=True)
+
+    wanted, pull = jax.vjp(xla, q, k, v)
+    assert asked == ["cudnn"]
+    assert jnp.allclose(out, wanted, atol=1e-5)
+    assert all(jnp.allclose(a, b, atol=1e-5) for a, b in zip(grads, pull(jnp.ones_like(out)), strict=True))
