@@ -497,7 +497,7 @@ print(selector.cache.size())
 
 
 def test_a_call_that_crashed_two_processes_crashes_no_third():
-    """`os._exit` inside a candidate that no worker can run: once may be anybody's kill, then it is left out for good."""
+    """`os._exit` inside a candidate that no worker can run: once may be anybody, twice is not."""
     found = []
     for _ in range(3):
         with child(CALL) as process:
