@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-# Before JAX starts: several CPU devices, for tests of sharding and of more than one device.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+# Before JAX starts: several CPU devices, for tests of sharding and of more than one device. Most of the suite's time
+# is compiling, a third of which is optimising programs that run once.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0")
 
 # Threads of small matrix products wait for each other by spinning: with several test processes that costs most.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

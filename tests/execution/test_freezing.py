@@ -14,6 +14,7 @@ from fakes import Blocks, DictStore, Doubling, TableTuner
 from fakes_execution import Counting, Picking, Times, executor_with, key_for, mesh_of, selector_with
 
 from ejkernel.ops import (
+    AutotuneOptions,
     AutotuningResult,
     ConfigCache,
     ConfigSelectorChain,
@@ -22,6 +23,7 @@ from ejkernel.ops import (
     Kernel,
     OpsError,
     PersistentCache,
+    autotune,
     autotune_recorded,
     calls_made,
     device_fingerprint,
@@ -239,6 +241,37 @@ def test_a_result_is_frozen(path, monkeypatch):
 
 
 # Under the lock.
+
+
+def test_a_result_from_a_file_is_frozen_as_the_one_it_was(path, tmp_path):
+    """Its cfgs are plain JSON by then; the lock is the same, and the kernel gets its own type."""
+    executor = Executor(ConfigSelectorChain(ConfigCache(), tuner=TableTuner()))
+    result = autotune(lambda x: executor(Doubling(), x), X, tuning=AutotuneOptions(progress=False))
+    freeze(tmp_path / "before.lock.json", result)
+
+    freeze(path, AutotuningResult.loads(result.dumps()))
+
+    assert path.read_text() == (tmp_path / "before.lock.json").read_text()
+    assert calls_in(path) == {("float32[8]",): {"size": 2}}
+    with locked(path):
+        assert executor.choose_config(Doubling(), X) == Blocks(2)
+
+
+def test_a_guess_of_a_result_is_frozen_as_a_guess(path):
+    """A reviewer sees what was never measured."""
+    freeze(path, AutotuningResult("cpu|one", [Entry("op@v1", "00", 1, source="heuristics"), Entry("op@v1", "01", 1)]))
+
+    assert [raw["source"] for raw in json.loads(path.read_text()).values() if "cfg" in raw] == ["guess", "hand"]
+
+
+def test_frozen_again_under_its_lock_the_text_is_the_same(path, tmp_path):
+    """What the lock says of its entries stays said."""
+    executor = executor_with()
+    freeze(path, lambda x: executor(Scale(), x), X)
+    with locked(path):
+        freeze(tmp_path / "again.lock.json", lambda x: executor(Scale(), x), X)
+
+    assert (tmp_path / "again.lock.json").read_text() == path.read_text()
 
 
 def test_the_frozen_program_runs_under_its_lock_with_the_same_cfgs(path):

@@ -29,7 +29,7 @@ from ejkernel.ops import (
     device_fingerprint,
     pmap_with_config,
 )
-from ejkernel.ops.core.stable import short_hash
+from ejkernel.ops.tuning.turn import lock_path
 
 X2, X3 = jnp.arange(2.0), jnp.arange(3.0)
 
@@ -468,7 +468,7 @@ def test_a_deadline_is_kept_while_another_process_has_the_device(monkeypatch, tm
 
     monkeypatch.setenv("EJKERNEL_PERSISTENT_CACHE_DIR", str(tmp_path))
     (tmp_path / "locks").mkdir()
-    lock = filelock.FileLock(tmp_path / "locks" / f"{short_hash(device_fingerprint())}.lock")
+    lock = filelock.FileLock(lock_path(tmp_path / "locks", device_fingerprint()))
     done = threading.Event()
     # A daemon, so that a wait without end does not keep the suite from ending.
     with lock:

@@ -301,6 +301,26 @@ def test_any_store_will_do(store):
 # Tables.
 
 
+def test_a_loaded_result_is_not_given_to_a_dumper_of_cfgs(tmp_path):
+    """The message says how its cfgs become the kernel's own again."""
+    loaded = AutotuningResult.loads(FULL.dumps())
+    store = PersistentCache("op", tmp_path / "op.json", loader=Blocks, dumper=lambda cfg: cfg.size)
+
+    with pytest.raises(OpsError, match="cfg_types"):
+        loaded.save(store)
+
+
+def test_a_saved_entry_says_which_call_it_is_for(tmp_path):
+    """As one that a tuning wrote itself."""
+    executor = Executor(ConfigSelectorChain(ConfigCache(), tuner=TableTuner()))
+    result = autotune(lambda x: executor(Doubling(), x), jnp.ones(8), tuning=QUIET)
+    store = PersistentCache("doubling", tmp_path / "doubling.json")
+    result.save(store)
+
+    (key,) = result.by_key()
+    assert store.lookup(key).call == {"args[0]": "float32[8]"}
+
+
 def test_totals_count_every_run():
     """Seconds times runs, of the calls that were measured with their heuristic cfg."""
     result = AutotuningResult(

@@ -6,7 +6,10 @@ import pytest
 from ranks import once, run_program
 
 
-@pytest.fixture(params=[2, 3, 4], ids=lambda count: f"{count} processes", scope="module")
+# Four on two cores mostly wait for each other to start.
+@pytest.fixture(
+    params=[2, 3, pytest.param(4, marks=pytest.mark.slow)], ids=lambda count: f"{count} processes", scope="module"
+)
 def said(request, tmp_path_factory):
     """What every process said of every scenario."""
     name = f"agrees-{request.param}"
@@ -187,9 +190,9 @@ def test_all_ranks_lower_the_same_program(said):
 
 
 def test_the_tuner_itself_measures_in_one_process(said):
-    """With candidates that are really run, one process measures for all."""
+    """With candidates that are really run, one process measures for all; what it finds is the machine's to say."""
     found = said["really_tuned"]
-    assert the_one(values(found, "size")) == 1
+    assert the_one(values(found, "size")) in (1, 32, 64)
     assert sum(values(found, "tuned")) == 1
 
 
@@ -198,6 +201,19 @@ def test_guesses_are_agreed_as_well(said):
     found = said["heuristics_only"]
     assert the_one([*values(found, "size"), *values(found, "again")]) == 1
     assert the_one(values(found, "events")) == ["heuristics", "heuristics"]
+
+
+def test_what_was_agreed_is_explained(said):
+    """Whatever this process would find, or has found, by itself: the tier, the cfg and whose decision it was."""
+    found = said["heuristics_only"]
+    tier, answer = the_one(values(found, "told"))
+    assert tier == "heuristics"
+    assert answer.startswith("Blocks(size=1) (as process ")
+    size, row = said["plain"][0]["size"], the_one(values(said["plain"], "row"))
+    assert the_one(values(found, "tuned")) == [
+        "memory",
+        f"Blocks(size={size}) (as process {row['process']} decided for all)",
+    ]
 
 
 def test_a_rank_with_other_candidates_is_an_error_for_all(said):

@@ -18,6 +18,7 @@ from ejkernel.ops.core.errors import SettingError
 from ejkernel.ops.tuning import hunt as hunting
 from ejkernel.ops.tuning.hunt import FINALISTS, Hunt, SearchWarning
 from ejkernel.ops.tuning.job import Job, distinct, places
+from ejkernel.ops.tuning.journal import Journal
 from ejkernel.ops.tuning.search.effort import EFFORTS
 
 X = jnp.arange(4.0)
@@ -266,6 +267,40 @@ def test_the_device_is_free_while_a_batch_compiles():
 
     assert len(held) >= 6
     assert not any(traced_while_held)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("doing", ["compile", "run"])
+def test_a_killed_search_goes_on(tmp_path, monkeypatch, doing):
+    """What earlier batches timed is taken over, and who was at work at the kill has another chance."""
+    about = {"key": {"device": "cpu|test", "op_id": "tiles@v1", "call_key": "00"}}
+    first, second = (Space(journal=tmp_path, about=about) for _ in range(2))
+    at_work, measured = killed_in_the_third_batch(monkeypatch, first, doing)
+
+    record = tune(second)
+
+    assert record.cfg == BEST
+    assert all(trial.status == "ok" for trial in record.trials)
+    assert at_work in second.traced
+    # The last batch, the best of the others and the finalists run again.
+    assert len(measured) >= 17
+    assert len(measured & set(second.ran.log)) < len(measured)
+
+
+def killed_in_the_third_batch(monkeypatch, space, doing):
+    """A search whose journal ends as if its process had died; says who was at work, and who had been measured."""
+    real, found = Journal.starts, []
+
+    def starts(journal, cfg, what):
+        real(journal, cfg, what)
+        if what == doing and len(space.traced) > 32 and not found:
+            found.append((cfg, set(space.ran.log)))
+            journal._close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "starts", starts)
+        tune(space)
+    return found[0]
 
 
 @pytest.mark.usefixtures("small")

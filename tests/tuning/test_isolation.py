@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import faults
@@ -75,7 +76,7 @@ def workers(monkeypatch):
 
 def test_whoever_takes_the_process_down_is_out_and_the_race_goes_on(workers):
     """`os._exit`, a segfault and one that sleeps for ever: each is named for it."""
-    tuner = Tuner(isolate=LIMITS)
+    tuner = Tuner(isolate=replace(LIMITS, run_seconds=6))
 
     winner = tuner.autotune(doubling, (X,), {}, ["slow", "exit", "segfault", "sleep", "fast"])
 
@@ -84,7 +85,7 @@ def test_whoever_takes_the_process_down_is_out_and_the_race_goes_on(workers):
     said = {trial.cfg: trial.message for trial in tuner.record.trials}
     assert "exit status 3" in said["exit"]
     assert "SIGSEGV" in said["segfault"]
-    assert "15 s" in said["sleep"]
+    assert "6 s" in said["sleep"]
     # One for each that died, and the one that was left.
     assert len(workers) == 4
     assert not any(map(alive, workers))

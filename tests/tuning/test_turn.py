@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ejkernel.ops.tuning import budget
-from ejkernel.ops.tuning.turn import turn
+from ejkernel.ops.tuning.turn import lock_path, turn
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["with a folder", "without"])
@@ -41,6 +41,16 @@ def test_another_device_does_not_wait(tmp_path):
 
     with turn("cpu|one", tmp_path), ThreadPoolExecutor(1) as pool:
         assert pool.submit(other).result(60)
+
+
+def test_machines_that_share_a_folder_do_not_wait_for_each_other(tmp_path, monkeypatch):
+    """They have devices of one kind, but not the same ones; processes of one machine do wait."""
+    here = lock_path(tmp_path, "cpu|one")
+    assert lock_path(tmp_path, "cpu|one") == here
+
+    monkeypatch.setattr("platform.node", lambda: "another-machine")
+
+    assert lock_path(tmp_path, "cpu|one") != here
 
 
 def test_a_second_thread_waits_until_the_first_is_out(tmp_path):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core import codec
 from ..core.device import environment
 from ..core.errors import ConfigTypeError
 from ..core.key import Key
-from .cache import ConfigCache, traced_anew
+from .cache import ConfigCache, overlay_in_force, traced_anew
+from .lock import Lock
 from .request import Request
 from .store import Source, StoredEntry
 from .tiers import revived
@@ -44,7 +45,7 @@ def calls_made() -> Iterator[Calls]:
         _collectors.reset(token)
 
 
-def collect(request: Request, cfg: Any, tier: str, cache: ConfigCache[Any]) -> None:
+def collect(request: Request, cfg: Any, tier: str, cache: ConfigCache[Any], lock: Lock | None = None) -> None:
     """Remembers a decision for whoever collects."""
     collectors = _collectors.get()
     # What the caller gives is in the program's own text.
@@ -56,6 +57,9 @@ def collect(request: Request, cfg: Any, tier: str, cache: ConfigCache[Any]) -> N
     # What was tuned has an objective; the rest somebody put, or an overlay said.
     source: Source = "guess" if tier == "heuristics" else "hand" if objective is None else "autotune"
     entry = StoredEntry(cfg, environment(request.device), source, objective, call=request.call)
+    if lock is not None and request.key in lock and request.key not in overlay_in_force():
+        # Frozen before: frozen again under its lock, the text stays the same.
+        entry = replace(lock.entries[request.key], cfg=cfg)
     for calls in collectors:
         calls.entries[request.key] = entry
 

@@ -52,11 +52,23 @@ class Proposal(Protocol):
 
 def decide(proposal: Proposal, settings: Settings) -> Decision:
     """The proposal itself in a program of one process, else what its processes agree on."""
-    if not settings.agree or _jax.distributed() is None or _is_program_text(proposal):
+    if not _is_shared(settings) or _is_program_text(proposal):
         return proposal.make()
+    return cast(Decision, _fleet().agree(proposal, settings.agree_seconds))
+
+
+def agreed(request: Request, settings: Settings) -> Hit | None:
+    """What the processes of this program agreed on already, as far as this one asked; None where it is alone."""
+    return cast("Hit | None", _fleet().standing(request)) if _is_shared(settings) else None
+
+
+def _is_shared(settings: Settings) -> bool:
+    return settings.agree and _jax.distributed() is not None
+
+
+def _fleet() -> Any:
     # By name: `fleet` builds on this room, and a program of one process never imports it.
-    fleet = importlib.import_module("..fleet.agreement", __package__)
-    return cast(Decision, fleet.agree(proposal, settings.agree_seconds))
+    return importlib.import_module("..fleet.agreement", __package__)
 
 
 def _is_program_text(proposal: Proposal) -> bool:

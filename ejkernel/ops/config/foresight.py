@@ -15,12 +15,13 @@ from ..core.key import Key
 from ..core.record import Record
 from ..tuning.job import distinct
 from .cache import overlay_in_force
+from .deciding import agreed
 from .jobs import Offer
 from .packs import found_packs
 from .request import Hit, Request, ask
 from .selection import ConfigSelectorChain, objective_of
 from .store import KeepsRecords, Store, StoredEntry, as_store
-from .tiers import AutotuneTier, StoreTier, Tier
+from .tiers import AutotuneTier, MemoryTier, StoreTier, Tier
 from .wrappers import LayeredStore
 
 
@@ -43,6 +44,11 @@ def foresee(selector: ConfigSelectorChain[Any, Any], inv: Invocation[Any, Any], 
     request = ask(inv, kernel, objective_of(policy))
     misses: list[tuple[str, str]] = []
     for tier in map(_looking_only, selector._tiers(policy)):
+        # Behind `cfg=` and overlays, and before everything that this process knows by itself.
+        shared = agreed(request, selector._settings) if isinstance(tier, MemoryTier) else None
+        if shared is not None:
+            tiers = {"agreed": "memory"}
+            return Foresight(request, tiers.get(shared.source, shared.source), shared, tuple(misses))
         answer = tier.field(request, _say_nothing) if isinstance(tier, AutotuneTier) else tier.find(request)
         if isinstance(answer, Offer):
             return _planned(selector, request, answer.cfgs, tuple(misses))

@@ -121,7 +121,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         proposal = _Proposal(self, request, tiers, stores)
         # A lock is the same file for all processes: there is nothing to agree on.
         decision = decide(proposal, self._settings) if self.lock is None else proposal.make()
-        collect(request, decision.cfg, decision.tier, self.cache)
+        collect(request, decision.cfg, decision.tier, self.cache, self.lock)
         return decision
 
     def look(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:

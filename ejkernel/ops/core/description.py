@@ -14,6 +14,7 @@ from .key import Key, differences
 
 if TYPE_CHECKING:
     from .invocation import Invocation
+    from .record import Record
 
 # A call of hundreds of arrays says little to a reader, and every entry of a store carries this.
 _LARGEST = 4096
@@ -26,6 +27,15 @@ def described(inv: Invocation[Any, Any]) -> dict[str, str]:
     # A kernel with its own key builder may have arguments that no key can be made of.
     except KeyPartError:
         return {}
+    return _short(parts)
+
+
+def described_in(record: Record) -> dict[str, str]:
+    """The same, from what the record of a tuning says of its call."""
+    return _short({name[5:]: text for name, text in record.key.items() if name.startswith("call.")})
+
+
+def _short(parts: Mapping[str, str]) -> dict[str, str]:
     found = {name: readable(text) for name, text in parts.items() if name != "scheme"}
     return found if sum(len(name) + len(text) for name, text in found.items()) <= _LARGEST else {}
 

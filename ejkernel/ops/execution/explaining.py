@@ -118,7 +118,7 @@ def _explained(selector: ConfigSelectorChain[Any, Any], seen: Foresight) -> Expl
     key, hit = seen.request.key, seen.hit
     origin: dict[str, str] = {}
     figures = record = None
-    if hit is not None and hit.source in ("memory", "persistent", "overlay"):
+    if hit is not None and hit.source in ("memory", "persistent", "overlay", "agreed"):
         origin, entry = _origin(selector, seen)
         record = record_behind(selector, key, hit.cfg) if hit.source != "overlay" else None
         if record is not None:
@@ -166,6 +166,7 @@ def _answer(seen: Foresight) -> str:
         "lock": "locked by {}",
         "pack": "from the pack {}",
         "environment": "tuned in another environment ({})",
+        "process": "as process {} decided for all",
     }
     said = [text.format(seen.hit.data[name]) for name, text in notes.items() if name in seen.hit.data]
     if seen.tier == "heuristics":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,14 +14,14 @@ from ..config.foresight import same_cfg
 from ..config.lock import Lock, write_lock
 from ..config.selection import ConfigSelectorChain
 from ..config.store import StoredEntry, as_store
-from ..core.description import described
+from ..core.description import described, described_in
 from ..core.device import environment
 from ..core.errors import SettingError
 from ..core.key import Key
 from ..registry import recorded_calls
 from ..timing.inputs import take_apart
 from .executor import Executor
-from .results import AutotuningResult
+from .results import AutotuningResult, Entry
 
 Entries = dict[Key, StoredEntry]
 Source = Calls | AutotuningResult | ConfigSelectorChain[Any, Any] | Executor[Any, Any] | Callable[..., Any]
@@ -76,11 +76,18 @@ def _traced(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def _result(result: AutotuningResult) -> Entries:
-    cfgs = result.as_overlay().mapping
-    calls = {key: described(inv) for device in {key.device for key in cfgs} for key, _, inv in recorded_calls(device)}
-    return {
-        key: StoredEntry(cfg, environment(key.device), "autotune", call=calls.get(key, {})) for key, cfg in cfgs.items()
-    }
+    found = result.by_key()
+    calls = {key: described(inv) for device in {key.device for key in found} for key, _, inv in recorded_calls(device)}
+    return {key: _tuned(key, entry, calls.get(key, {})) for key, entry in found.items()}
+
+
+def _tuned(key: Key, entry: Entry, call: Mapping[str, str]) -> StoredEntry:
+    record = entry.record if entry.is_measured else None
+    if record is None:
+        return StoredEntry(entry.cfg, environment(key.device), "guess" if entry.is_guess else "hand", call=call)
+    # Tuned elsewhere, perhaps: the record knows where.
+    where = record.environment or environment(key.device)
+    return StoredEntry(entry.cfg, where, "autotune", record.objective, call=call or described_in(record))
 
 
 def _selector(selector: ConfigSelectorChain[Any, Any]) -> Entries:

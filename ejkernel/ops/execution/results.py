@@ -11,8 +11,9 @@ from typing import Any, Self
 
 from ..config.cache import Plain, overlay_cache
 from ..config.store import Store, StoredEntry
-from ..core import tabular
-from ..core.errors import ScopeError, TuningError
+from ..core import codec, tabular
+from ..core.description import described_in
+from ..core.errors import ConfigTypeError, ScopeError, TuningError
 from ..core.key import Key
 from ..core.record import Record
 from . import result_file
@@ -144,6 +145,11 @@ class AutotuningResult:
         """Puts the cfgs into a store, with their records where it takes them, and says how many; guesses stay out."""
         kept = {key: entry for key, entry in self.by_key().items() if not entry.is_guess}
         for key, entry in kept.items():
+            if entry.is_plain and getattr(store, "dumper", None) is not None:
+                raise ConfigTypeError(
+                    f"{codec.describe(entry.cfg)}, the cfg of {key}, is plain JSON, and {store} has a dumper for cfgs; "
+                    "load the result with cfg_types={...}"
+                )
             if entry.is_measured and isinstance(store, Store):
                 store.keep(key, _stored(entry))
             else:
@@ -239,6 +245,5 @@ def _stored(entry: Entry) -> StoredEntry:
     record = entry.record
     if record is None:
         return StoredEntry(entry.cfg)
-    return StoredEntry(
-        entry.cfg, record.environment, "autotune", record.objective, summary=record.summary(), record=record
-    )
+    known = StoredEntry(entry.cfg, record.environment, "autotune", record.objective)
+    return replace(known, summary=record.summary(), call=described_in(record), record=record)

@@ -14,7 +14,7 @@ from typing import Any
 from .._jax import Distributed, distributed
 from ..config.deciding import Decision, Proposal
 from ..config.flights import Flights
-from ..config.request import Hit
+from ..config.request import Hit, Request
 from ..core import changes
 from ..core.errors import AgreementError
 from ..core.kernel import check_cfg_type
@@ -60,6 +60,11 @@ class Agreement:
                 if agreed is None:
                     return self._agree(Asking(self.member, proposal, topic, seconds, self.report))
         return self._again(proposal, agreed)
+
+    def standing(self, request: Request) -> Hit | None:
+        """What was agreed for this request, as far as this process asked."""
+        agreed = self._agreed.get(topic_of(request))
+        return None if agreed is None else _hit(agreed, first=False)[0]
 
     def report(self) -> AgreementReport:
         """What was agreed so far, with the waits of all processes."""
@@ -120,10 +125,10 @@ class Agreement:
 
 def _hit(agreed: Agreed, *, first: bool) -> tuple[Hit, tuple[tuple[str, str], ...]]:
     """What a selector keeps and tells of an agreed cfg."""
+    data = {"process": agreed.process, "tier": agreed.tier}
     if agreed.tier == "heuristics":
         reason = agreed.why or f"process {agreed.process} decided so for all"
-        return Hit(agreed.cfg, "heuristics"), (("autotune", reason),)
-    data = {"process": agreed.process, "tier": agreed.tier}
+        return Hit(agreed.cfg, "heuristics", data), (("autotune", reason),)
     return Hit(agreed.cfg, "agreed", data, agreed.tuned_for, keep=first), ()
 
 
@@ -139,6 +144,12 @@ def agree(proposal: Proposal, seconds: float) -> Decision:
     if now is None:
         return proposal.make()
     return _agreement(now).decide(proposal, seconds)
+
+
+def standing(request: Request) -> Hit | None:
+    """What the processes of this program agreed on for a request, as far as this one asked."""
+    now = distributed()
+    return None if now is None else _agreement(now).standing(request)
 
 
 def _agreement(now: Distributed) -> Agreement:

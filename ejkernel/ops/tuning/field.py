@@ -99,7 +99,9 @@ class Field:
         fresh = range(self._sent, len(self.trials))
         self._sent = len(self.trials)
         self._compile_until = deadline
-        self._pool = CompilePool(1 if self.job.workshop.one_by_one else workers_for(len(fresh)))
+        # Should one of these have ended a process, the next death shows which.
+        wary = any(self.job.past.suspected(self.trials[number].cfg) for number in fresh)
+        self._pool = CompilePool(1 if wary or self.job.workshop.one_by_one else workers_for(len(fresh)))
         self._stage_reference(self._pool)
         for number in fresh:
             self._trace(number, self.trials[number])

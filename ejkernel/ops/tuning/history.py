@@ -14,8 +14,8 @@ class History:
     identity: str = ""
     # Outcomes of those that took a process with them: they outlive everything else.
     lost: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    # At work when a process died, and nobody knows why it died.
-    suspects: set[str] = field(default_factory=set)
+    # At work when a process died, and nobody knows why it died: what each was doing, once for every death.
+    suspects: dict[str, list[str]] = field(default_factory=dict)
     failed: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     programs: dict[str, str] = field(default_factory=dict)
     rounds: list[list[tuple[str, float]]] = field(default_factory=list)
@@ -53,20 +53,22 @@ class History:
                 self.programs[line["ends"]] = line["program"]
         elif "failed" in line:
             self._cleared(line["failed"])
-            self.suspects.discard(line["failed"])
+            self.suspects.pop(line["failed"], None)
             self.failed[line["failed"]] = line
         elif "lost" in line:
             self._cleared(line["lost"])
-            self.suspects.discard(line["lost"])
+            self.suspects.pop(line["lost"], None)
             self.lost[line["lost"]] = line
         elif "round" in line:
             self._only_compiling()
             if line["clock"] != self.clock:
                 self.rounds, self.clock = [], line["clock"]
             self.rounds.append([(one, seconds) for one, seconds in line["round"] if one is not None])
-            self.suspects -= {one for one, _ in self.rounds[-1]}
+            for one, _ in self.rounds[-1]:
+                self.suspects.pop(one, None)
         elif "suspects" in line:
-            self.suspects |= set(line["suspects"])
+            for one, deaths in line["suspects"].items():
+                self.suspects.setdefault(one, []).extend(deaths)
         elif "left" in line:
             self._at_work.clear()
         elif "finished" in line:
@@ -74,15 +76,18 @@ class History:
             self.winner, self.candidates = line["finished"], line["candidates"]
 
     def _cleared(self, one: str) -> None:
+        doing = self._at_work.pop(one, None)
         # Having compiled clears nobody who was at work later on.
-        if self._at_work.pop(one, "compile") != "compile":
-            self.suspects.discard(one)
+        if doing is not None and (doing != "compile" or set(self.suspects.get(one, ())) == {"compile"}):
+            self.suspects.pop(one, None)
 
     def _only_compiling(self) -> None:
         self._at_work = {one: doing for one, doing in self._at_work.items() if doing == "compile"}
 
     def _accuse(self) -> None:
-        self.suspects |= self._at_work.keys() - self.lost.keys()
+        for one, doing in self._at_work.items():
+            if one not in self.lost:
+                self.suspects.setdefault(one, []).append(doing)
         self._at_work.clear()
 
     def forget(self) -> None:
@@ -93,7 +98,7 @@ class History:
         """The same in as few lines as it takes."""
         yield {"begin": self.identity, "fresh": True, "candidates": []}
         yield from (dict(line) for line in self.lost.values())
-        yield {"suspects": sorted(self.suspects)}
+        yield {"suspects": self.suspects}
         yield from ({"ends": one, "program": program} for one, program in self.programs.items())
         yield from (dict(line) for line in self.failed.values())
         yield from ({"round": [list(pair) for pair in row], "clock": self.clock} for row in self.rounds)

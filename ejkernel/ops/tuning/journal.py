@@ -23,7 +23,7 @@ from .witness import Doing, Timed
 
 SUFFIX = ".jsonl"
 # Another one has other files: nobody reads what it does not know.
-FORMAT = 1
+FORMAT = 2
 
 
 class JournalWarning(UserWarning):
@@ -160,7 +160,10 @@ class Journal:
         # One name is enough: who holds the lock is alone.
         temporary = self.path.with_suffix(".tmp")
         try:
-            temporary.write_bytes(b"".join(map(_line, lines)))
+            # Nor is a planted link followed: what lies there goes first.
+            temporary.unlink(missing_ok=True)
+            with open(temporary, "xb") as file:
+                file.write(b"".join(map(_line, lines)))
             os.replace(temporary, self.path)
         except OSError as error:
             with contextlib.suppress(OSError):

@@ -22,6 +22,9 @@ from .witness import OWN, Rounds
 # A longer array of the caller's own integers counts by its shape, which is in the key.
 _LARGEST_HASHED = 1 << 20
 
+# Anybody can have ended a process once: a scheduler, or the system for want of memory.
+_NO_ACCIDENT = 2
+
 AGAIN = "forget_crashes() has it run again"
 
 
@@ -38,10 +41,9 @@ class Remembered:
     isolated: bool = False
     _changed: set[str] = field(default_factory=set)
 
-    @property
-    def suspects(self) -> Sequence[Any]:
-        """Who of these was at work when a process died."""
-        return [cfg for cfg in self.cfgs if cfg_id(cfg) in self.history.suspects]
+    def suspected(self, cfg: Any) -> bool:
+        """Was it at work when a process died that it shared with others?"""
+        return not self.isolated and cfg_id(cfg) in self.history.suspects
 
     def elsewhere(self) -> Remembered:
         """The same, with nobody barred on suspicion."""
@@ -52,13 +54,14 @@ class Remembered:
         return replace(self, carried=frozenset())
 
     def barred(self, cfg: Any) -> Trial | None:
-        """Who crashed or hung; outside a process of its own also who may have."""
+        """Who crashed or hung; outside a process of its own also who was at work at two deaths."""
         one = cfg_id(cfg)
         if one in self.history.lost:
             return _lost(cfg, self.history.lost[one])
-        if one in self.history.suspects and not self.isolated:
-            return Trial(cfg, "crash", f"at work when the process of an earlier tuning died; {AGAIN}")
-        return None
+        deaths = 0 if self.isolated else len(self.history.suspects.get(one or "", ()))
+        if deaths < _NO_ACCIDENT:
+            return None
+        return Trial(cfg, "crash", f"at work when the processes of {deaths} earlier tunings died; {AGAIN}")
 
     def known(self, cfg: Any, program: str) -> Trial | None:
         """A crash, a failure, or the samples of one that was dropped; of this very program, whoever had it."""
@@ -128,10 +131,13 @@ def _carried(history: History, identity: str, cfgs: Sequence[Any], heuristic_fir
             return None
         return frozenset(timed - {history.winner, *(ids[:1] if heuristic_first else ())})
     last = {one for one, _ in history.rounds[-1]} if history.rounds else set()
+    if not ids:
+        # A search drops nobody: whatever was timed before its last batch counts by itself.
+        return frozenset(timed - last)
     # Who was dropped was dropped against these: should one of them turn out to crash, the others are needed.
-    if last & (history.suspects | history.lost.keys()) or (ids and not last & set(ids)):
+    if last & (history.suspects.keys() | history.lost.keys()) or not last & set(ids):
         return frozenset()
-    return frozenset(timed - last - ({ids[0]} if heuristic_first and ids and ids[0] else set()))
+    return frozenset(timed - last - ({ids[0]} if heuristic_first and ids[0] else set()))
 
 
 def _identity(job: Job, seed: int) -> str:

@@ -166,7 +166,7 @@ class Tuner(Generic[Cfg]):
         if self._searches(len(cfgs)):
             return self._hunt(job, record, cfgs, deadline)
         note = ""
-        if self._wants_a_worker(job):
+        if self._wants_a_worker(job, cfgs):
             try:
                 return self._run_elsewhere(job, record, cfgs, deadline)
             except (NotExportedError, IsolationError) as error:
@@ -226,11 +226,11 @@ class Tuner(Generic[Cfg]):
         record = replace(record, objective=field.objective, clock=watch.clock_name)
         return _finish(record, job, field, numbers, outcome, late=field.late or time.perf_counter() >= deadline)
 
-    def _wants_a_worker(self, job: Job) -> bool:
+    def _wants_a_worker(self, job: Job, cfgs: Sequence[Any]) -> bool:
         """Demanded, or worth it: ahead of the program that needs the cfg, or where a candidate may have crashed one."""
         if self.isolate is not None:
             return bool(self.isolate)
-        return self.clock is None and (job.offline or bool(job.past.suspects))
+        return self.clock is None and (job.offline or any(map(job.past.suspected, cfgs)))
 
     def _run_elsewhere(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
         from .heat import Isolation
@@ -273,11 +273,6 @@ def _told_with_gain(watch: Watch, heuristic: int | None) -> Callable[[Mapping[in
         watch(Step("timing", total - len(seconds), total, best, gain))
 
     return tell
-
-
-def _found_elsewhere(record: Record, field: Field, settled: tuple[Any]) -> Record:
-    found = Trial(settled[0], "skipped", "found by another process meanwhile")
-    return replace(record, stop="settled", trials=(*field.trials, found), winner=len(field.trials))
 
 
 def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome: Outcome, *, late: bool) -> Record:

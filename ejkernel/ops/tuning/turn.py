@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import platform
 import threading
 import time
 from collections.abc import Iterator
@@ -44,6 +45,14 @@ def turn(device: str, folder: Path | None, wait: float = math.inf) -> Iterator[N
             mine.release()
 
 
+def lock_path(folder: Path, device: str) -> Path:
+    """What the processes of this machine hold while they time something on such a device.
+
+    The folder may be shared by many machines, which have devices of one kind and must not wait for each other.
+    """
+    return folder / f"{short_hash(f'{platform.node()}|{device}')}.lock"
+
+
 @contextlib.contextmanager
 def _between_processes(device: str, folder: Path | None, end: float) -> Iterator[None]:
     lock = None
@@ -51,7 +60,7 @@ def _between_processes(device: str, folder: Path | None, end: float) -> Iterator
         try:
             folder.mkdir(parents=True, exist_ok=True)
             left = max(0.0, end - time.perf_counter())
-            lock = filelock.FileLock(folder / f"{short_hash(device)}.lock", timeout=left)
+            lock = filelock.FileLock(lock_path(folder, device), timeout=left)
             lock.acquire()
         # No place for a lock, or a holder that does not end in time.
         except (OSError, filelock.Timeout):

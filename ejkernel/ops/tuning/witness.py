@@ -75,9 +75,8 @@ class Past(Protocol):
     def rounds(self) -> Rounds:
         """What was timed of those that run again."""
 
-    @property
-    def suspects(self) -> Sequence[Any]:
-        """Cfgs that were at work when a process died, nobody knows of what."""
+    def suspected(self, cfg: Any) -> bool:
+        """Was it at work when a process died, nobody knows of what?"""
 
     def elsewhere(self) -> Past:
         """The same for candidates in a process of their own, where suspects may run."""
@@ -92,7 +91,10 @@ class NoPast:
     """A first tuning, or one that is told only what was timed before."""
 
     rounds: Rounds = field(default_factory=Rounds)
-    suspects: Sequence[Any] = ()
+
+    def suspected(self, cfg: Any) -> bool:
+        """Nobody is."""
+        return False
 
     def elsewhere(self) -> NoPast:
         """The same."""
