@@ -63,6 +63,11 @@ class Settings:
         )
 
 
+def variables_with(**changes: str) -> dict[str, str]:
+    """The environment of a program that a user has us start, with these variables in it."""
+    return {**os.environ, **changes}
+
+
 def child_environment(path: Sequence[str]) -> dict[str, str]:
     """The environment of a process that this one starts, with the same modules to import and memory taken as needed."""
     return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": os.pathsep.join(path)}

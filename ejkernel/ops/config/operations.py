@@ -10,7 +10,6 @@ from urllib.parse import quote, unquote
 
 from ..core.key import Key
 from ..core.record import Record
-from ..core.stable import short_hash
 from .persistent import PersistentCache, default_folder
 from .store import StoredEntry
 from .wrappers import ByKey
@@ -66,4 +65,9 @@ def _file_name(operation: str) -> str:
     """A kernel's own name as it is; a key that somebody wrote may hold anything, at any length."""
     plain = quote(operation, safe="")
     # File systems take 255 bytes, and files beside this one have longer names.
-    return f"{plain}.json" if len(plain) <= 150 else f"{plain[:130]}-{short_hash(operation)}.json"
+    if len(plain) <= 150:
+        return f"{plain}.json"
+    # Brings JAX, which whoever only lists a folder can do without.
+    from ..core.stable import short_hash
+
+    return f"{plain[:130]}-{short_hash(operation)}.json"
