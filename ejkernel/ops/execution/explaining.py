@@ -15,6 +15,7 @@ from ..core.errors import ConfigTypeError, SettingError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel
 from ..core.record import Record
+from .calls import Call
 from .default import default_executor
 from .executor import Executor
 from .figures import Figures, figures_of, figures_of_summary
@@ -88,6 +89,13 @@ def explain(
     asked = _Asking(_selector(executor, selector))
     Executor[Any, Any](asked).choose_config(kernel, *args, **kwargs)
     return _explained(asked.selector, asked.found[0])
+
+
+def explain_call(call: Call) -> Explanation:
+    """The same for a call that was found or recorded, with what was around it put back."""
+    selector = _selector(None, call.selectors[0])
+    with call.restored():
+        return _explained(selector, foresee(selector, call.inv, call.kernel))
 
 
 class _Asking:
