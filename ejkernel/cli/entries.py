@@ -1,0 +1,189 @@
+"""What stores hold, row by row, and the filters that every command over them takes. No JAX here."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from ..ops.config.ledger import Ledger
+from ..ops.config.operations import OperationStores
+from ..ops.config.persistent import PersistentCache, default_folder
+from ..ops.config.snapshot import Raw, read_key
+from ..ops.core.key import Key
+from .errors import CommandError
+from .parsing import Parser
+from .screen import say
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One entry, as far as a list shows it."""
+
+    key: Key
+    raw: Raw
+    path: str
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The figures of the tuning; empty where there was none."""
+        found = self.raw.get("summary")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def seconds(self) -> float | None:
+        """What one call takes."""
+        return _number(self.summary.get("seconds"))
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as the heuristic cfg."""
+        gain = self.summary.get("gain")
+        return _number(gain[0]) if isinstance(gain, list) and gain else None
+
+    @property
+    def when(self) -> datetime | None:
+        """When it was put; None where nobody knows, as in a line written by hand."""
+        try:
+            moment = datetime.fromisoformat(str(self.raw.get("when")))
+        except ValueError:
+            return None
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for scripts."""
+        known = ("cfg", "source", "objective", "when", "by", "environment", "summary", "call")
+        return {**self.key._asdict(), **{name: self.raw.get(name) for name in known}, "path": self.path}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which entries are meant; what is not given fits everything."""
+
+    op: str | None = None
+    device: str | None = None
+    older_than: timedelta | None = None
+    newer_than: timedelta | None = None
+    min_gain: float | None = None
+    max_gain: float | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Does everything fit?"""
+        return self == Filter()
+
+    def fits(self, row: Row) -> bool:
+        """Does this one fit everything that was given?"""
+        return self._fits_key(row.key) and self._fits_age(row) and self._fits_gain(row.gain)
+
+    def _fits_key(self, key: Key) -> bool:
+        name = key.op_id if self.op is None or "@" in self.op else key.op_id.partition("@")[0]
+        return (self.op is None or fnmatch.fnmatchcase(name, self.op)) and (
+            self.device is None or self.device.lower() in key.device.lower()
+        )
+
+    def _fits_age(self, row: Row) -> bool:
+        if self.older_than is None and self.newer_than is None:
+            return True
+        # An entry without a date has no age that could be too much or too little.
+        if row.when is None:
+            return False
+        age = datetime.now(UTC) - row.when
+        return (self.older_than is None or age > self.older_than) and (self.newer_than is None or age < self.newer_than)
+
+    def _fits_gain(self, gain: float | None) -> bool:
+        if self.min_gain is None and self.max_gain is None:
+            return True
+        if gain is None:
+            return False
+        return (self.min_gain is None or gain >= self.min_gain) and (self.max_gain is None or gain <= self.max_gain)
+
+
+def add_filters(parser: Parser) -> None:
+    """The options that make a filter."""
+    parser.add_argument("--op", metavar="NAME", help="an operation, with or without its @version; * stands for anything")
+    parser.add_argument("--device", metavar="TEXT", help="devices with this in their name, such as H200 or cpu")
+    parser.add_argument("--older-than", metavar="AGE", type=age, help="put before that: 12h, 30d, 8w, 1y")
+    parser.add_argument("--newer-than", metavar="AGE", type=age, help="put since then")
+    parser.add_argument("--min-gain", metavar="X", type=float, help="at least so many times as fast as the heuristic")
+    parser.add_argument("--max-gain", metavar="X", type=float, help="at most so many times as fast")
+
+
+def filter_of(options: argparse.Namespace) -> Filter:
+    """The filter that was asked for."""
+    return Filter(**{name: getattr(options, name) for name in Filter.__dataclass_fields__})
+
+
+def age(text: str) -> timedelta:
+    """`30d` as a time."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdwy])", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no age; use a number with s, m, h, d, w or y, such as 30d")
+    return timedelta(seconds=float(match[1]) * _UNITS[match[2]])
+
+
+def add_store(parser: Parser) -> None:
+    """The option that names where to look."""
+    parser.add_argument("--store", metavar="PATH", help="a folder of stores or one store's file; else the cache folder")
+
+
+def store_paths(store: str | None) -> list[str]:
+    """The store files that are meant; an error where a path was given and nothing is there."""
+    place = Path(store).expanduser() if store else default_folder()
+    if place.is_dir():
+        paths = [place / name for name in sorted(os.listdir(place)) if name.endswith(".json")]
+        # A store that was never folded is a folder of entries alone.
+        unfolded = [place / name.removesuffix(".d") for name in sorted(os.listdir(place)) if name.endswith(".json.d")]
+        return sorted({str(path) for path in [*paths, *unfolded]})
+    if place.is_file() or Path(f"{place}.d").is_dir():
+        return [str(place)]
+    if store:
+        raise CommandError(f"there is no store at {store}; give a folder of stores, or a store's .json file")
+    return []
+
+
+def note_if_nothing(paths: Iterable[str], store: str | None) -> None:
+    """Says why a list is empty where nothing was ever kept."""
+    if not list(paths):
+        say(f"nothing is kept in {store or default_folder()} yet; run `ejkernel demo`, or a program that tunes")
+
+
+def rows_of(path: str) -> Iterator[Row]:
+    """Every entry of a store that is whole; what is damaged, or newer than this version, is named."""
+    ledger = Ledger(os.path.realpath(path), report=lambda message: say(f"ejkernel: warning: {message}"))
+    ledger.look()
+    if ledger.newer:
+        say(f"ejkernel: warning: {path} can be read in part: {ledger.newer}; install the newer ejkernel-ops")
+    merged, _ = ledger.merge()
+    for name, raw in merged.entries():
+        yield Row(read_key(name), raw, path)
+
+
+def selected(paths: Iterable[str], wanted: Filter) -> list[Row]:
+    """The entries of some stores that fit, sorted by operation, device and call."""
+    rows = [row for path in paths for row in rows_of(path) if wanted.fits(row)]
+    return sorted(rows, key=lambda row: (row.key.op_id, row.key.device, row.key.call_key))
+
+
+def opened(path: str) -> PersistentCache[Any]:
+    """A store to be changed: what keeps it from being written is an error."""
+    return PersistentCache[Any]("", path, on_fault="raise")
+
+
+def target(store: str | None) -> OperationStores | PersistentCache[Any]:
+    """Where entries are brought: a folder with a file for each operation, or one file."""
+    if store and store.endswith(".json"):
+        return opened(store)
+    return OperationStores(store)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
