@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +13,7 @@ from ..ops.config.snapshot import FORMAT
 from ..ops.core import codec, tabular
 from ..ops.execution.figures import figures_of, figures_of_summary
 from . import changing
-from .entries import Row, add_filters, add_store, filter_of, note_if_nothing, selected, store_paths
+from .entries import Row, add_filters, add_store, filter_of, note_if_nothing, selected, store_paths, why_newer
 from .errors import CommandError, Status
 from .parsing import Command, Group, Parser
 from .screen import say, write, write_json, write_table
@@ -94,14 +93,16 @@ def _verify_arguments(parser: Parser) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     paths = store_paths(options.store)
-    found = [(path, verify(PersistentCache[Any]("", path)), _newer(path)) for path in paths]
+    found = [(path, verify(PersistentCache[Any]("", path)), why_newer(path)) for path in paths]
     if options.json:
         write_json([{"path": p, "entries": v.entries, "damaged": list(v.damaged), "newer": n} for p, v, n in found])
     else:
         note_if_nothing(paths, options.store)
         for path, seen, newer in found:
             state = "sound" if seen.is_sound and not newer else "newer" if seen.is_sound else "damaged"
-            write(f"{state:<8}{_count(seen.entries, 'entry', 'entries'):>14}  {path}", "" if state == "sound" else "bad")
+            write(
+                f"{state:<8}{_count(seen.entries, 'entry', 'entries'):>14}  {path}", "" if state == "sound" else "bad"
+            )
             for damage in seen.damaged:
                 write(f"          {damage}")
             if newer:
@@ -109,15 +110,6 @@ def _verify(options: argparse.Namespace) -> int:
         if any(not seen.is_sound for _, seen, _ in found):
             say("`ejkernel cache compact` sets what is damaged aside and keeps the rest")
     return Status.FOUND if any(newer or not seen.is_sound for _, seen, newer in found) else Status.DONE
-
-
-def _newer(path: str) -> str:
-    """Why a store cannot be written by this version; empty where it can."""
-    from ..ops.config import files
-    from ..ops.config.snapshot import read
-
-    content = files.read(os.path.realpath(path))
-    return "" if content is None else read(content.data).newer
 
 
 def _path_arguments(parser: Parser) -> None:
@@ -144,7 +136,11 @@ COMMAND = Group(
     {
         "list": Command(
             "list what is kept",
-            ("ejkernel cache list", "ejkernel cache list --op 'library.*' --min-gain 1.1", "ejkernel cache list --json"),
+            (
+                "ejkernel cache list",
+                "ejkernel cache list --op 'library.*' --min-gain 1.1",
+                "ejkernel cache list --json",
+            ),
             _list_arguments,
             _list,
         ),

@@ -12,10 +12,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from ..ops.config import files
 from ..ops.config.ledger import Ledger
 from ..ops.config.operations import OperationStores
 from ..ops.config.persistent import PersistentCache, default_folder
-from ..ops.config.snapshot import Raw, read_key
+from ..ops.config.snapshot import Raw, read, read_key
 from ..ops.core.key import Key
 from .errors import CommandError
 from .parsing import Parser
@@ -109,7 +110,9 @@ class Filter:
 
 def add_filters(parser: Parser) -> None:
     """The options that make a filter."""
-    parser.add_argument("--op", metavar="NAME", help="an operation, with or without its @version; * stands for anything")
+    parser.add_argument(
+        "--op", metavar="NAME", help="an operation, with or without its @version; * stands for anything"
+    )
     parser.add_argument("--device", metavar="TEXT", help="devices with this in their name, such as H200 or cpu")
     parser.add_argument("--older-than", metavar="AGE", type=age, help="put before that: 12h, 30d, 8w, 1y")
     parser.add_argument("--newer-than", metavar="AGE", type=age, help="put since then")
@@ -165,6 +168,12 @@ def rows_of(path: str) -> Iterator[Row]:
     merged, _ = ledger.merge()
     for name, raw in merged.entries():
         yield Row(read_key(name), raw, path)
+
+
+def why_newer(path: str) -> str:
+    """Why a store cannot be written by this version; empty where it can."""
+    content = files.read(os.path.realpath(path))
+    return "" if content is None else read(content.data).newer
 
 
 def selected(paths: Iterable[str], wanted: Filter) -> list[Row]:

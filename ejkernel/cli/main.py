@@ -82,8 +82,8 @@ def _run(words: list[str]) -> int:
         if not rest or rest[0] in ("-h", "--help"):
             write(listing(prog, found.about, {name: command.about for name, command in found.commands.items()}))
             return Status.DONE if rest else Status.USAGE
-        prog = f"{prog} {rest[0]}"
-        found, rest = pick(f"ejkernel {first}", rest[0], found.commands), rest[1:]
+        command: Command = pick(prog, rest[0], found.commands)
+        return command.run(command.parser(f"{prog} {rest[0]}").read(rest[1:]))
     return found.run(found.parser(prog).read(rest))
 
 

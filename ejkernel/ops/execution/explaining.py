@@ -50,11 +50,11 @@ class Explanation:
             "key": {"device": self.device, "op_id": self.op_id, "call_key": self.call_key},
             "call": dict(self.call),
             "tier": self.tier,
-            "cfg": _plain(self.cfg),
+            "cfg": plain(self.cfg),
             "answer": self.answer,
             "misses": [{"tier": tier, "reason": reason} for tier, reason in self.misses],
             "origin": dict(self.origin),
-            "figures": None if self.figures is None else self.figures.as_dict(_plain),
+            "figures": None if self.figures is None else self.figures.as_dict(plain),
             "nearest": [
                 {"key": near.key._asdict(), "where": near.where, "fields": {n: list(p) for n, p in near.fields.items()}}
                 for near in self.nearest
@@ -181,7 +181,8 @@ def _answer(seen: Foresight) -> str:
     return f"{shown} ({'; '.join(said)})" if said else shown
 
 
-def _plain(cfg: Any) -> Any:
+def plain(cfg: Any) -> Any:
+    """A cfg as JSON can hold it."""
     try:
         return codec.encode(cfg)
     # A cfg that has no JSON is shown as Python prints it.
