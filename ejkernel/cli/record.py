@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     if calls:
         say(f"tune them with: ejkernel tune {options.output}")
     elif not status:
-        say("nothing was recorded: the program traced no kernel call; one that is loaded compiled makes none")
+        say("nothing was recorded: the program traced no kernel call, or a warning above says why not")
         return Status.FOUND
     return status
 
