@@ -61,10 +61,8 @@ def _show_arguments(parser: Parser) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
-    rows = [r for r in selected(store_paths(options.store), filter_of(options)) if r.key.call_key == options.call]
-    rows = rows or [
-        r for r in selected(store_paths(options.store), filter_of(options)) if r.key.call_key.startswith(options.call)
-    ]
+    near = [r for r in selected(store_paths(options.store), filter_of(options)) if _begins(r, options.call)]
+    rows = [row for row in near if row.key.call_key == options.call] or near
     if not rows:
         raise CommandError(f"no entry has a call key that begins with {options.call}; `ejkernel cache list` shows all")
     shown = [(row, PersistentCache[Any]("", row.path).record(*row.key)) for row in rows]
@@ -84,6 +82,10 @@ def _show(options: argparse.Namespace) -> int:
         if record is not None:
             write("\n" + record.table())
     return Status.DONE
+
+
+def _begins(row: Row, text: str) -> bool:
+    return row.key.call_key.startswith(text)
 
 
 def _verify_arguments(parser: Parser) -> None:

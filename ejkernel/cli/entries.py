@@ -191,7 +191,7 @@ def target(store: str | None) -> OperationStores | PersistentCache[Any]:
     """Where entries are brought: a folder with a file for each operation, or one file."""
     if store and store.endswith(".json"):
         return opened(store)
-    return OperationStores(store)
+    return OperationStores(store, on_fault="raise")
 
 
 def _number(value: Any) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from .errors import CommandError, Status
@@ -74,6 +75,10 @@ def _decided(target: str, options: argparse.Namespace) -> Any:
 def _selector(options: argparse.Namespace) -> Any:
     from ..ops import ConfigCache, ConfigSelectorChain, OperationStores
 
+    if options.store and not os.path.isdir(options.store):
+        raise CommandError(
+            f"there is no folder of stores at {options.store}; `ejkernel cache path` says where yours is"
+        )
     return ConfigSelectorChain[Any, Any](ConfigCache(), persistent=OperationStores(options.store))
 
 

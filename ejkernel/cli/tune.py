@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from typing import Any
@@ -38,9 +39,13 @@ def run(options: argparse.Namespace) -> int:
     from ..ops import AutotuneOptions
     from ..ops.settings import Settings
 
-    settings = Settings.read()
-    if not settings.autotune:
+    if not Settings.read().autotune:
         raise CommandError("EJKERNEL_OPS_AUTOTUNE=off forbids every tuning; unset it for this command")
+    # What cannot be written is said before an hour of tuning.
+    if options.output and not os.path.isdir(os.path.dirname(os.path.abspath(options.output))):
+        raise CommandError(f"{options.output} cannot be written: its folder does not exist")
+    if options.store and os.path.isfile(options.store):
+        raise CommandError(f"{options.store} is a file; --store takes a folder, with a file for each operation")
     with on_device(options.device):
         selector = _selector(options)
         tuning = AutotuneOptions(
@@ -57,13 +62,14 @@ def run(options: argparse.Namespace) -> int:
                 f"{options.target} makes no kernel call that a selector answers; there is nothing to tune"
             )
         result = _tuned(program, tuning)
+        lost = _why_lost(program, selector)
     if options.output:
         result.dump(options.output)
     if options.json:
         write_json(summary(result))
     else:
         write(result.table())
-    return _status(result)
+    return _status(result, lost)
 
 
 def _selector(options: argparse.Namespace) -> Any:
@@ -120,11 +126,21 @@ def summary(result: Any) -> dict[str, Any]:
     }
 
 
-def _status(result: Any) -> int:
+def _why_lost(program: Program, selector: Any) -> str:
+    """Why a store did not take what was tuned for it; empty where all is kept."""
+    selectors = [selector] if selector is not None else [s for call in program.calls for s in call.selectors]
+    reasons = (getattr(s.persistent, "reason", "") for s in selectors)
+    return next((reason for reason in reasons if reason), "")
+
+
+def _status(result: Any, lost: str) -> int:
     again = shlex.join(["ejkernel", *sys.argv[1:]])
     if result.interrupted:
         say(f"stopped; what was measured is kept. Go on with: {again}")
         return Status.INTERRUPTED
+    if lost:
+        say(f"not everything that was tuned is kept: {lost}; make room or give --store, and run it again", "bad")
+        return Status.UNUSABLE
     left = [entry for entry in result.entries if entry.note]
     if left or result.notes:
         say(f"{len(left) + len(result.notes)} calls were not tuned, for the reasons above", "bad")

@@ -205,6 +205,15 @@ def test_a_merge_says_on_what_both_sides_differed(shell, stores, tmp_path):
     assert shell("cache", "list", "--op", "norm", "--json").data[0]["cfg"] == {"block": 8}
 
 
+def test_a_merge_into_what_cannot_be_written_is_an_error(shell, stores, tmp_path):
+    """Nothing is said to be added that is not there."""
+    (tmp_path / "plain").write_text("")
+    done = shell("cache", "merge", str(stores), "--store", "plain/inside")
+    assert done.status == 3
+    assert "cannot be" in done.err
+    assert done.out == ""
+
+
 def test_the_path_is_a_line_for_scripts(shell, folder):
     """Of the folder, or of an operation's file."""
     assert shell("cache", "path").out == f"{folder}\n"

@@ -122,6 +122,35 @@ def test_help_and_lists_need_no_jax():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_command_reads_no_environment_and_no_private_names():
+    """Settings and private names of JAX have one place each."""
+    import re
+
+    from fakes_cli import ROOT
+
+    for path in (ROOT / "ejkernel" / "cli").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert re.findall(r"\benvironb?\b|\bgetenvb?\b|jax\._src", text) == [], path.name
+
+
+def test_nothing_else_imports_the_command():
+    """It is the last room."""
+    from fakes_cli import ROOT
+
+    for path in [*(ROOT / "ejkernel" / "ops").rglob("*.py"), *(ROOT / "ejkernel" / "library").rglob("*.py")]:
+        assert "cli" not in [part for line in _imports(path) for part in line.split(".")], path
+
+
+def _imports(path):
+    import ast
+
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module or ''}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
 def test_the_module_is_the_command():
     """`python -m ejkernel.cli` works where the console script is not installed."""
     done = piped("cahce")

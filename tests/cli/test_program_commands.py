@@ -147,6 +147,28 @@ def test_tuning_that_is_forbidden_is_said(shell, monkeypatch):
     assert "EJKERNEL_OPS_AUTOTUNE=off forbids every tuning" in done.err
 
 
+def test_a_store_that_cannot_be_written_does_not_pass_for_done(shell, tmp_path):
+    """What was tuned is shown, and that it is not kept is said; a result's folder is looked for before tuning."""
+    (tmp_path / "plain").write_text("")
+    done = shell("tune", "tuned_program:pair", "--store", "plain/inside", "--quiet")
+    assert done.status == 3
+    assert "cli.row_sum@v1" in done.out
+    assert "not everything that was tuned is kept" in done.err
+    assert "--store takes a folder" in shell("tune", "tuned_program:pair", "--store", "plain").err
+    early = shell("tune", "tuned_program:pair", "-o", "no/such/result.json")
+    assert early.status == 3
+    assert "its folder does not exist" in early.err
+    assert shell("freeze", "--store", "nowhere").status == 3
+
+
+def test_the_efforts_are_the_tuners_own():
+    """Help names them without importing JAX."""
+    from ejkernel.cli.tune import EFFORTS
+    from ejkernel.ops.tuning.search import effort
+
+    assert tuple(effort.EFFORTS) == EFFORTS
+
+
 def test_record_gives_the_status_of_the_program(shell):
     """Also that of one that a signal ended; a program that cannot be started is one sentence."""
     leave = "import sys; sys.exit(7)"

@@ -65,5 +65,5 @@ def _sentence(event: str, key: Key, data: Mapping[str, Any]) -> str:
     if event == "autotune_start":
         return f"tuning {title}: {data.get('candidates')} candidates"
     tier = data.get("level", "") if event == "cache_hit" else event.removesuffix("_hit")
-    reason = f" ({data['reason']})" if data.get("reason") else ""
+    reason = f": {data['reason']}" if data.get("reason") else ""
     return f"{title}: {codec.describe(data.get('cfg'))} from {tier}{reason}"
