@@ -39,9 +39,10 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _cells(row: Row) -> Sequence[str]:
-    gain = "-" if row.gain is None else f"{row.gain:.2f}x"
+    gain = "-" if (times := row.gain) is None else f"{times:.2f}x"
     cfg, source = codec.describe(row.raw["cfg"]), str(row.raw.get("source", "hand"))
-    age = "-" if row.when is None else _age(row.when)
+    when = row.when
+    age = "-" if when is None else _age(when)
     return row.key.op_id, row.key.call_key, row.key.device, cfg, tabular.seconds(row.seconds), gain, age, source
 
 

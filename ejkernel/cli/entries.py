@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import gc
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -83,7 +84,7 @@ class Filter:
 
     def fits(self, row: Row) -> bool:
         """Does this one fit everything that was given?"""
-        return self._fits_key(row.key) and self._fits_age(row) and self._fits_gain(row.gain)
+        return self._fits_key(row.key) and self._fits_age(row) and self._fits_gain(row)
 
     def _fits_key(self, key: Key) -> bool:
         name = key.op_id if self.op is None or "@" in self.op else key.op_id.partition("@")[0]
@@ -100,9 +101,10 @@ class Filter:
         age = datetime.now(UTC) - row.when
         return (self.older_than is None or age > self.older_than) and (self.newer_than is None or age < self.newer_than)
 
-    def _fits_gain(self, gain: float | None) -> bool:
+    def _fits_gain(self, row: Row) -> bool:
         if self.min_gain is None and self.max_gain is None:
             return True
+        gain = row.gain
         if gain is None:
             return False
         return (self.min_gain is None or gain >= self.min_gain) and (self.max_gain is None or gain <= self.max_gain)
@@ -178,7 +180,14 @@ def why_newer(path: str) -> str:
 
 def selected(paths: Iterable[str], wanted: Filter) -> list[Row]:
     """The entries of some stores that fit, sorted by operation, device and call."""
-    rows = [row for path in paths for row in rows_of(path) if wanted.fits(row)]
+    # Nothing of all this is garbage, and looking for some takes a sixth of the time.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        rows = [row for path in paths for row in rows_of(path) if wanted.fits(row)]
+    finally:
+        if collects:
+            gc.enable()
     return sorted(rows, key=lambda row: (row.key.op_id, row.key.device, row.key.call_key))
 
 

@@ -73,7 +73,7 @@ def _install_arguments(parser: Parser) -> None:
 
 def _install(options: argparse.Namespace) -> int:
     from ..ops.config import bundle, files
-    from ..ops.config.packs import pack_folder, read_pack
+    from ..ops.config.packs import forget_packs, pack_folder, read_pack
 
     pack = read_pack(options.file)
     to = os.path.join(pack_folder(), os.path.basename(pack.path))
@@ -84,6 +84,7 @@ def _install(options: argparse.Namespace) -> int:
     assert content is not None, "it was read a moment ago"
     files.make_folder(os.path.dirname(to))
     files.write(to, content.data, durable=False)
+    forget_packs()
     write(f"{len(pack.entries)} entries installed as {to}; every selector looks there after its own store")
     write("to take it away, remove that file", "dim")
     return Status.DONE

@@ -41,8 +41,12 @@ def styled(text: str, style: str, stream: TextIO | None) -> str:
 
 
 def write_json(data: Any) -> None:
-    """For scripts."""
-    print(json.dumps(data, indent=1, ensure_ascii=False))
+    """For scripts; of a list, one item a line, so that other tools can take it apart."""
+    if isinstance(data, list):
+        lines = ",\n".join(json.dumps(item, ensure_ascii=False) for item in data)
+        print(f"[\n{lines}\n]" if data else "[]")
+    else:
+        print(json.dumps(data, indent=1, ensure_ascii=False))
 
 
 def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
