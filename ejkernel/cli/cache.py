@@ -13,7 +13,17 @@ from ..ops.config.snapshot import FORMAT
 from ..ops.core import codec, tabular
 from ..ops.execution.figures import figures_of, figures_of_summary
 from . import changing
-from .entries import Row, add_filters, add_store, filter_of, note_if_nothing, selected, store_paths, why_newer
+from .entries import (
+    Row,
+    add_filters,
+    add_store,
+    filter_of,
+    note_if_nothing,
+    record_of,
+    selected,
+    store_paths,
+    why_newer,
+)
 from .errors import CommandError, Status
 from .parsing import Command, Group, Parser
 from .screen import say, write, write_json, write_table
@@ -66,7 +76,7 @@ def _show(options: argparse.Namespace) -> int:
     rows = [row for row in near if row.key.call_key == options.call] or near
     if not rows:
         raise CommandError(f"no entry has a call key that begins with {options.call}; `ejkernel cache list` shows all")
-    shown = [(row, PersistentCache[Any]("", row.path).record(*row.key)) for row in rows]
+    shown = [(row, record_of(row)) for row in rows]
     if options.json:
         write_json([{**row.as_dict(), "record": None if rec is None else rec.as_json()} for row, rec in shown])
         return Status.DONE

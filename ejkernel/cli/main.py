@@ -35,11 +35,16 @@ _EXAMPLES = (
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and ends the process with its status."""
     status = run(sys.argv[1:] if words is None else words)
-    compiling = sys.modules.get("ejkernel.ops.timing.compiling")
-    if compiling is not None:
+    if _may_have_tuned():
+        from ..ops.timing.compiling import leave_process
+
         # A compiler that still runs would abort the end of the interpreter.
-        compiling.leave_process(status)
+        leave_process(status)
     sys.exit(status)
+
+
+def _may_have_tuned() -> bool:
+    return "ejkernel.ops.timing.compiling" in sys.modules
 
 
 def run(words: Sequence[str]) -> int:
@@ -53,7 +58,8 @@ def run(words: Sequence[str]) -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else Status.DONE
     except KeyboardInterrupt:
-        say("ejkernel: interrupted")
+        tuned = "; what was measured is kept, and the same command goes on from there" if _may_have_tuned() else ""
+        say(f"ejkernel: interrupted{tuned}")
         return Status.INTERRUPTED
     except BrokenPipeError:
         return Status.BROKEN_PIPE

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from ..ops.core import tabular
+from ..ops.settings import no_color
 
 _CODES = {"title": "1", "good": "32", "bad": "31", "dim": "2", "": ""}
 # Narrower columns say nothing.
@@ -33,10 +34,8 @@ def say(text: str, style: str = "") -> None:
 
 def styled(text: str, style: str, stream: TextIO | None) -> str:
     """In colour on a terminal whose user did not forbid it."""
-    from ..ops.settings import Settings
-
     code = _CODES[style]
-    wanted = code and stream is not None and stream.isatty() and not Settings.read().no_color
+    wanted = code and stream is not None and stream.isatty() and not no_color()
     return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
 
 

@@ -142,6 +142,45 @@ def test_damage_is_found_named_and_set_aside(shell, stores):
     assert shell("cache", "verify").status == 0
 
 
+def test_a_list_changes_nothing(shell, stores):
+    """Not even where something is damaged."""
+    path = stores / "matmul.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"block": 64', '"block": 65', 1), encoding="utf-8")
+    before = sorted(str(p) for p in stores.rglob("*"))
+    done = shell("cache", "list")
+    assert f"{path} is damaged" in done.err
+    assert shell("cache", "show", "aaaa").status == 0
+    assert sorted(str(p) for p in stores.rglob("*")) == before
+
+
+def test_files_of_other_kinds_are_left_alone(shell, tmp_path):
+    """A recording, a result, a lock or a pack beside stores is not folded as if it were one."""
+    write_store(tmp_path / "op.json", {("op@v1", "aaaa"): raw()})
+    others = {
+        "recorded.json": '{"kind": "ejkernel.ops recorded calls", "version": 1, "calls": []}',
+        "list.json": "[1]",
+        "pack.json": (tmp_path / "op.json").read_text().replace('"~format": 1', '"~pack": {"format": 1}'),
+    }
+    for name, text in others.items():
+        (tmp_path / name).write_text(text)
+    assert shell("cache", "compact", "--store", ".").out == "op.json: up to date\n"
+    assert shell("cache", "verify", "--store", ".").out.count("\n") == 1
+    assert {name: (tmp_path / name).read_text() for name in others} == others
+    done = shell("cache", "list", "--store", "pack.json")
+    assert done.status == 3
+    assert "pack.json is no store: it is a pack" in done.err
+    assert "it holds no entry" in shell("cache", "compact", "--store", "list.json").err
+
+
+def test_a_file_cut_short_is_still_a_store(shell, stores):
+    """What is whole of it is listed."""
+    path = stores / "matmul.json"
+    path.write_text(path.read_text(encoding="utf-8")[:-200], encoding="utf-8")
+    done = shell("cache", "list", "--json", "--store", str(path))
+    assert len(done.data) == 2
+    assert "is damaged" in done.err
+
+
 def test_a_sound_store_verifies(shell, stores):
     """With its entries counted."""
     done = shell("cache", "verify", "--json")

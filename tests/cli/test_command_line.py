@@ -151,6 +151,24 @@ def _imports(path):
             yield from (alias.name for alias in node.names)
 
 
+def test_make_demo_is_the_same_demo():
+    """One demo, two doors."""
+    from fakes_cli import ROOT
+
+    assert "python -m ejkernel.cli demo\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_the_console_script_is_declared():
+    """With the function that ends the process itself."""
+    import tomllib
+
+    from fakes_cli import ROOT
+
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    module, _, function = scripts["ejkernel"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
 def test_the_module_is_the_command():
     """`python -m ejkernel.cli` works where the console script is not installed."""
     done = piped("cahce")

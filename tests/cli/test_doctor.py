@@ -6,7 +6,7 @@ import re
 from importlib import metadata
 
 import pytest
-from fakes_cli import ROOT, raw, write_store
+from fakes_cli import ROOT, in_terminal, raw, write_store
 
 from ejkernel.cli import examining
 
@@ -75,6 +75,14 @@ def test_a_damaged_store_a_damaged_pack_and_a_wrong_setting_are_to_be_fixed(
     monkeypatch.setenv("EJKERNEL_OPS_AUTOTUNE", "maybe")
     done = shell("doctor", "--json")
     assert any("EJKERNEL_OPS_AUTOTUNE='maybe'" in one["text"] for one in found(done, "settings"))
+
+
+def test_a_wrong_setting_is_reported_on_a_terminal_too():
+    """Colours must not depend on the setting that is wrong."""
+    status, text = in_terminal("doctor", EJKERNEL_OPS_STAMP="wrong")
+    assert status == 1
+    assert "EJKERNEL_OPS_STAMP='wrong'" in text
+    assert "to fix" in text
 
 
 def test_a_folder_that_is_none_is_to_be_fixed(shell, folder, without_clock, alone):
