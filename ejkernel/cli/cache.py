@@ -13,18 +13,9 @@ from ..ops.config.snapshot import FORMAT
 from ..ops.core import codec, tabular
 from ..ops.execution.figures import figures_of, figures_of_summary
 from . import changing
-from .entries import (
-    Row,
-    add_filters,
-    add_store,
-    filter_of,
-    note_if_nothing,
-    record_of,
-    selected,
-    store_paths,
-    why_newer,
-)
+from .entries import Row, add_store, note_if_nothing, record_of, selected, store_paths, why_newer
 from .errors import CommandError, Status
+from .filters import add_filters, filter_of
 from .parsing import Command, Group, Parser
 from .screen import say, write, write_json, write_table
 
@@ -37,7 +28,7 @@ def _list_arguments(parser: Parser) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     paths = store_paths(options.store)
-    rows = selected(paths, filter_of(options))
+    rows = selected(paths, filter_of(options).fits)
     if options.json:
         write_json([row.as_dict() for row in rows])
         return Status.DONE
@@ -72,7 +63,7 @@ def _show_arguments(parser: Parser) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
-    near = [r for r in selected(store_paths(options.store), filter_of(options)) if _begins(r, options.call)]
+    near = [r for r in selected(store_paths(options.store), filter_of(options).fits) if _begins(r, options.call)]
     rows = [row for row in near if row.key.call_key == options.call] or near
     if not rows:
         raise CommandError(f"no entry has a call key that begins with {options.call}; `ejkernel cache list` shows all")

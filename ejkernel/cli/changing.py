@@ -10,8 +10,9 @@ from typing import Any
 from ..ops.config import files
 from ..ops.config.maintenance import Merged, compact, merge, prune
 from ..ops.config.snapshot import Snapshot, line, spell
-from .entries import Row, add_filters, add_store, filter_of, note_if_nothing, opened, selected, store_paths, target
+from .entries import Row, add_store, note_if_nothing, opened, selected, store_paths, target
 from .errors import CommandError, Status, UsageError
+from .filters import add_filters, filter_of
 from .parsing import Command, Parser
 from .screen import write, write_json
 
@@ -41,7 +42,7 @@ def _prune(options: argparse.Namespace) -> int:
     if wanted.is_empty:
         raise UsageError("prune needs to know what: --op, --device, --older-than, --newer-than, --min- or --max-gain")
     paths = store_paths(options.store)
-    gone = selected(paths, wanted)
+    gone = selected(paths, wanted.fits)
     if not options.dry_run:
         for path in sorted({row.path for row in gone}):
             # Asked again for each entry, since another process may have put a better one meanwhile.
@@ -104,7 +105,7 @@ def _export(options: argparse.Namespace) -> int:
     path = os.path.abspath(os.path.expanduser(options.file))
     if files.identity(path) is not None:
         raise CommandError(f"{options.file} exists; give the path of a new file, or remove it")
-    rows = selected(store_paths(options.store), filter_of(options))
+    rows = selected(store_paths(options.store), filter_of(options).fits)
     if not rows:
         raise CommandError("nothing fits, so nothing is written; `ejkernel cache list` shows what there is")
     lines: dict[str, str] = {spell(row.key): line(spell(row.key), row.raw) for row in rows}

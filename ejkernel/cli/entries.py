@@ -1,15 +1,12 @@
-"""What stores hold, row by row, and the filters that every command over them takes. No JAX here."""
+"""What stores hold, row by row; reading it changes nothing. No JAX here."""
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import gc
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,6 @@ from .screen import say
 _FORMAT = b'"~format"'
 # Another process may fold between two looks.
 _TRIES = 8
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,75 +66,6 @@ class Row:
         """The same for scripts."""
         known = ("cfg", "source", "objective", "when", "by", "environment", "summary", "call")
         return {**self.key._asdict(), **{name: self.raw.get(name) for name in known}, "path": self.path}
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which entries are meant; what is not given fits everything."""
-
-    op: str | None = None
-    device: str | None = None
-    older_than: timedelta | None = None
-    newer_than: timedelta | None = None
-    min_gain: float | None = None
-    max_gain: float | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Does everything fit?"""
-        return self == Filter()
-
-    def fits(self, row: Row) -> bool:
-        """Does this one fit everything that was given?"""
-        return self._fits_key(row.key) and self._fits_age(row) and self._fits_gain(row)
-
-    def _fits_key(self, key: Key) -> bool:
-        name = key.op_id if self.op is None or "@" in self.op else key.op_id.partition("@")[0]
-        return (self.op is None or fnmatch.fnmatchcase(name, self.op)) and (
-            self.device is None or self.device.lower() in key.device.lower()
-        )
-
-    def _fits_age(self, row: Row) -> bool:
-        if self.older_than is None and self.newer_than is None:
-            return True
-        # An entry without a date has no age that could be too much or too little.
-        if row.when is None:
-            return False
-        age = datetime.now(UTC) - row.when
-        return (self.older_than is None or age > self.older_than) and (self.newer_than is None or age < self.newer_than)
-
-    def _fits_gain(self, row: Row) -> bool:
-        if self.min_gain is None and self.max_gain is None:
-            return True
-        gain = row.gain
-        if gain is None:
-            return False
-        return (self.min_gain is None or gain >= self.min_gain) and (self.max_gain is None or gain <= self.max_gain)
-
-
-def add_filters(parser: Parser) -> None:
-    """The options that make a filter."""
-    parser.add_argument(
-        "--op", metavar="NAME", help="an operation, with or without its @version; * stands for anything"
-    )
-    parser.add_argument("--device", metavar="TEXT", help="devices with this in their name, such as H200 or cpu")
-    parser.add_argument("--older-than", metavar="AGE", type=age, help="put before that: 12h, 30d, 8w, 1y")
-    parser.add_argument("--newer-than", metavar="AGE", type=age, help="put since then")
-    parser.add_argument("--min-gain", metavar="X", type=float, help="at least so many times as fast as the heuristic")
-    parser.add_argument("--max-gain", metavar="X", type=float, help="at most so many times as fast")
-
-
-def filter_of(options: argparse.Namespace) -> Filter:
-    """The filter that was asked for."""
-    return Filter(**{name: getattr(options, name) for name in Filter.__dataclass_fields__})
-
-
-def age(text: str) -> timedelta:
-    """`30d` as a time."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdwy])", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no age; use a number with s, m, h, d, w or y, such as 30d")
-    return timedelta(seconds=float(match[1]) * _UNITS[match[2]])
 
 
 def add_store(parser: Parser) -> None:
@@ -229,13 +156,13 @@ def why_newer(path: str) -> str:
     return "" if content is None else read(content.data).newer
 
 
-def selected(paths: Iterable[str], wanted: Filter) -> list[Row]:
+def selected(paths: Iterable[str], fits: Callable[[Row], bool]) -> list[Row]:
     """The entries of some stores that fit, sorted by operation, device and call."""
     # Nothing of all this is garbage, and looking for some takes a sixth of the time.
     collects = gc.isenabled()
     gc.disable()
     try:
-        rows = [row for path in paths for row in rows_of(path) if wanted.fits(row)]
+        rows = [row for path in paths for row in rows_of(path) if fits(row)]
     finally:
         if collects:
             gc.enable()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from .entries import Filter, Row
+from .entries import Row
 from .errors import CommandError, Status
+from .filters import Filter
 from .parsing import Command, Parser
 from .program import TARGET, add_device, is_function, on_device, program_at
 from .screen import say, write, write_json
