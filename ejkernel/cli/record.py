@@ -50,14 +50,13 @@ def _keys(path: str) -> list[object]:
 
 
 def _run(command: list[str], variables: dict[str, str]) -> int:
+    # Ctrl-C reaches the program as well, which ends as it likes; we stay to say what was recorded. Not SIG_IGN, which
+    # the program would inherit.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        process = subprocess.Popen(command, env=variables_with(**variables))
+        status = subprocess.Popen(command, env=variables_with(**variables)).wait()
     except OSError as error:
         raise CommandError(f"{command[0]} cannot be run: {error.strerror}; give a program behind --") from error
-    # Ctrl-C reaches the program as well, which ends as it likes; we stay to say what was recorded.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        status = process.wait()
     finally:
         signal.signal(signal.SIGINT, before)
     # As shells tell that a signal ended it.

@@ -172,6 +172,18 @@ def test_files_of_other_kinds_are_left_alone(shell, tmp_path):
     assert "it holds no entry" in shell("cache", "compact", "--store", "list.json").err
 
 
+def test_a_line_written_by_hand_is_listed(shell, folder):
+    """It has no checksum, no date and no gain, so it fits no filter by those; one that is no JSON is left out."""
+    folder.mkdir()
+    lines = [f'"{DEVICE}|op@v1|mine": {{"cfg": 7}},', f'"{DEVICE}|op@v1|bad": {{"cfg": NaN}},', '"~format": 1']
+    (folder / "op.json").write_text("\n".join(["{", *lines, "}"]))
+    done = shell("cache", "list", "--json")
+    assert [(row["call_key"], row["cfg"]) for row in done.data] == [("mine", 7)]
+    assert "is damaged" in done.err
+    for words in (("--older-than", "0s"), ("--newer-than", "1y"), ("--min-gain", "0"), ("--max-gain", "9")):
+        assert shell("cache", "list", "--json", *words).data == []
+
+
 def test_a_file_cut_short_is_still_a_store(shell, stores):
     """What is whole of it is listed."""
     path = stores / "matmul.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import pytest
 from fakes_cli import COMMAND, in_terminal, piped, raw, variables, write_store
@@ -76,6 +77,15 @@ def test_streams_that_are_closed_break_nothing(store, closed):
         ["sh", "-c", command], env=variables(), capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_ends_a_program_that_is_recorded_and_not_the_recording(tmp_path):
+    """The program's status is ours, and what was recorded is said."""
+    program = "import sys, threading; print('ready', flush=True); threading.Event().wait(60)"
+    words = ("record", "-o", str(tmp_path / "calls.json"), "--", sys.executable, "-c", program)
+    status, shown = in_terminal(*words, stop_after="ready\r\n")
+    assert status == 130, shown
+    assert "0 new calls recorded" in shown
 
 
 def test_ctrl_c_stops_a_tuning_keeps_what_was_measured_and_says_how_to_go_on(shell, folder):
