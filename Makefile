@@ -7,7 +7,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## set up, and tune the library on this machine
-	@.ci/env newest python -m ejkernel.library.demo
+	@.ci/env newest python -m ejkernel.cli demo
 
 test: ## set up and run the default suite on the oldest and the newest leg
 	@.ci/env every python -m pytest -n auto

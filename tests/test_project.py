@@ -36,7 +36,7 @@ PUBLIC = [
     *("ConfigCache", "overlay_cache", "current_scope", "refresh", "PersistentCache", "OperationStores"),
     # selection
     *("AutotunePolicy", "policy_override", "forward_autotune_only", "ConfigSelectorChain", "Tuner"),
-    *("Isolation", "forget_crashes"),
+    *("Isolation", "forget_crashes", "counters", "Counters"),
     # search
     *("Strategy", "Space", "GuidedSearch", "GeneticSearch", "RandomSearch"),
     # registry
@@ -240,7 +240,10 @@ def test_importing_ops_does_not_import_jax():
 PLAIN = ["settings", "registry", "core.record", "core.key", "core.codec", "core.errors", "core.description"]
 
 
-@pytest.mark.parametrize("module", [*PLAIN, "config.bundle", "config.lock"])
+STORES = ["config.persistent", "config.operations", "config.maintenance", "config.counters", "execution.figures"]
+
+
+@pytest.mark.parametrize("module", [*PLAIN, *STORES, "config.bundle", "config.lock"])
 def test_a_module_of_plain_data_does_not_import_jax(module):
     """What a command line shows without a device needs no JAX."""
     code = f"import sys, ejkernel.ops.{module}; print(sorted({{'jax', 'jaxlib', 'numpy'}} & set(sys.modules)))"

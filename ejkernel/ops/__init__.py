@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .config.cache import overlay_cache as overlay_cache
     from .config.cache import refresh as refresh
     from .config.collecting import calls_made as calls_made
+    from .config.counters import Counters as Counters
+    from .config.counters import counters as counters
     from .config.journals import forget_crashes as forget_crashes
     from .config.operations import OperationStores as OperationStores
     from .config.packing import make_pack as make_pack
@@ -81,6 +83,7 @@ _NAMES = {
     "config.cache": "ConfigCache current_scope locked overlay_cache refresh",
     "config.operations": "OperationStores",
     "config.collecting": "calls_made",
+    "config.counters": "Counters counters",
     "config.packing": "make_pack merge_packs verify_pack",
     "config.journals": "forget_crashes",
     "config.persistent": "PersistentCache",

@@ -59,8 +59,18 @@ class Settings:
             packs=_paths("EJKERNEL_OPS_PACKS"),
             agree=_switch("EJKERNEL_OPS_AGREE"),
             agree_seconds=_bound("EJKERNEL_OPS_AGREE_SECONDS", AGREE_SECONDS),
-            no_color=bool(os.environ.get("NO_COLOR")),
+            no_color=no_color(),
         )
+
+
+def no_color() -> bool:
+    """Does the user want plain text? By itself, since it must be known where another setting is wrong."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def variables_with(**changes: str) -> dict[str, str]:
+    """The environment of a program that a user has us start, with these variables in it."""
+    return {**os.environ, **changes}
 
 
 def child_environment(path: Sequence[str]) -> dict[str, str]:

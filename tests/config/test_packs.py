@@ -117,6 +117,15 @@ def test_the_first_pack_that_answers_wins(tmp_path, monkeypatch):
     assert selector(monkeypatch, tmp_path / "folder", one).choose(CALL, KERNEL) == Blocks(4)
 
 
+def test_a_pack_in_the_users_own_folder_is_found_after_the_named_ones(pack, monkeypatch, tmp_path):
+    """It lies beside the stores, where `ejkernel pack install` puts it, and is turned off with the others."""
+    assert packs.pack_folder() == tmp_path / "cache" / "packs"
+    make_pack(packs.pack_folder() / "own.json", store_of({KEY: entry(1)}))
+    assert selector(monkeypatch).choose(CALL, KERNEL) == Blocks(1)
+    assert selector(monkeypatch, pack).choose(CALL, KERNEL) == Blocks(4)
+    assert selector(monkeypatch, "off").choose(CALL, KERNEL) == Blocks(2)
+
+
 def test_a_cfg_that_is_no_candidate_does_not_run(tmp_path, monkeypatch):
     """What a pack brings is checked against the kernel's candidates; else it is as if it were not there."""
     bad = make_pack(tmp_path / "bad.json", store_of({KEY: entry(7)})).path

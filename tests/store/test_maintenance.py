@@ -201,6 +201,17 @@ def test_a_pruned_entry_is_gone_for_caches_that_had_read_it(tmp_path):
     assert value(mine, "one") == value(store(tmp_path), "one") == 2
 
 
+def test_prune_takes_a_test_of_your_own(tmp_path):
+    """It sees key and entry, and counts together with what else is given."""
+    cache = store(tmp_path)
+    for name, cfg in (("one", 1), ("two", 2), ("three", 3)):
+        keep(cache, name, cfg)
+    assert prune(cache, where=lambda key, raw: raw["cfg"] >= 2 and key.call_key != "three") == 1
+    assert prune(cache, where=lambda key, raw: True, device="gpu|none") == 0
+
+    assert sorted(key[2] for key in store(tmp_path).keys()) == ["one", "three"]
+
+
 def test_prune_needs_to_know_what(tmp_path):
     """Without any setting nothing is removed, and the error says which there are."""
     cache = store(tmp_path)

@@ -1,12 +1,23 @@
-"""Who is told about a choice."""
+"""Who is told about a choice: counters, the log, and a listener."""
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..core import codec
 from ..core.key import Key
+from ..tuning.progress import log, outcome
+from .counters import count
+
+# Hits come with every trace, tunings now and then; an error is raised as well.
+_LEVELS = {
+    **dict.fromkeys(("override", "overlay_hit", "cache_hit", "autotune_start"), logging.DEBUG),
+    **dict.fromkeys(("autotune_finish", "heuristics"), logging.INFO),
+    "error": logging.WARNING,
+}
 
 
 class ListenerWarning(UserWarning):
@@ -14,14 +25,20 @@ class ListenerWarning(UserWarning):
 
 
 class Teller:
-    """Tells one listener; one that raises is reported once and then ignored."""
+    """Counts, logs, and tells one listener; one that raises is reported once and then ignored."""
 
     def __init__(self, listener: Callable[..., Any] | None) -> None:
         self.listener = listener
         self._reported = False
 
     def __call__(self, event: str, key: Key, **data: Any) -> None:
-        """Tells the listener what happened to a key."""
+        """Tells what happened to a key."""
+        count(event, data)
+        level = _LEVELS[event]
+        if log.isEnabledFor(level):
+            told = {"event": event, **key._asdict(), **data}
+            # One attribute of the record, whose own names cannot be given twice.
+            log.log(level, "%s", _sentence(event, key, data), extra={"ejkernel": told})
         if self.listener is None:
             return
         try:
@@ -36,3 +53,17 @@ class Teller:
                     ListenerWarning,
                     stacklevel=3,
                 )
+
+
+def _sentence(event: str, key: Key, data: Mapping[str, Any]) -> str:
+    title = f"{key.op_id} {key.call_key}"
+    if event == "autotune_finish":
+        record, seconds = data.get("record"), data.get("seconds", 0.0)
+        return f"tuning {title} failed after {seconds:.1f} s" if record is None else outcome(title, record, seconds)
+    if event == "error":
+        return f"no configuration for {title}"
+    if event == "autotune_start":
+        return f"tuning {title}: {data.get('candidates')} candidates"
+    tier = data.get("level", "") if event == "cache_hit" else event.removesuffix("_hit")
+    reason = f": {data['reason']}" if data.get("reason") else ""
+    return f"{title}: {codec.describe(data.get('cfg'))} from {tier}{reason}"

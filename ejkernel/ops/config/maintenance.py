@@ -87,10 +87,11 @@ def prune(
     version: str | None = None,
     device: str | None = None,
     op_id: str | None = None,
+    where: Callable[[Key, Raw], bool] | None = None,
 ) -> int:
-    """Removes the entries that fit everything given (age, writing version, device, `op@vN`); says how many."""
-    if older_than is None and version is None and device is None and op_id is None:
-        raise SettingError("prune needs to know what: older_than=, version=, device= or op_id=")
+    """Removes the entries that fit everything given (age, writing version, device, `op@vN`, a test); says how many."""
+    if older_than is None and version is None and device is None and op_id is None and where is None:
+        raise SettingError("prune needs to know what: older_than=, version=, device=, op_id= or where=")
     limit = None if older_than is None else datetime.now(UTC) - older_than
     removed: set[Key] = set()
 
@@ -100,6 +101,7 @@ def prune(
             and (version is None or raw.get("by") == f"ejkernel-ops {version}")
             and (device is None or key.device == device)
             and (op_id is None or key.op_id == op_id)
+            and (where is None or where(key, raw))
         )
         removed.update((key,) if fits else ())
         return fits

@@ -10,8 +10,7 @@ from urllib.parse import quote, unquote
 
 from ..core.key import Key
 from ..core.record import Record
-from ..core.stable import short_hash
-from .persistent import PersistentCache, default_folder
+from .persistent import OnFault, PersistentCache, default_folder
 from .store import StoredEntry
 from .wrappers import ByKey
 
@@ -20,9 +19,12 @@ from .wrappers import ByKey
 class OperationStores(ByKey):
     """The cfgs of any number of operations: `<folder>/<operation>.json`, opened when first asked for."""
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, *, durable: bool = False) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, *, durable: bool = False, on_fault: OnFault = "warn"
+    ) -> None:
         self.folder = default_folder() if folder is None else Path(folder)
         self.durable = durable
+        self.on_fault = on_fault
         self._stores: dict[str, PersistentCache[Any]] = {}
         self._lock = threading.Lock()
 
@@ -32,7 +34,8 @@ class OperationStores(ByKey):
         with self._lock:
             if name not in self._stores:
                 # No cfg_type: a kernel knows its own, and the tiers rebuild what a store gives back as plain JSON.
-                self._stores[name] = PersistentCache(name, self.folder / _file_name(name), durable=self.durable)
+                path = self.folder / _file_name(name)
+                self._stores[name] = PersistentCache(name, path, durable=self.durable, on_fault=self.on_fault)
             return self._stores[name]
 
     def lookup(self, key: Key) -> StoredEntry | None:
@@ -51,6 +54,12 @@ class OperationStores(ByKey):
         """The operations that have a file here, sorted."""
         return sorted(unquote(path.name.removesuffix(".json")) for path in self.folder.glob("*.json") if path.is_file())
 
+    @property
+    def reason(self) -> str:
+        """Why something put here was not written; empty where all was."""
+        with self._lock:
+            return next((store.reason for store in self._stores.values() if store.reason), "")
+
     def keys(self) -> list[tuple[str, str, str]]:
         """Every key of every operation, sorted."""
         with self._lock:
@@ -66,4 +75,9 @@ def _file_name(operation: str) -> str:
     """A kernel's own name as it is; a key that somebody wrote may hold anything, at any length."""
     plain = quote(operation, safe="")
     # File systems take 255 bytes, and files beside this one have longer names.
-    return f"{plain}.json" if len(plain) <= 150 else f"{plain[:130]}-{short_hash(operation)}.json"
+    if len(plain) <= 150:
+        return f"{plain}.json"
+    # Brings JAX, which whoever only lists a folder can do without.
+    from ..core.stable import short_hash
+
+    return f"{plain[:130]}-{short_hash(operation)}.json"

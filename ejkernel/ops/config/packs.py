@@ -10,11 +10,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any, final
 
 from ..core.errors import RecordFormatError, StoreError
 from ..core.key import Key
 from . import bundle, files
+from .persistent import default_folder
 from .request import Hit, Miss, Request
 from .store import StoredEntry
 from .tiers import StoreTier
@@ -106,9 +108,14 @@ def _marked(hit: Hit, pack: Pack) -> Hit:
 
 
 def found_packs(paths: Sequence[str]) -> list[Pack]:
-    """The packs at these paths, files or folders of them, then those of installed packages; each file once."""
+    """The packs at these paths, files or folders of them, the user's own, those of installed packages; each once."""
     named = [file for path in paths for file in _files_at(os.path.abspath(os.path.expanduser(path)))]
-    return [_pack(path) for path in dict.fromkeys([*named, *_installed()])]
+    return [_pack(path) for path in dict.fromkeys([*named, *_own(str(pack_folder())), *_installed()])]
+
+
+def pack_folder() -> Path:
+    """Where `ejkernel pack install` puts packs: beside the user's stores."""
+    return default_folder() / "packs"
 
 
 @functools.cache
@@ -125,6 +132,11 @@ def _files_at(path: str) -> tuple[str, ...]:
     if not names:
         _warn(f"{path} holds no pack: no .json file lies there. Correct EJKERNEL_OPS_PACKS; nothing else is affected")
     return tuple(os.path.join(path, name) for name in names)
+
+
+@functools.cache
+def _own(folder: str) -> tuple[str, ...]:
+    return tuple(os.path.join(folder, name) for name in sorted(files.names(folder)) if name.endswith(".json"))
 
 
 @functools.cache
@@ -158,7 +170,7 @@ def _files_of(point: metadata.EntryPoint) -> tuple[str, ...]:
 
 def forget_packs() -> None:
     """Has packs looked for, and read, anew."""
-    for table in (_pack, _files_at, _installed):
+    for table in (_pack, _files_at, _own, _installed):
         table.cache_clear()
 
 

@@ -18,9 +18,9 @@ from typing import Any, Generic, Literal, get_args
 
 from ..core import changes, codec
 from ..core.errors import BadNameError, ConfigTypeError, RecordFormatError, SettingError, StoreError
-from ..core.invocation import Cfg
 from ..core.key import Key
 from ..core.record import Record
+from ..core.typevars import Cfg
 from ..settings import Settings
 from . import files
 from .ledger import Found, Ledger

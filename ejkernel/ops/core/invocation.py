@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from .. import _jax
 from . import stable
 from .errors import KernelError, KeyPartError
-
-Cfg = TypeVar("Cfg")
-Out = TypeVar("Out")
+from .typevars import Cfg as Cfg
+from .typevars import Out as Out
 
 # A change of how parts are written changes every key: then this number moves too.
 _SCHEME = "1"

@@ -15,6 +15,7 @@ from ..core.errors import ConfigTypeError, SettingError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel
 from ..core.record import Record
+from .calls import Call
 from .default import default_executor
 from .executor import Executor
 from .figures import Figures, figures_of, figures_of_summary
@@ -49,11 +50,11 @@ class Explanation:
             "key": {"device": self.device, "op_id": self.op_id, "call_key": self.call_key},
             "call": dict(self.call),
             "tier": self.tier,
-            "cfg": _plain(self.cfg),
+            "cfg": plain(self.cfg),
             "answer": self.answer,
             "misses": [{"tier": tier, "reason": reason} for tier, reason in self.misses],
             "origin": dict(self.origin),
-            "figures": None if self.figures is None else self.figures.as_dict(_plain),
+            "figures": None if self.figures is None else self.figures.as_dict(plain),
             "nearest": [
                 {"key": near.key._asdict(), "where": near.where, "fields": {n: list(p) for n, p in near.fields.items()}}
                 for near in self.nearest
@@ -88,6 +89,13 @@ def explain(
     asked = _Asking(_selector(executor, selector))
     Executor[Any, Any](asked).choose_config(kernel, *args, **kwargs)
     return _explained(asked.selector, asked.found[0])
+
+
+def explain_call(call: Call) -> Explanation:
+    """The same for a call that was found or recorded, with what was around it put back."""
+    selector = _selector(None, call.selectors[0])
+    with call.restored():
+        return _explained(selector, foresee(selector, call.inv, call.kernel))
 
 
 class _Asking:
@@ -174,7 +182,8 @@ def _answer(seen: Foresight) -> str:
     return f"{shown} ({'; '.join(said)})" if said else shown
 
 
-def _plain(cfg: Any) -> Any:
+def plain(cfg: Any) -> Any:
+    """A cfg as JSON can hold it."""
     try:
         return codec.encode(cfg)
     # A cfg that has no JSON is shown as Python prints it.

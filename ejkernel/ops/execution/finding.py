@@ -41,6 +41,15 @@ def find(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
     return Found(_by_key(finder, _jax.runs_of(traced.jaxpr, MARK)), finder.unseen)
 
 
+def find_while(run: Callable[[], Any]) -> tuple[Found, Any]:
+    """Runs a function and notes the calls that it makes, jitted or not; also gives what it returned."""
+    finder = Finder()
+    with traced_anew(), looking(finder):
+        made = run()
+    # How often a call ran cannot be seen from here: each counts once.
+    return Found(_by_key(finder, {}), finder.unseen), made
+
+
 def _traced(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     # A jitted function knows which of its arguments are static.
     if callable(getattr(fn, "trace", None)):

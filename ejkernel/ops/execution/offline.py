@@ -55,7 +55,7 @@ def autotune(program: Any, /, *args: Any, tuning: AutotuneOptions | None = None,
         return autotune_lowered(options.selector, program, tuning=options)
     if isinstance(program, (str, os.PathLike)):
         return autotune_recorded(options.selector, recording=program, tuning=options)
-    return _tune_calls(_given(program, options.selector), options)
+    return tune_calls(_given(program, options.selector), options)
 
 
 def autotune_recorded(
@@ -74,9 +74,9 @@ def autotune_recorded(
         raise SettingError(f"repetition_count={repetition_count!r} is not a whole number of at least 1")
     options = tuning or AutotuneOptions(again=True, repetitions=repetition_count, progress=show_progress)
     if recording is None:
-        return _tune_calls(_registered(selector), options)
+        return tune_calls(_registered(selector), options)
     calls, left_out = read_calls(recording, selector)
-    return _tune_calls(calls, options, left_out)
+    return tune_calls(calls, options, left_out)
 
 
 def autotune_lowered(selector: Any, lowered: Any, *, tuning: AutotuneOptions | None = None) -> AutotuningResult:
@@ -86,7 +86,7 @@ def autotune_lowered(selector: Any, lowered: Any, *, tuning: AutotuneOptions | N
     calls = [call for call in _registered(selector) if call.key[1:] in wanted]
     unknown = sorted(wanted - {call.key[1:] for call in calls})
     left_out = [f"{op} (call {key}): not tuned: it was not recorded; set EJKERNEL_OPS_RECORD" for op, key in unknown]
-    return _tune_calls(calls, tuning or AutotuneOptions(again=True, progress=False), left_out)
+    return tune_calls(calls, tuning or AutotuneOptions(again=True, progress=False), left_out)
 
 
 def _tune_function(
@@ -112,7 +112,8 @@ def _tune_function(
     return campaign.finish()
 
 
-def _tune_calls(calls: Iterable[Call], options: AutotuneOptions, left_out: Iterable[str] = ()) -> AutotuningResult:
+def tune_calls(calls: Iterable[Call], options: AutotuneOptions, left_out: Iterable[str] = ()) -> AutotuningResult:
+    """Tunes calls that were found elsewhere; notes name what was left out of them."""
     campaign = _campaign(options)
     campaign.notes += left_out
     campaign.run(tuple(calls))

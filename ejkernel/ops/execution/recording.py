@@ -117,6 +117,11 @@ def _read(path: str) -> dict[Key, dict[str, Any]]:
         raise RecordFormatError(f"{path} is damaged: {error!r}") from error
 
 
+def recorded_keys(path: str | os.PathLike[str]) -> list[Key]:
+    """The keys of the calls in a file, none where there is no file; imports nothing of what it names."""
+    return sorted(_read(os.path.abspath(path)))
+
+
 def read_calls(path: str | os.PathLike[str], selector: Any) -> tuple[list[Call], list[str]]:
     """The calls of a file that were recorded on this kind of device, and what was left out and why.
 

@@ -18,6 +18,8 @@ from ..core.record import Record
 from ..settings import Progress
 
 log = logging.getLogger("ejkernel.ops")
+# Who wants the records adds a handler; until then nothing of them is on anybody's screen.
+log.addHandler(logging.NullHandler())
 
 # A line that changes more often than this cannot be read.
 _LEAST_SECONDS = 0.1
@@ -97,14 +99,19 @@ def shown(title: str, seconds: float | None, wanted: Progress) -> Iterator[Watch
 
 
 def tell(title: str, record: Record, seconds: float, wanted: Progress) -> None:
-    """One line about a tuning that is over: for the log, or for everybody where that was asked for."""
+    """One line about a tuning that is over, where that was asked for, and its part of the totals."""
+    if wanted == "on":
+        print(f"ejkernel: {outcome(title, record, seconds)}", file=sys.stderr, flush=True)
+    _totals.add(record, seconds, wanted)
+
+
+def outcome(title: str, record: Record, seconds: float) -> str:
+    """What came of a tuning, in a line."""
+    if record.stop == "settled":
+        return f"{title} was tuned by another process meanwhile"
     trials = sum(trial.status != "invalid" for trial in record.trials)
     gain = "" if record.gain is None else f", {record.gain[0]:.2f} times as fast as the heuristic cfg"
-    message = f"tuned {title}: {trials} candidates in {seconds:.1f} s{gain}"
-    log.info(message)
-    if wanted == "on":
-        print(f"ejkernel: {message}", file=sys.stderr, flush=True)
-    _totals.add(record, seconds, wanted)
+    return f"tuned {title}: {trials} candidates in {seconds:.1f} s{gain}"
 
 
 class _Totals:

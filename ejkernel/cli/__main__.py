@@ -1,0 +1,5 @@
+"""The same command as `python -m ejkernel.cli`."""
+
+from .main import main
+
+main()

@@ -1,0 +1,67 @@
+"""`ejkernel doctor`: what is here, what is wrong with it, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+
+from . import examining
+from .errors import Status
+from .examining import Finding
+from .parsing import Command, Parser
+from .screen import write, write_json
+
+_MARKS = {"ok": ("ok  ", ""), "note": ("note", "dim"), "fix": ("fix ", "bad")}
+# In this order; each looks at one thing.
+CHECKS: tuple[Callable[[], Iterable[Finding]], ...] = (
+    examining.installation,
+    examining.settings,
+    examining.devices,
+    examining.clock,
+    examining.cache,
+    examining.packs,
+    examining.extras,
+)
+
+
+def arguments(parser: Parser) -> None:
+    """Its options."""
+    parser.add_argument("--json", action="store_true", help="for scripts")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Looks at everything; status 1 when something needs fixing."""
+    seen = _seen() if not options.json else list(_seen())
+    findings = []
+    for finding in seen:
+        findings.append(finding)
+        if not options.json:
+            _show(finding)
+    wrong = [finding for finding in findings if finding.state == "fix"]
+    if options.json:
+        write_json({"healthy": not wrong, "findings": [vars(finding) for finding in findings]})
+    else:
+        write()
+        write("nothing needs fixing" if not wrong else f"{len(wrong)} to fix", "good" if not wrong else "bad")
+    return Status.FOUND if wrong else Status.DONE
+
+
+def _seen() -> Iterator[Finding]:
+    for check in CHECKS:
+        yield from check()
+
+
+def _show(finding: Finding) -> None:
+    mark, style = _MARKS[finding.state]
+    write(f"{mark}  {finding.name:<14}{finding.text}", style)
+    if finding.advice:
+        write(f"      {'':<14}{finding.advice}")
+
+
+COMMAND = Command(
+    "Look at JAX, devices, the clock and its noise, the cache folder, packs and extras; say what to fix.\n"
+    "Status 1 when something needs fixing.",
+    ("ejkernel doctor", "ejkernel doctor --json"),
+    arguments,
+    run,
+)

@@ -1,0 +1,185 @@
+"""What stores hold, row by row; reading it changes nothing. No JAX here."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..ops.config import files
+from ..ops.config.ledger import ENTRY_NAME, Ledger
+from ..ops.config.operations import OperationStores
+from ..ops.config.persistent import PersistentCache, default_folder
+from ..ops.config.snapshot import Raw, Snapshot, is_whole, key_hash, order, parse, read, read_key
+from ..ops.core.errors import RecordFormatError
+from ..ops.core.key import Key
+from ..ops.core.record import Record
+from .errors import CommandError
+from .parsing import Parser
+from .screen import say
+
+# How a store's file ends.
+_FORMAT = b'"~format"'
+# Another process may fold between two looks.
+_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One entry, as far as a list shows it."""
+
+    key: Key
+    raw: Raw
+    path: str
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The figures of the tuning; empty where there was none."""
+        found = self.raw.get("summary")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def seconds(self) -> float | None:
+        """What one call takes."""
+        return _number(self.summary.get("seconds"))
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as the heuristic cfg."""
+        gain = self.summary.get("gain")
+        return _number(gain[0]) if isinstance(gain, list) and gain else None
+
+    @property
+    def when(self) -> datetime | None:
+        """When it was put; None where nobody knows, as in a line written by hand."""
+        try:
+            moment = datetime.fromisoformat(str(self.raw.get("when")))
+        except ValueError:
+            return None
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for scripts."""
+        known = ("cfg", "source", "objective", "when", "by", "environment", "summary", "call")
+        return {**self.key._asdict(), **{name: self.raw.get(name) for name in known}, "path": self.path}
+
+
+def add_store(parser: Parser) -> None:
+    """The option that names where to look."""
+    parser.add_argument("--store", metavar="PATH", help="a folder of stores or one store's file; else the cache folder")
+
+
+def store_paths(store: str | None) -> list[str]:
+    """The store files that are meant; an error where a path was given and nothing is there."""
+    place = Path(store).expanduser() if store else default_folder()
+    if place.is_dir():
+        names = os.listdir(place)
+        # A store that was never folded is a folder of entries alone.
+        unfolded = {str(place / name.removesuffix(".d")) for name in names if name.endswith(".json.d")}
+        plain = {str(place / name) for name in names if name.endswith(".json") and (place / name).is_file()}
+        return sorted(unfolded | {path for path in plain if not why_no_store(path)})
+    if place.is_file() or Path(f"{place}.d").is_dir():
+        why = why_no_store(str(place))
+        if why:
+            raise CommandError(f"{store} is no store: {why}; give a folder of stores, or a store's .json file")
+        return [str(place)]
+    if store:
+        raise CommandError(f"there is no store at {store}; give a folder of stores, or a store's .json file")
+    return []
+
+
+def why_no_store(path: str) -> str:
+    """What another kind of JSON file is; empty for a store, a damaged or an empty one included.
+
+    A recording or a pack that lies beside stores must not be folded as if it were one.
+    """
+    content = files.read(os.path.realpath(path))
+    if content is None or os.path.isdir(f"{path}.d") or _FORMAT in content.data[-64:] or not content.data.strip():
+        return ""
+    for kind in ("lock", "pack"):
+        if f'"~{kind}"'.encode() in content.data:
+            return f"it is a {kind}"
+    return "" if _FORMAT in content.data or read(content.data).lines else "it holds no entry"
+
+
+def note_if_nothing(paths: Iterable[str], store: str | None) -> None:
+    """Says why a list is empty where nothing was ever kept."""
+    if not list(paths):
+        say(f"nothing is kept in {store or default_folder()} yet; run `ejkernel demo`, or a program that tunes")
+
+
+def rows_of(path: str) -> Iterator[Row]:
+    """Every entry of a store that is whole; what is damaged, or newer than this version, is named and left alone."""
+    real = os.path.realpath(path)
+    for _ in range(_TRIES):
+        # The folder before the snapshot: what a fold removes from the one is in the other by then.
+        pending = [name for name in files.names(f"{real}.d") if ENTRY_NAME.fullmatch(name)]
+        content = files.read(real)
+        snapshot = Snapshot() if content is None else read(content.data)
+        contents = [files.read(os.path.join(f"{real}.d", name), files.LARGEST_ENTRY) for name in pending]
+        if all(content is not None for content in contents):
+            break
+    found = dict(snapshot.entries())
+    damaged = len(snapshot.lines) - len(found)
+    for name, content in zip(pending, contents, strict=True):
+        parsed = None if content is None else parse(content.data.decode("utf-8", "replace"))
+        if parsed is None or not is_whole(*parsed) or key_hash(parsed[0]) != name[:24]:
+            damaged += 1
+        elif parsed[0] not in found or order(parsed[1]) > order(found[parsed[0]]):
+            found[parsed[0]] = parsed[1]
+    if snapshot.damage or damaged:
+        why = snapshot.damage or f"{damaged} of its entries do not fit their checksum"
+        say(f"ejkernel: warning: {path} is damaged ({why}); `ejkernel cache verify` names it, the rest is listed")
+    if snapshot.newer:
+        say(f"ejkernel: warning: {path} can be read in part: {snapshot.newer}; install the newer ejkernel-ops")
+    yield from (Row(read_key(name), raw, path) for name, raw in found.items())
+
+
+def record_of(row: Row) -> Record | None:
+    """The full record of the tuning behind an entry, or None; one that cannot be read is named."""
+    path = Ledger(os.path.realpath(row.path)).record_path(row.key, row.raw)
+    content = files.read(path)
+    try:
+        return None if content is None else Record.loads(content.data.decode("utf-8", "replace"))
+    except RecordFormatError as error:
+        say(f"ejkernel: warning: the record in {path} cannot be read: {error}")
+        return None
+
+
+def why_newer(path: str) -> str:
+    """Why a store cannot be written by this version; empty where it can."""
+    content = files.read(os.path.realpath(path))
+    return "" if content is None else read(content.data).newer
+
+
+def selected(paths: Iterable[str], fits: Callable[[Row], bool]) -> list[Row]:
+    """The entries of some stores that fit, sorted by operation, device and call."""
+    # Nothing of all this is garbage, and looking for some takes a sixth of the time.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        rows = [row for path in paths for row in rows_of(path) if fits(row)]
+    finally:
+        if collects:
+            gc.enable()
+    return sorted(rows, key=lambda row: (row.key.op_id, row.key.device, row.key.call_key))
+
+
+def opened(path: str) -> PersistentCache[Any]:
+    """A store to be changed: what keeps it from being written is an error."""
+    return PersistentCache[Any]("", path, on_fault="raise")
+
+
+def target(store: str | None) -> OperationStores | PersistentCache[Any]:
+    """Where entries are brought: a folder with a file for each operation, or one file."""
+    if store and store.endswith(".json"):
+        return opened(store)
+    return OperationStores(store, on_fault="raise")
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,232 @@
+"""The checks of `ejkernel doctor`, each a few findings about one thing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+# As the project's own dependencies say it; a test compares them.
+SUPPORTED_JAX = ((0, 10), (0, 13))
+EXTRAS = {"pydantic": "cfgs as pydantic models"}
+
+# Above this much spread a tuning needs many rounds to tell candidates apart.
+_NOISY = 0.2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    state: Literal["ok", "note", "fix"]
+    name: str
+    text: str
+    # What to do, where something is to be done.
+    advice: str = ""
+
+
+def installation() -> Iterator[Finding]:
+    """Versions, and whether another package lies over this one."""
+    from ..ops.config.persistent import version
+
+    yield Finding("ok", "ejkernel-ops", f"{version()}, Python {platform.python_version()}")
+    other = _version("ejkernel")
+    if other is not None:
+        yield Finding(
+            *("fix", "ejkernel", f"{other}: another distribution that shares the import name lies in the same place"),
+            "pip uninstall ejkernel ejkernel-ops && pip install ejkernel-ops",
+        )
+    jax, jaxlib = _version("jax"), _version("jaxlib")
+    if jax is None or jaxlib is None:
+        yield Finding("fix", "jax", "not installed", "pip install jax, or jax[cuda12] for an NVIDIA GPU")
+        return
+    low, high = SUPPORTED_JAX
+    wanted = f"at least {'.'.join(map(str, low))} and below {'.'.join(map(str, high))}"
+    if low <= _minor(jax) < high:
+        yield Finding("ok", "jax", f"{jax}, jaxlib {jaxlib}")
+    else:
+        yield Finding("fix", "jax", f"{jax} is not supported", f"install JAX of {wanted}")
+
+
+def settings() -> Iterator[Finding]:
+    """What the environment says."""
+    from ..ops.core.errors import RecordFormatError, SettingError
+    from ..ops.settings import Settings
+
+    try:
+        found = Settings.read()
+    except SettingError as error:
+        yield Finding("fix", "settings", str(error), "correct the variable, or unset it")
+        return
+    if not found.autotune:
+        yield Finding("note", "settings", "EJKERNEL_OPS_AUTOTUNE=off: nothing is tuned")
+    if found.tune_seconds is not None:
+        yield Finding("note", "settings", f"a process tunes for {found.tune_seconds:g} s at most")
+    if found.lock is not None:
+        from ..ops.config.lock import read_lock
+
+        try:
+            lock = read_lock(found.lock)
+        except (RecordFormatError, OSError) as error:
+            yield Finding("fix", "settings", f"EJKERNEL_OPS_LOCK: {error}", "freeze the program again, or unset it")
+        else:
+            yield Finding("note", "settings", f"every call must be in the lock {found.lock}: {len(lock.entries)} calls")
+
+
+def devices() -> Iterator[Finding]:
+    """What JAX sees."""
+    try:
+        import jax
+
+        found = jax.local_devices()
+    # ImportError: no JAX, or parts of two versions. RuntimeError: a backend that was asked for does not start.
+    except (ImportError, RuntimeError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        yield Finding("fix", "devices", f"JAX finds none: {first}", "see that JAX_PLATFORMS and the driver fit")
+        return
+    from ..ops.core.device import device_fingerprint, get_device_platform
+
+    kinds: dict[str, int] = {}
+    for device in found:
+        kinds[device_fingerprint(device)] = kinds.get(device_fingerprint(device), 0) + 1
+    for kind, number in kinds.items():
+        yield Finding("ok", "devices", f"{number} of {kind}")
+    has_card = Path("/proc/driver/nvidia/version").exists()
+    if has_card and all(get_device_platform(device) != "gpu" for device in found):
+        advice = "pip install 'jax[cuda12]', or unset JAX_PLATFORMS"
+        yield Finding("fix", "devices", "there is an NVIDIA driver, and JAX sees no GPU", advice)
+
+
+def clock() -> Iterator[Finding]:
+    """Which clock a tuning here reads, and how far two equal programs seem apart by it right now."""
+    try:
+        import jax
+        import jax.numpy as jnp
+
+        from ..ops.core.device import device_fingerprint
+        from ..ops.core.errors import TuningError
+        from ..ops.tuning.job import Job
+        from ..ops.tuning.tuner import Tuner
+    # Named above already.
+    except ImportError:
+        return
+
+    def twin(cfg: float) -> Any:
+        # A constant that changes no result makes two programs of one.
+        return lambda x: x @ x + cfg
+
+    try:
+        x = jax.random.normal(jax.random.key(0), (512, 512), jnp.float32)
+        record = Tuner[float](iters=9, isolate=False).tune(Job(twin, (x,), {}, (0.0, 1e-20)))
+    except (TuningError, RuntimeError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        yield Finding("fix", "clock", f"nothing can be measured here: {first}", "run a small JAX program to see why")
+        return
+    samples = sorted(s for trial in record.trials for s in trial.samples_s)
+    middle = samples[len(samples) // 2]
+    spread = (samples[(9 * len(samples)) // 10] - samples[len(samples) // 10]) / middle
+    medians = [trial.seconds for trial in record.trials if trial.seconds]
+    apart = max(medians) / min(medians) - 1
+    text = (
+        f"{record.clock} on {device_fingerprint()}; equal programs differ by {apart:.1%} now, samples by {spread:.0%}"
+    )
+    if spread > _NOISY:
+        advice = "other programs are running, or the clock rate changes: tune when the machine is quiet"
+        yield Finding("note", "clock", text, advice)
+    else:
+        yield Finding("ok", "clock", text)
+
+
+def cache() -> Iterator[Finding]:
+    """The cache folder: can it be written, what is in it, is it sound."""
+    from ..ops.config.maintenance import verify
+    from ..ops.config.persistent import PersistentCache, default_folder
+    from ..ops.core.errors import SettingError, StoreError
+    from .entries import store_paths, why_newer
+
+    try:
+        folder = default_folder()
+    # Named with the settings.
+    except SettingError:
+        return
+    advice = "set EJKERNEL_PERSISTENT_CACHE_DIR to a folder that you can write"
+    if not folder.exists():
+        above = next(parent for parent in folder.parents if parent.exists())
+        if os.access(above, os.W_OK):
+            yield Finding("ok", "cache", f"{folder} does not exist yet; the first tuning makes it")
+        else:
+            yield Finding("fix", "cache", f"{folder} does not exist and cannot be made", advice)
+        return
+    if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
+        yield Finding("fix", "cache", f"{folder} is not a folder that can be read", advice)
+        return
+    writable = os.access(folder, os.W_OK)
+    sizes = [entry.stat().st_size for entry in folder.rglob("*") if entry.is_file()]
+    entries = 0
+    for path in store_paths(None):
+        try:
+            seen = verify(PersistentCache[Any]("", path))
+            wrong = [*seen.damaged, *filter(None, [why_newer(path)])]
+        except (StoreError, OSError) as error:
+            wrong = [str(error)]
+        else:
+            entries += seen.entries
+        for damage in wrong:
+            yield Finding("fix", "cache", damage if path in damage else f"{path}: {damage}", "ejkernel cache verify")
+    text = f"{folder}: {entries} entries, {sum(sizes) / 1e6:.1f} MB"
+    if writable:
+        yield Finding("ok", "cache", f"read-write, {text}")
+    else:
+        yield Finding("fix", "cache", f"read-only, {text}", advice)
+    aside = [entry for entry in folder.rglob("*") if entry.name.endswith(".damaged") or ".json.damaged-" in entry.name]
+    if aside:
+        yield Finding("note", "cache", f"{len(aside)} damaged files were set aside", f"look, then remove: {aside[0]}")
+
+
+def packs() -> Iterator[Finding]:
+    """Packs that selectors look into."""
+    if _version("jax") is None:
+        return
+    from ..ops import verify_pack
+    from ..ops.config.packs import found_packs
+    from ..ops.core.errors import SettingError
+    from ..ops.settings import Settings
+
+    try:
+        paths = Settings.read().packs
+    # Named with the settings.
+    except SettingError:
+        return
+    for pack in found_packs(paths) if paths is not None else ():
+        report = verify_pack(pack.path)
+        if report.is_sound:
+            yield Finding("ok", "pack", f"{report.entries} entries, {report.path}")
+        else:
+            yield Finding("fix", "pack", f"{report.damage}", "make it again, or remove it")
+
+
+def extras() -> Iterator[Finding]:
+    """Optional packages."""
+    for name, purpose in EXTRAS.items():
+        found = _version(name)
+        if found is not None:
+            yield Finding("ok", "extra", f"{name} {found} ({purpose})")
+        else:
+            yield Finding(
+                "note", "extra", f"{name} is not installed ({purpose})", f"pip install 'ejkernel-ops[{name}]'"
+            )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

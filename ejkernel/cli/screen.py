@@ -1,0 +1,107 @@
+"""What a person or a script sees: colours on terminals alone, tables that fit the window, JSON for scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+from ..ops.core import tabular
+from ..ops.settings import no_color
+
+_CODES = {"title": "1", "good": "32", "bad": "31", "dim": "2", "": ""}
+# Narrower columns say nothing.
+_NARROWEST = 6
+
+
+def write(text: str = "", style: str = "") -> None:
+    """A line of output."""
+    print(styled(text, style, sys.stdout))
+
+
+def say(text: str, style: str = "") -> None:
+    """A line for the person: on the error stream, so that output stays what was asked for."""
+    # The stream may be closed, or its reader gone; the status still tells.
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            print(styled(text, style, sys.stderr), file=sys.stderr, flush=True)
+
+
+def styled(text: str, style: str, stream: TextIO | None) -> str:
+    """In colour on a terminal whose user did not forbid it."""
+    code = _CODES[style]
+    wanted = code and stream is not None and stream.isatty() and not no_color()
+    return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
+
+
+def write_json(data: Any) -> None:
+    """For scripts; of a list, one item a line, so that other tools can take it apart."""
+    if isinstance(data, list):
+        lines = ",\n".join(json.dumps(item, ensure_ascii=False) for item in data)
+        print(f"[\n{lines}\n]" if data else "[]")
+    else:
+        print(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns under each other; in a terminal the widest are cut until they fit its window."""
+    fitted = _fitted(header, rows, shutil.get_terminal_size().columns) if _on_terminal() else rows
+    first, *others = tabular.as_text(header, fitted).splitlines()
+    write(first, "title")
+    if others:
+        write("\n".join(others))
+
+
+def _on_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def _fitted(header: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> list[list[str]]:
+    widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(header)]
+    least = [max(len(name), _NARROWEST) for name in header]
+    while sum(widths) + 2 * (len(widths) - 1) > columns:
+        room = [width - small for width, small in zip(widths, least, strict=True)]
+        widest = max(range(len(widths)), key=lambda i: room[i])
+        # The window is too narrow for any table: then its lines are broken.
+        if room[widest] <= 0:
+            break
+        widths[widest] -= 1
+    return [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: width - 2] + ".."
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Warnings as one line each, without the place in our code that nobody asked about."""
+
+    def show(message: Warning | str, *about: Any, **more: Any) -> None:
+        say(f"ejkernel: warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        # Of our own and of programs that we run for the user; what JAX deprecates is for those who write the code.
+        for kind in (DeprecationWarning, PendingDeprecationWarning):
+            warnings.simplefilter("ignore", kind)
+        warnings.showwarning = show
+        yield
+
+
+def close_output() -> None:
+    """Sends whatever is still in the buffers nowhere: the reader is gone, or the disk is full."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+            continue
+        # A second failure at the end of the process would change its status.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

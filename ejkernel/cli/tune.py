@@ -1,0 +1,161 @@
+"""`ejkernel tune`: tunes the calls of a recording or of a function, and says what that gave."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from typing import Any
+
+from .errors import CommandError, Status
+from .parsing import Command, Parser
+from .program import TARGET, Program, add_device, is_function, on_device, program_at
+from .screen import say, write, write_json
+
+# As `Tuner(effort=...)` names them; written here because help must not wait for JAX.
+EFFORTS = ("quick", "default", "full", "exhaustive")
+
+
+def arguments(parser: Parser) -> None:
+    """Its options."""
+    parser.add_argument("target", help=TARGET)
+    parser.add_argument("--effort", choices=EFFORTS, help="how long very many candidates are searched (default)")
+    parser.add_argument("--seconds", type=float, metavar="N", help="a budget for everything; the costliest calls first")
+    add_device(parser)
+    parser.add_argument("--store", metavar="FOLDER", help="keep what is found here; else where the program keeps it")
+    parser.add_argument("--backward", action="store_true", help="tune forward and backward together")
+    parser.add_argument("--again", action="store_true", help="tune what is known already, too; else that is skipped")
+    parser.add_argument(
+        "--repetitions", type=int, default=1, metavar="N", help="tunings of each call; the fastest stays"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="also write the result, with every record, to a file")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--json", action="store_true", help="the summary, for scripts")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Tunes."""
+    from ..ops import AutotuneOptions
+    from ..ops.settings import Settings
+
+    if not Settings.read().autotune:
+        raise CommandError("EJKERNEL_OPS_AUTOTUNE=off forbids every tuning; unset it for this command")
+    # What cannot be written is said before an hour of tuning.
+    if options.output and not os.path.isdir(os.path.dirname(os.path.abspath(options.output))):
+        raise CommandError(f"{options.output} cannot be written: its folder does not exist")
+    if options.store and os.path.isfile(options.store):
+        raise CommandError(f"{options.store} is a file; --store takes a folder, with a file for each operation")
+    with on_device(options.device):
+        selector = _selector(options)
+        tuning = AutotuneOptions(
+            seconds=options.seconds,
+            selector=selector,
+            again=options.again,
+            repetitions=options.repetitions,
+            progress=not options.quiet,
+            refresh=False,
+        )
+        program = program_at(options.target, selector)
+        if not program.calls and not program.notes:
+            raise CommandError(
+                f"{options.target} makes no kernel call that a selector answers; there is nothing to tune"
+            )
+        result = _tuned(program, tuning)
+        lost = _why_lost(program, selector)
+    if options.output:
+        result.dump(options.output)
+    if options.json:
+        write_json(summary(result))
+    else:
+        write(result.table())
+    return _status(result, lost)
+
+
+def _selector(options: argparse.Namespace) -> Any:
+    """The one that tunes; None leaves a function's calls to the selectors of the program."""
+    from ..ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, OperationStores, Tuner
+
+    own = options.effort or options.store or options.backward
+    if is_function(options.target) and not own:
+        return None
+    return ConfigSelectorChain[Any, Any](
+        ConfigCache(),
+        AutotunePolicy(validate_backward=options.backward),
+        Tuner(effort=options.effort or "default"),
+        OperationStores(options.store),
+    )
+
+
+def _tuned(program: Program, tuning: Any) -> Any:
+    from dataclasses import replace
+
+    from ..ops import autotune
+    from ..ops.execution.offline import tune_calls
+
+    if program.fn is not None:
+        return autotune(program.fn, *program.args, tuning=tuning, **program.kwargs)
+    mine = tuning.selector
+    calls = program.calls if mine is None else [replace(call, selectors=(mine,)) for call in program.calls]
+    return tune_calls(calls, tuning, program.notes)
+
+
+def summary(result: Any) -> dict[str, Any]:
+    """A result in the figures that a script asks for; `--output` writes everything."""
+    from ..ops.execution.explaining import plain
+
+    totals = result.totals
+    return {
+        "device": result.device,
+        "interrupted": result.interrupted,
+        "heuristic_seconds": totals.heuristic_s,
+        "tuned_seconds": totals.tuned_s,
+        "calls": [
+            {
+                "op_id": entry.op_id_v,
+                "call_key": entry.call_key,
+                "cfg": plain(entry.cfg),
+                "from": entry.source,
+                "note": entry.note,
+                "runs": entry.count,
+                **({} if entry.record is None else entry.record.summary()),
+            }
+            for entry in result.entries
+        ],
+        "notes": list(result.notes),
+    }
+
+
+def _why_lost(program: Program, selector: Any) -> str:
+    """Why a store did not take what was tuned for it; empty where all is kept."""
+    selectors = [selector] if selector is not None else [s for call in program.calls for s in call.selectors]
+    reasons = (getattr(s.persistent, "reason", "") for s in selectors)
+    return next((reason for reason in reasons if reason), "")
+
+
+def _status(result: Any, lost: str) -> int:
+    again = shlex.join(["ejkernel", *sys.argv[1:]])
+    if result.interrupted:
+        say(f"stopped; what was measured is kept. Go on with: {again}")
+        return Status.INTERRUPTED
+    if lost:
+        say(f"not everything that was tuned is kept: {lost}; make room or give --store, and run it again", "bad")
+        return Status.UNUSABLE
+    left = [entry for entry in result.entries if entry.note]
+    if left or result.notes:
+        say(f"{len(left) + len(result.notes)} calls were not tuned, for the reasons above", "bad")
+        return Status.FOUND
+    return Status.DONE
+
+
+COMMAND = Command(
+    "Tune every kernel call of a recording, or of a function of yours, each once, and show the gains.\n"
+    "What is known already is skipped, so that a stopped or killed tuning goes on when it is run again.",
+    (
+        "ejkernel tune recorded.json",
+        "ejkernel tune recorded.json --seconds 300 --effort quick",
+        "ejkernel tune train:step --device gpu:0 --json",
+    ),
+    arguments,
+    run,
+)

@@ -1,0 +1,232 @@
+"""record, tune, freeze, explain and pack, against real programs and real tunings."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from fakes_cli import HERE, piped, raw, write_store
+
+from ejkernel.ops import AutotuningResult
+
+RUN = "import tuned_program; tuned_program.program()"
+
+
+def test_a_program_is_recorded_tuned_explained_frozen_and_packed(shell, tmp_path, monkeypatch):
+    """Each command takes what the one before it left."""
+    monkeypatch.setenv("PYTHONPATH", f"{HERE.parent.parent}:{HERE}")
+    done = shell("record", "--", sys.executable, "-c", RUN)
+    assert done.status == 0
+    assert "2 new calls recorded, 2 in recorded.json" in done.err
+    assert "0 new calls" in shell("record", "--", sys.executable, "-c", RUN).err
+
+    (before, _) = shell("explain", "recorded.json", "--json").data
+    assert before["tier"] == "autotune"
+
+    tuned = shell("tune", "recorded.json", "-o", "result.json")
+    assert tuned.status == 0, tuned.err
+    assert tuned.out.splitlines()[0].split()[:3] == ["operation", "call", "cfg"]
+    assert "2 of 2: cli.row_sum@v1" in tuned.err
+    assert len(AutotuningResult.load("result.json").entries) == 2
+    again = shell("tune", "recorded.json", "--json")
+    assert {call["from"] for call in again.data["calls"]} == {"persistent"}
+    assert len(shell("cache", "list", "--json").data) == 2
+
+    assert shell("freeze", "recorded.json", "-o", "calls.lock.json").status == 0
+    assert shell("freeze", "result.json", "-o", "result.lock.json").status == 0
+    assert shell("freeze", "-o", "everything.lock.json", "--json").data["path"].endswith("everything.lock.json")
+    names = ["calls", "result", "everything"]
+    keys = [set(json.loads((tmp_path / f"{name}.lock.json").read_text())) for name in names]
+    assert keys[0] == keys[1] == keys[2]
+
+    assert "2 entries in" in shell("pack", "create", "team.json", "--name", "team").out
+    checked = shell("pack", "verify", "team.json", "--calls", "recorded.json")
+    assert checked.status == 0
+    assert "2 compared with their kernels" in checked.out
+    assert shell("pack", "list").err.startswith("no pack is installed")
+
+
+def test_a_function_that_runs_the_program_is_looked_through(shell):
+    """It is run once without tuning; then each call is tuned into the program's own store. Its prints are no output."""
+    done = shell("tune", "tuned_program:program", "--json")
+    assert done.status == 0, done.err
+    assert [call["from"] for call in done.data["calls"]] == ["autotune"] * 2
+    assert "the program speaks" in done.err
+    assert len(shell("cache", "list", "--json").data) == 2
+
+
+def test_a_function_that_returns_a_function_and_its_arguments_has_it_traced(shell):
+    """And never run; the command's own selector tunes where an effort or a store is given."""
+    done = shell("tune", "tuned_program:pair", "--store", "elsewhere", "--effort", "quick", "--quiet", "--json")
+    assert done.status == 0, done.err
+    assert done.err == ""
+    assert len(done.data["calls"]) == 2
+    assert shell("cache", "list", "--json").data == []
+    assert len(shell("cache", "list", "--json", "--store", "elsewhere").data) == 2
+
+
+@pytest.mark.parametrize("function", ["program", "pair"])
+def test_a_function_is_explained_and_frozen(shell, function):
+    """By the calls that it makes; explaining leaves nothing behind."""
+    done = shell("explain", f"tuned_program:{function}")
+    assert done.out.count("would be tuned: 2 candidates") == 2
+    assert shell("cache", "list", "--json").data == []
+    none = shell("explain", f"tuned_program:{function}", "--op", "other")
+    assert none.status == 3
+    assert "its kernel calls are: cli.row_sum@v1" in none.err
+    frozen = shell("freeze", f"tuned_program:{function}")
+    assert frozen.status == 0, frozen.err
+    assert "2 decisions in" in frozen.out
+
+
+def test_a_device_can_be_chosen(shell):
+    """By platform and number; one that is not there is named with those that are."""
+    done = shell("explain", "tuned_program:pair", "--device", "cpu:1", "--json")
+    assert done.data[0]["key"]["device"].startswith("cpu|")
+    for name in ("cpu:99", "gpu:x", "nonsense"):
+        refused = shell("tune", "tuned_program:pair", "--device", name)
+        assert refused.status == 3
+        assert f"there is no device {name}; there are cpu:0" in refused.err
+
+
+def test_what_could_not_be_tuned_is_said_and_has_status_1(shell, tmp_path):
+    """A recording of another device has nothing for this one."""
+    call = {"device": "gpu|NVIDIA H200", "op_id": "x@v1", "call_key": "00"}
+    recording = {"kind": "ejkernel.ops recorded calls", "version": 1, "calls": [call]}
+    (tmp_path / "far.json").write_text(json.dumps(recording))
+    done = shell("tune", "far.json")
+    assert done.status == 1
+    assert "recorded on another kind of device" in done.out
+    assert "1 calls were not tuned" in done.err
+
+
+@pytest.mark.parametrize(
+    ("target", "advice"),
+    [
+        ("nowhere.json", "there is no recording nowhere.json; make one with `ejkernel record"),
+        ("no_such_module:f", "there is no module no_such_module; run the command in the folder that holds it"),
+        ("tuned_program:progam", "tuned_program has no progam (did you mean program?)"),
+        ("tuned_program:NUMBER", "tuned_program:NUMBER is a int; name a function"),
+        ("tuned_program:wanting", "takes x; name a function without arguments, which returns (fn, args)"),
+        ("tuned_program:failing", "raised an error: ValueError: no luck; --traceback shows where"),
+        ("tuned_program:without_kernels", "makes no kernel call that a selector answers"),
+        ("broken_module:f", "broken_module cannot be imported: RuntimeError: not today; --traceback shows where"),
+        ("leaving_module:f", "leaving_module cannot be imported: SystemExit: 5"),
+        ("needing_module:f", "needing_module needs the module absent_library, which is not installed"),
+        ("script.py", "script.py is a program; name a function in it, script:main"),
+        ("text.json", "is no file of recorded calls"),
+        ("future.json", "has version 9 of recorded calls"),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence(shell, tmp_path, target, advice):
+    """With what to do, and the status for it."""
+    (tmp_path / "broken_module.py").write_text("raise RuntimeError('not today')")
+    (tmp_path / "leaving_module.py").write_text("raise SystemExit(5)")
+    (tmp_path / "needing_module.py").write_text("import absent_library")
+    (tmp_path / "script.py").write_text("pass")
+    (tmp_path / "text.json").write_text("[1]")
+    (tmp_path / "future.json").write_text('{"kind": "ejkernel.ops recorded calls", "version": 9, "calls": []}')
+    done = shell("tune", target)
+    assert done.status == 3
+    assert advice in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+
+
+def test_a_traceback_is_shown_to_who_asks(shell):
+    """Down to the line of the user's own."""
+    assert "in failing" in shell("tune", "tuned_program:failing", "--traceback").err
+
+
+def test_tuning_that_is_forbidden_is_said(shell, monkeypatch):
+    """Rather than done without effect."""
+    monkeypatch.setenv("EJKERNEL_OPS_AUTOTUNE", "off")
+    done = shell("tune", "tuned_program:pair")
+    assert done.status == 3
+    assert "EJKERNEL_OPS_AUTOTUNE=off forbids every tuning" in done.err
+
+
+def test_a_store_that_cannot_be_written_does_not_pass_for_done(shell, tmp_path):
+    """What was tuned is shown, and that it is not kept is said; a result's folder is looked for before tuning."""
+    (tmp_path / "plain").write_text("")
+    done = shell("tune", "tuned_program:pair", "--store", "plain/inside", "--quiet")
+    assert done.status == 3
+    assert "cli.row_sum@v1" in done.out
+    assert "not everything that was tuned is kept" in done.err
+    assert "--store takes a folder" in shell("tune", "tuned_program:pair", "--store", "plain").err
+    early = shell("tune", "tuned_program:pair", "-o", "no/such/result.json")
+    assert early.status == 3
+    assert "its folder does not exist" in early.err
+    assert shell("freeze", "--store", "nowhere").status == 3
+
+
+def test_the_efforts_are_the_tuners_own():
+    """Help names them without importing JAX."""
+    from ejkernel.cli.tune import EFFORTS
+    from ejkernel.ops.tuning.search import effort
+
+    assert tuple(effort.EFFORTS) == EFFORTS
+
+
+def test_record_gives_the_status_of_the_program(shell):
+    """Also that of one that a signal ended; a program that cannot be started is one sentence."""
+    leave = "import sys; sys.exit(7)"
+    assert shell("record", "--", sys.executable, "-c", leave).status == 7
+    kill = "import os; os.kill(os.getpid(), 15)"
+    assert shell("record", "--", sys.executable, "-c", kill).status == 143
+    quiet = shell("record", "--", sys.executable, "-c", "pass")
+    assert quiet.status == 1
+    assert "nothing was recorded" in quiet.err
+    missing = shell("record", "--", "no-such-program")
+    assert missing.status == 3
+    assert "no-such-program cannot be run: No such file or directory" in missing.err
+
+
+def test_record_refuses_a_file_of_something_else_before_it_runs_anything(shell, tmp_path):
+    """The program would have run for nothing."""
+    (tmp_path / "notes.json").write_text("{}")
+    done = shell("record", "-o", "notes.json", "--", sys.executable, "-c", "open('ran', 'w')")
+    assert done.status == 3
+    assert "is no file of recorded calls" in done.err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_packs_are_installed_found_and_checked(shell, folder, tmp_path):
+    """An installed pack answers; another one of its name is refused; a damaged one is named by list and verify."""
+    from ejkernel.ops.config.packs import forget_packs
+
+    shell("tune", "tuned_program:pair", "--store", "theirs", "--quiet")
+    refused = shell("pack", "create", "team.json", "--store", "nowhere")
+    assert refused.status == 3
+    assert shell("pack", "create", "team.json", "--store", "theirs").status == 0
+    assert shell("pack", "install", "team.json").status == 0
+    assert shell("pack", "install", "team.json").status == 0, "the same pack again"
+    forget_packs()
+    (row,) = shell("pack", "list", "--json").data
+    assert (row["name"], row["entries"]) == ("team", 2)
+    assert row["path"] == str(folder / "packs" / "team.json")
+    assert "from the pack" in shell("explain", "tuned_program:pair").out
+
+    write_store(tmp_path / "other.json", {("op@v1", "aaaa"): raw()})
+    assert shell("pack", "create", "team.json", "--store", "other.json").status == 0
+    other = shell("pack", "install", "team.json")
+    assert other.status == 3
+    assert "is another pack; remove it, rename yours, or use --force" in other.err
+    assert shell("pack", "install", "team.json", "--force").status == 0
+
+    path = folder / "packs" / "team.json"
+    path.write_text(path.read_text().replace('"cfg": ', '"cfg": 1', 1))
+    forget_packs()
+    for words in (("list",), ("verify", str(path))):
+        bad = shell("pack", *words)
+        assert bad.status == 1
+        assert "does not fit its checksum" in bad.out + bad.err
+    assert shell("pack", "install", str(tmp_path / "nothing.json")).status == 3
+
+
+def test_a_command_that_tuned_ends_with_its_status():
+    """In a process of its own, whatever its compiler threads still do."""
+    done = piped("tune", "tuned_program:pair", "--quiet")
+    assert done.status == 0, done.err
+    assert "cli.row_sum@v1" in done.out

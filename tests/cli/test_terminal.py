@@ -1,0 +1,101 @@
+"""The command in terminals and pipes: colours, narrow windows, Ctrl-C, readers that go away, full disks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from fakes_cli import COMMAND, in_terminal, piped, raw, variables, write_store
+
+
+@pytest.fixture
+def store(folder):
+    """More output than a pipe holds."""
+    return write_store(folder / "matmul.json", {("matmul@v1", f"{i:016x}"): raw() for i in range(2_000)})
+
+
+def test_a_terminal_has_colours_and_a_pipe_has_none(folder):
+    """Nor has a terminal whose user does not want any."""
+    write_store(folder / "op.json", {("op@v1", "aaaa"): raw()})
+    assert "\x1b[1moperation" in in_terminal("cache", "list", columns=120)[1]
+    assert "\x1b" not in in_terminal("cache", "list", columns=120, NO_COLOR="1")[1]
+    assert "\x1b" not in piped("cache", "list").out
+
+
+def test_a_list_fits_the_window(folder):
+    """Long cells are cut; in a pipe they are whole."""
+    cfg = {f"a_long_name_{i}": i for i in range(3)}
+    write_store(folder / "op.json", {("op@v1", "aaaa"): raw(cfg=cfg)})
+    _, shown = in_terminal("cache", "list", columns=90, NO_COLOR="1")
+    assert max(map(len, shown.splitlines())) <= 90
+    assert ".." in shown
+    assert "a_long_name_2" in piped("cache", "list").out
+
+
+@pytest.mark.parametrize("words", [("--help",), ("cache", "list", "--help"), ("cache", "list"), ("cache", "verify")])
+def test_a_very_narrow_window_breaks_nothing(store, words):
+    """Even one of five columns."""
+    status, shown = in_terminal(*words, columns=5)
+    assert status == 0
+    assert "Traceback" not in shown
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(store):
+    """As with `| head`: no traceback, and the status of a broken pipe."""
+    process = subprocess.Popen(
+        [*COMMAND, "cache", "list"], env=variables(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+@pytest.mark.parametrize("words", [("cache", "list"), ("cache", "list", "--json"), ("cache", "path")], ids=" ".join)
+def test_a_full_disk_is_one_sentence(store, words):
+    """With the status for it."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, *words], env=variables(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 3
+    assert "No space left on device; make room" in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-"])
+def test_streams_that_are_closed_break_nothing(store, closed):
+    """As daemons and cron have it."""
+    command = " ".join([*COMMAND, "cache", "list", closed])
+    done = subprocess.run(
+        ["sh", "-c", command], env=variables(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_ends_a_program_that_is_recorded_and_not_the_recording(tmp_path):
+    """The program's status is ours, and what was recorded is said."""
+    program = "import sys, threading; print('ready', flush=True); threading.Event().wait(60)"
+    words = ("record", "-o", str(tmp_path / "calls.json"), "--", sys.executable, "-c", program)
+    status, shown = in_terminal(*words, stop_after="ready\r\n")
+    assert status == 130, shown
+    assert "0 new calls recorded" in shown
+
+
+def test_ctrl_c_stops_a_tuning_keeps_what_was_measured_and_says_how_to_go_on(shell, folder):
+    """The next run begins with what is left."""
+    status, shown = in_terminal("tune", "tuned_program:many", columns=200, stop_after="3 of 20: cli.row_sum@v1")
+    assert status == 130, shown
+    assert "Traceback" not in shown
+    assert "stopped; what was measured is kept. Go on with: ejkernel tune tuned_program:many" in shown
+    kept = len(shell("cache", "list", "--json").data)
+    assert 1 <= kept < 20
+    tiers = [call["tier"] for call in shell("explain", "tuned_program:many", "--json").data]
+    assert tiers.count("persistent") == kept
+    assert tiers.count("autotune") == 20 - kept
