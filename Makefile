@@ -20,7 +20,7 @@ format: ## let ruff fix and format the code
 	@.ci/env oldest sh -c 'ruff check --fix . && ruff format .'
 
 docs: ## build the documentation into site/, strictly
-	@NO_MKDOCS_2_WARNING=1 .ci/env newest python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 .ci/env newest python -m mkdocs build --strict
 
 campaigns: ## run the long tests, marked slow
 	@.ci/env newest python -m pytest -m slow
