@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
+from xml.etree import ElementTree
 
 import pytest
 from tier_table import tier_table
@@ -120,3 +121,12 @@ def test_links_lead_somewhere(page: str) -> None:
     """Pages outside of the site, which the strict build does not see, link to files that exist."""
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("picture", sorted(ROOT.glob("docs/pictures/*")), ids=lambda p: p.name)
+def test_a_picture_is_one_and_is_shown(picture: Path) -> None:
+    """Each picture is whole, is used by a page, and shows no folder of the machine that it was made on."""
+    drawn = ElementTree.fromstring(picture.read_text(encoding="utf-8"))
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    assert any(f"pictures/{picture.name})" in page.read_text(encoding="utf-8") for page in PAGES)
+    assert not re.search(r"/(home|root|tmp|Users)/", "".join(drawn.itertext()))

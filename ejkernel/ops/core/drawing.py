@@ -39,7 +39,8 @@ def draw(record: Record, axes: Any = None) -> Any:
         axes.yaxis.set_major_formatter(lambda value, _: tabular.seconds(value))
         axes.yaxis.set_minor_formatter(lambda value, _: "")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlabel("round")
+    # Batches of a search run one after the other: the first sample of each is no common round.
+    axes.set_xlabel("round" if record.space is None else "sample")
     axes.set_ylabel(f"time [{record.clock}]")
     axes.set_title(_title(record), loc="left", fontsize="medium")
     _legend(axes, order)
