@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 # The targets share the environments, which are not built twice at once.
 .NOTPARALLEL:
-.PHONY: help demo test lint format campaigns clean
+.PHONY: help demo test lint format docs campaigns clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ lint: ## ruff and mypy, changing nothing
 
 format: ## let ruff fix and format the code
 	@.ci/env oldest sh -c 'ruff check --fix . && ruff format .'
+
+docs: ## build the documentation into site/, strictly
+	@NO_MKDOCS_2_WARNING=1 .ci/env newest python -m mkdocs build --strict
 
 campaigns: ## run the long tests, marked slow
 	@.ci/env newest python -m pytest -m slow

@@ -1,14 +1,22 @@
-"""Every example in the documentation runs."""
+"""Every example in the documentation runs, and what pages say about the code is what the code says."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
+from xml.etree import ElementTree
 
 import pytest
+from tier_table import tier_table
+
+import ejkernel.library
+import ejkernel.ops
+from ejkernel.ops.core.record import Status, Stop
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
@@ -38,4 +46,87 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 def test_the_readme_has_examples() -> None:
     """The check above has something to check."""
-    assert "executor(" in blocks(ROOT / "README.md")
+    assert "@tunable(" in blocks(ROOT / "README.md")
+
+
+def text(page: str) -> str:
+    """A page of the documentation."""
+    return (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+def test_the_table_of_tiers_is_the_codes() -> None:
+    """What the page says of each tier is what a selector does; `python tests/tier_table.py` prints the table anew."""
+    assert tier_table() in text("choosing.md")
+
+
+def test_every_public_name_has_its_place_in_the_reference() -> None:
+    """A new name is listed once, and a name that is gone is not."""
+    listed = re.findall(
+        r"^::: ejkernel\.ops\.(\w+)$", text("reference/ops.md") + text("reference/stores.md"), re.MULTILINE
+    )
+    assert sorted(listed) == sorted(ejkernel.ops.__all__)
+
+
+def test_every_name_of_the_library_has_its_place_in_the_reference() -> None:
+    """The same for `ejkernel.library`."""
+    listed = re.findall(r"^::: ejkernel\.library\.\w+\.(\w+)$", text("reference/library.md"), re.MULTILINE)
+    assert sorted(listed) == sorted(ejkernel.library.__all__)
+
+
+def test_the_table_of_settings_is_complete() -> None:
+    """The README names every variable that is read, and no other."""
+    source = (ROOT / "ejkernel/ops/settings.py").read_text(encoding="utf-8")
+    read = set(re.findall(r'"(EJKERNEL_\w+|NO_COLOR)"', source))
+    table = re.findall(r"^\| `(\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(table) == sorted(read)
+
+
+@pytest.mark.parametrize("word", [*get_args(Status), *get_args(Stop)])
+def test_the_page_on_records_knows_every_outcome(word: str) -> None:
+    """Each status of a candidate and each end of a tuning is explained."""
+    assert re.search(rf"^\| .*`{word}`", text("tuning.md"), re.MULTILINE)
+
+
+def messages() -> str:
+    """Every text of the package's own, with a gap where a value is put in."""
+    found = []
+    for path in sorted((ROOT / "ejkernel").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                found.append(
+                    "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return "\n".join(found)
+
+
+def test_messages_that_are_explained_are_messages_of_the_code() -> None:
+    """What the page on troubleshooting quotes can be seen: a text that was changed is changed there, too."""
+    first_cells = re.findall(r"^\| (.*?) \| ", text("troubleshooting.md"), re.MULTILINE)
+    quoted = [part for cell in first_cells for part in re.findall(r"`([^`]* [^`]*)`", cell)]
+    code = messages()
+    assert len(quoted) > 40
+    assert [part for part in quoted if part not in code] == []
+
+
+def test_every_page_is_in_the_list_of_the_site() -> None:
+    """A page that is written can be found."""
+    listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md"))
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    """Pages outside of the site, which the strict build does not see, link to files that exist."""
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("picture", sorted(ROOT.glob("docs/pictures/*")), ids=lambda p: p.name)
+def test_a_picture_is_one_and_is_shown(picture: Path) -> None:
+    """Each picture is whole, is used by a page, and shows no folder of the machine that it was made on."""
+    drawn = ElementTree.fromstring(picture.read_text(encoding="utf-8"))
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    assert any(f"pictures/{picture.name})" in page.read_text(encoding="utf-8") for page in PAGES)
+    assert not re.search(r"/(home|root|tmp|Users)/", "".join(drawn.itertext()))

@@ -88,6 +88,10 @@ class JaxChangedError(OpsError, ImportError):
     """The installed JAX has no such private name any more."""
 
 
+class MissingExtraError(OpsError, ImportError):
+    """Something that needs a package which an extra of this one installs."""
+
+
 class AgreementError(OpsError, RuntimeError):
     """Processes of one program that cannot agree on a cfg."""
 

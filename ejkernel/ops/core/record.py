@@ -118,6 +118,13 @@ class Record:
         """The candidates as text, the fastest first: median time, spread, ratio to the winner, check, what became."""
         return record_table(self)
 
+    def plot(self, axes: Any = None) -> Any:
+        """The race as a picture, in a matplotlib Axes of its own or the one given; needs the extra `plot`."""
+        # Nobody who only reads records pays for matplotlib.
+        from .drawing import draw
+
+        return draw(self, axes)
+
     def as_json(self) -> dict[str, Any]:
         """The record as plain JSON values."""
         return {

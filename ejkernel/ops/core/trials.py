@@ -16,8 +16,12 @@ _HEADER = ("cfg", "median", "spread", "ratio", "error", "status", "")
 def record_table(record: Record) -> str:
     """The winner first, then by time, then what was not timed or could not be used."""
     best = None if record.winner is None else record.trials[record.winner].seconds
-    order = sorted(range(len(record.trials)), key=lambda place: (place != record.winner, _rank(record, place)))
-    return tabular.as_text(_HEADER, [_row(record, place, best) for place in order])
+    return tabular.as_text(_HEADER, [_row(record, place, best) for place in ranked(record)])
+
+
+def ranked(record: Record) -> list[int]:
+    """The places of the trials in that order."""
+    return sorted(range(len(record.trials)), key=lambda place: (place != record.winner, _rank(record, place)))
 
 
 def _rank(record: Record, place: int) -> float:
@@ -35,14 +39,15 @@ def _row(record: Record, place: int, best: float | None) -> tuple[str, ...]:
         f"{taken / best:.2f}x" if taken and best else "-",
         "-" if trial.error is None else f"{trial.error:.1e}",
         trial.status,
-        _notes(record, place),
+        notes(record, place),
     )
 
 
-def _notes(record: Record, place: int) -> str:
+def notes(record: Record, place: int) -> str:
+    """What one candidate was in the race, what became of it, and what it has to say."""
     trial = record.trials[place]
     roles = {"winner": place == record.winner, "tied": place in record.tied, "heuristic": place == record.heuristic}
-    notes = [role for role, holds in roles.items() if holds]
+    said = [role for role, holds in roles.items() if holds]
     if trial.dropped_round is not None:
-        notes.append(f"dropped in round {trial.dropped_round}")
-    return ", ".join(notes) + (": " if notes and trial.message else "") + trial.message
+        said.append(f"dropped in round {trial.dropped_round}")
+    return ", ".join(said) + (": " if said and trial.message else "") + trial.message
