@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import pytest
 from fakes import call_of, key_of
 
-from ejkernel.ops import ConfigCache, ConfigSelectorChain, Kernel, PersistentCache, Tuner
-from ejkernel.ops.config.jobs import call_parts
+from ejkernel.ops import ConfigCache, ConfigSelectorChain, Kernel, PersistentCache, Tuner, make_pack
 from ejkernel.ops.config.kin import calls_apart, kin
 from ejkernel.ops.config.request import ask
 from ejkernel.ops.config.store import StoredEntry
 from ejkernel.ops.config.wrappers import LayeredStore, MemoryStore
+from ejkernel.ops.core.description import described
 from ejkernel.ops.core.record import Record, Trial
 from ejkernel.ops.tuning.search.effort import FEW
 
@@ -63,8 +63,9 @@ def stored(store, kernel, x, cfg, *, device=None, behind=()):
     inv = call_of(kernel, x)
     own, op, call = key_of(kernel, inv)
     timed = [Trial(c, samples_s=(1.0 + i,)) for i, c in enumerate([cfg, *behind])]
-    record = Record(key=call_parts(inv), trials=tuple(timed), winner=0, space=36)
-    store.keep((device or own, op, call), StoredEntry(cfg, source="autotune", summary=record.summary()))
+    record = Record(trials=tuple(timed), winner=0, space=36)
+    entry = StoredEntry(cfg, source="autotune", summary=record.summary(), call=described(inv))
+    store.keep((device or own, op, call), entry)
 
 
 def test_the_nearest_calls_come_first():
@@ -73,7 +74,7 @@ def test_the_nearest_calls_come_first():
     for size, cfg in ((8, CFGS[1]), (16, CFGS[2]), (1024, CFGS[3]), (64, CFGS[4])):
         stored(store, kernel, jnp.ones(size), cfg)
 
-    assert kin(store, asked(kernel, jnp.ones(8)), CFGS) == [CFGS[2], CFGS[4], CFGS[3]]
+    assert kin([store], asked(kernel, jnp.ones(8)), CFGS) == [CFGS[2], CFGS[4], CFGS[3]]
 
 
 def test_the_same_call_on_a_sibling_device_comes_before_distant_calls():
@@ -83,7 +84,7 @@ def test_the_same_call_on_a_sibling_device_comes_before_distant_calls():
     stored(store, kernel, x, CFGS[2], device="gpu|other")
     stored(store, kernel, x, CFGS[3], device="cpu|other")
 
-    assert kin(store, asked(kernel, x), CFGS) == [CFGS[3], CFGS[2], CFGS[1]]
+    assert kin([store], asked(kernel, x), CFGS) == [CFGS[3], CFGS[2], CFGS[1]]
 
 
 def test_the_next_best_of_a_search_are_seeds_too():
@@ -93,7 +94,7 @@ def test_the_next_best_of_a_search_are_seeds_too():
     stored(store, kernel, x, one[0], device="cpu|one", behind=one[1:])
     stored(store, kernel, x, other[0], device="cpu|other", behind=other[1:])
 
-    assert kin(store, asked(kernel, x), CFGS) == [one[0], other[0], one[2], other[1]]
+    assert kin([store], asked(kernel, x), CFGS) == [one[0], other[0], one[2], other[1]]
 
 
 def test_other_operations_and_versions_are_no_kin():
@@ -103,7 +104,7 @@ def test_other_operations_and_versions_are_no_kin():
     store.keep(("cpu|other", "small@v0", call), StoredEntry(CFGS[1]))
     store.keep(("cpu|other", op.replace("v0", "v1"), call), StoredEntry(CFGS[2]))
 
-    assert kin(store, asked(kernel, x), CFGS) == []
+    assert kin([store], asked(kernel, x), CFGS) == []
 
 
 @pytest.mark.parametrize(("kernel", "found"), [(Large(), []), (Judging(), [Tiles(64, 1)])], ids=["silent", "judging"])
@@ -113,7 +114,7 @@ def test_only_what_may_run_here_is_a_seed(kernel, found):
     stored(store, kernel, x, Tiles(64, 1), device="cpu|one")
     stored(store, kernel, x, Tiles(128, 1), device="cpu|two")
 
-    assert kin(store, asked(kernel, x), CFGS) == found
+    assert kin([store], asked(kernel, x), CFGS) == found
 
 
 def test_what_does_not_fit_the_kernel_is_passed_over():
@@ -121,9 +122,9 @@ def test_what_does_not_fit_the_kernel_is_passed_over():
     store, kernel, x = MemoryStore(), Large(), jnp.ones(8)
     _, op, call = key_of(kernel, call_of(kernel, x))
     store.keep(("cpu|one", op, call), StoredEntry({"block": 1}))
-    store.keep(("cpu|two", op, call), StoredEntry({"m": 2, "n": 4}, summary={"next": "odd", "call": 3}))
+    store.keep(("cpu|two", op, call), StoredEntry({"m": 2, "n": 4}, summary={"next": "odd"}))
 
-    assert kin(store, asked(kernel, x), CFGS) == [Tiles(2, 4)]
+    assert kin([store], asked(kernel, x), CFGS) == [Tiles(2, 4)]
 
 
 def test_looking_for_kin_promotes_nothing():
@@ -131,13 +132,13 @@ def test_looking_for_kin_promotes_nothing():
     own, shared, kernel, x = MemoryStore(), MemoryStore(), Large(), jnp.ones(8)
     stored(shared, kernel, x, CFGS[5], device="cpu|other")
 
-    assert kin(LayeredStore(own, shared), asked(kernel, x), CFGS) == [CFGS[5]]
+    assert kin([LayeredStore(own, shared)], asked(kernel, x), CFGS) == [CFGS[5]]
     assert own.keys() == []
 
 
 def test_no_store_is_no_kin():
     """Then a search starts from the heuristic alone."""
-    assert kin(None, asked(Large(), jnp.ones(8)), CFGS) == []
+    assert kin([], asked(Large(), jnp.ones(8)), CFGS) == []
 
 
 def test_calls_are_compared_part_by_part():
@@ -169,3 +170,17 @@ def test_a_selector_gives_its_tuner_what_the_store_knows(tmp_path):
 
     assert len(CFGS) > FEW
     assert list(tuner.job.seeds) == [CFGS[20]]
+
+
+def test_packs_have_kin_too(tmp_path, monkeypatch):
+    """Behind the user's own store, which counts where both know a call."""
+    kernel, tuner = Large(), Keeping(0, 1, effort="exhaustive")
+    shipped, own = MemoryStore(), PersistentCache("large", tmp_path / "large.json")
+    stored(shipped, kernel, jnp.ones(16), CFGS[20])
+    stored(shipped, kernel, jnp.ones(32), CFGS[21])
+    stored(own, kernel, jnp.ones(32), CFGS[22])
+    monkeypatch.setenv("EJKERNEL_OPS_PACKS", make_pack(tmp_path / "pack.json", shipped).path)
+    selector = ConfigSelectorChain(ConfigCache(), tuner=tuner, persistent=own)
+    selector.choose(call_of(kernel, jnp.ones(8)), kernel)
+
+    assert list(tuner.job.seeds) == [CFGS[20], CFGS[22]]

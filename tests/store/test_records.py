@@ -229,6 +229,6 @@ def test_a_large_record_costs_nothing_until_it_is_asked_for(tmp_path):
     summary = fresh.lookup(key("one")).summary
 
     assert os.path.getsize(fresh.path) < 4096
-    assert (summary["space"], summary["call"]) == (20_000, {"call.args[0]": "float32[8]"})
+    assert summary["space"] == 20_000
     assert summary["next"] == [{"m": 1, "n": 1}, {"m": 2, "n": 2}]
     assert fresh.record(*key("one")) == record

@@ -445,6 +445,16 @@ def test_an_interrupt_accuses_nobody(tmp_path):
     assert outcome(Tuner(1, 1).tune(job)) == {"a": "ok", "b": "ok"}
 
 
+def test_who_still_compiles_at_the_end_is_no_suspect(tmp_path):
+    """A straggler is left behind by a tuning that ends well: no process died."""
+    with Journal(path_of(tmp_path)) as journal:
+        journal.begin("inputs", ["a", "b"], fresh=True)
+        journal.starts("b", "compile")
+        journal.finish("a", ["a", "b"])
+
+    assert not History.of(read(path_of(tmp_path)), alone=True).suspects
+
+
 def test_compiling_clears_nobody_who_crashed_while_running(tmp_path):
     """A suspect has to come back from what it was suspected of."""
     one = cfg_id("b")

@@ -7,14 +7,14 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ..core import codec
 from ..core.errors import ConfigTypeError, RecordFormatError, StoreError
 from ..core.key import Key
 from . import files
 from .snapshot import Raw, is_entry, is_whole, line, read_key, refuse, seal, spell, unique
-from .store import Source, StoredEntry
+from .store import StoredEntry
 
 Kind = Literal["lock", "pack"]
 
@@ -91,7 +91,8 @@ def read(kind: Kind, path: str) -> Bundle:
             f"{path} does not fit its checksum: it was made with {str(about.get('entries'))[:20]} entries and holds "
             f"{len(data)}; make it again"
         )
-    return Bundle({read_key(name): _load(raw) for name, raw in data.items()}, about, _digest(data))
+    entries = {read_key(name): StoredEntry.of(raw, raw["cfg"], trusted=False) for name, raw in data.items()}
+    return Bundle(entries, about, _digest(data))
 
 
 def _parse(path: str, data: bytes) -> dict[str, Any]:
@@ -131,24 +132,6 @@ def _dump(key: Key, entry: StoredEntry) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name == "cfg" or value}
 
 
-def _load(raw: Raw) -> StoredEntry:
-    return StoredEntry(
-        cfg=raw["cfg"],
-        environment=_strings(raw.get("environment")),
-        source=raw["source"] if raw.get("source") in get_args(Source) else "hand",
-        objective=raw["objective"] if raw.get("objective") in ("forward", "forward+backward") else None,
-        when=str(raw.get("when", "")),
-        by=str(raw.get("by", "")),
-        summary=raw["summary"] if isinstance(raw.get("summary"), dict) else {},
-        call=_strings(raw.get("call")),
-        trusted=False,
-    )
-
-
 def _digest(sealed: Mapping[str, Raw]) -> str:
     text = json.dumps([[name, sealed[name]] for name in sorted(sealed)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _strings(value: Any) -> dict[str, str]:
-    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}

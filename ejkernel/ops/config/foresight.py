@@ -17,10 +17,9 @@ from ..tuning.job import distinct
 from .cache import overlay_in_force
 from .deciding import agreed
 from .jobs import Offer
-from .packs import found_packs
 from .request import Hit, Request, ask
 from .selection import ConfigSelectorChain, objective_of
-from .store import KeepsRecords, Store, StoredEntry, as_store
+from .store import KeepsRecords, Store, StoredEntry
 from .tiers import AutotuneTier, MemoryTier, StoreTier, Tier
 from .wrappers import LayeredStore
 
@@ -87,10 +86,7 @@ def _unpromoting(store: Store) -> Store:
 
 def places(selector: ConfigSelectorChain[Any, Any]) -> Iterator[Store]:
     """The selector's own store, then the packs."""
-    if selector.persistent is not None:
-        yield _unpromoting(as_store(selector.persistent))
-    if selector._settings.packs is not None:
-        yield from found_packs(selector._settings.packs)
+    return map(_unpromoting, selector._places())
 
 
 def entry_behind(selector: ConfigSelectorChain[Any, Any], key: Key, cfg: Any) -> tuple[StoredEntry, str] | None:

@@ -12,13 +12,13 @@ from ..core.errors import ConfigTypeError
 from ..core.kernel import Kernel
 from ..core.key import Key
 from ..tuning.job import distinct, places
-from .jobs import call_parts, why_invalid
+from .jobs import why_invalid
 from .request import Request
 from .store import Store, StoredEntry
 from .tiers import revived
 from .wrappers import LayeredStore
 
-# So many entries are looked at, and so many cfgs are taken from the nearest of them.
+# So many entries of a store are looked at, and so many cfgs are taken from the nearest of them.
 _MOST_LOOKED = 256
 _MOST_ENTRIES = 6
 _MOST_SEEDS = 8
@@ -30,21 +30,29 @@ _OTHER_PART = 8.0
 _NUMBER = re.compile(r"\d+")
 
 
-def kin(store: Store | None, request: Request, candidates: Sequence[Any]) -> list[Any]:
+def kin(stores: Sequence[Store], request: Request, candidates: Sequence[Any]) -> list[Any]:
     """The cfgs that were best for the nearest calls and on sibling devices, nearest first: to be measured."""
-    if store is None:
-        return []
-    keys = [Key(*key) for key in store.keys() if key[1] == request.key.op_id and tuple(key) != tuple(request.key)]
-    # The same call elsewhere, and other calls here, before anything else.
-    keys.sort(key=lambda key: (key.call_key != request.key.call_key, key.device != request.key.device, key))
-    found = [(key, _peek(store, key)) for key in keys[:_MOST_LOOKED]]
-    entries = [(key, entry) for key, entry in found if entry is not None]
+    found: dict[Key, StoredEntry] = {}
+    # What the user's own store says of a call counts before what a pack says.
+    for store in stores:
+        for key in _relatives(store, request.key):
+            entry = None if key in found else _peek(store, key)
+            if entry is not None:
+                found[key] = entry
+    entries = list(found.items())
     entries.sort(key=lambda pair: (_apart(request, *pair), pair[0]))
     groups = [_cfgs(request, entry) for _, entry in entries[:_MOST_ENTRIES]]
     # The best of each, then the second of each: one odd relative must not crowd out the others.
     cfgs = distinct([cfg for row in zip_longest(*groups) for cfg in row if cfg is not None])
     offered = [candidates[place] for place in places(candidates, cfgs)]
     return [cfg for cfg in cfgs if places(offered, [cfg]) or _is_called_valid(request, cfg)][:_MOST_SEEDS]
+
+
+def _relatives(store: Store, own: Key) -> list[Key]:
+    keys = [Key(*key) for key in store.keys() if key[1] == own.op_id and tuple(key) != tuple(own)]
+    # The same call elsewhere, and other calls here, before anything else.
+    keys.sort(key=lambda key: (key.call_key != own.call_key, key.device != own.device, key))
+    return keys[:_MOST_LOOKED]
 
 
 def _peek(store: Store, key: Key) -> StoredEntry | None:
@@ -81,8 +89,7 @@ def _apart(request: Request, key: Key, entry: StoredEntry) -> float:
         distance += _OTHER_DEVICE if same else _OTHER_PLATFORM
     if key.call_key == request.key.call_key:
         return distance
-    stored = entry.summary.get("call")
-    return distance + calls_apart(call_parts(request.inv), stored if isinstance(stored, dict) else {})
+    return distance + calls_apart(request.call, entry.call)
 
 
 def calls_apart(one: Mapping[str, str], other: Mapping[str, str]) -> float:

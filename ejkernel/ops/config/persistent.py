@@ -10,7 +10,7 @@ import stat
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +25,7 @@ from ..settings import Settings
 from . import files
 from .ledger import Found, Ledger
 from .snapshot import Raw, line, spell
-from .store import Source, StoredEntry
+from .store import StoredEntry
 
 CacheStatus = Literal["read-write", "read-only", "memory-only"]
 OnFault = Literal["warn", "raise"]
@@ -278,18 +278,7 @@ class PersistentCache(Generic[Cfg]):
         return data if self.cfg_type is None else codec.decode(self.cfg_type, data)
 
     def _load(self, found: Found) -> StoredEntry:
-        raw = found.raw
-        return StoredEntry(
-            cfg=self._load_cfg(raw["cfg"]),
-            environment=_strings(raw.get("environment")),
-            source=raw["source"] if raw.get("source") in get_args(Source) else "hand",
-            objective=raw["objective"] if raw.get("objective") in ("forward", "forward+backward") else None,
-            when=str(raw.get("when", "")),
-            by=str(raw.get("by", "")),
-            summary=raw["summary"] if isinstance(raw.get("summary"), dict) else {},
-            call=_strings(raw.get("call")),
-            trusted=found.owner == os.getuid(),
-        )
+        return StoredEntry.of(found.raw, self._load_cfg(found.raw["cfg"]), trusted=found.owner == os.getuid())
 
     def _degrade(self, status: CacheStatus, reason: str) -> None:
         self.status, self.reason = status, reason
@@ -425,7 +414,3 @@ def _is_forbidden(error: OSError) -> bool:
     import errno
 
     return error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-def _strings(value: Any) -> Mapping[str, str]:
-    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}

@@ -38,7 +38,7 @@ from .flights import Flights
 from .journals import journal_folder
 from .kin import kin
 from .lock import Lock, read_lock
-from .packs import PacksTier
+from .packs import PacksTier, found_packs
 from .persistent import StoreWarning, default_folder
 from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
@@ -181,6 +181,11 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def _store(self) -> Store | None:
         return None if self.persistent is None else as_store(self.persistent)
 
+    def _places(self) -> list[Store]:
+        """Where entries are kept: the selector's own store, then the packs."""
+        packs = self._settings.packs
+        return [*([] if self._store is None else [self._store]), *([] if packs is None else found_packs(packs))]
+
     def _autotune_or_why_not(self, policy: AutotunePolicy) -> Tier:
         if not policy.allow_autotune:
             return Off("autotune", "off (allow_autotune=False)")
@@ -285,7 +290,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             job,
             seconds=self._seconds_left(request),
             # A race of a few candidates needs no start.
-            seeds=[*job.seeds, *(kin(self._store, request, job.candidates) if len(job.candidates) > FEW else ())],
+            seeds=[*job.seeds, *(kin(self._places(), request, job.candidates) if len(job.candidates) > FEW else ())],
             turn=lambda wait: turn(request.key.device, default_folder() / "locks", wait),
             settled=(lambda: None) if again else (lambda: self._settled(request)),
             offline=again,

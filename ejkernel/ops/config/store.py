@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, final, runtime_checkable
+from typing import Any, Literal, Protocol, final, get_args, runtime_checkable
 
 from ..core.key import Key
 from ..core.record import Objective, Record
@@ -31,6 +31,25 @@ class StoredEntry:
     record: Record | None = None
     # False for what another user, or a pack, brought: checked against the kernel's candidates before it runs.
     trusted: bool = True
+
+    @staticmethod
+    def of(raw: Mapping[str, Any], cfg: Any, *, trusted: bool) -> StoredEntry:
+        """The entry in a line of a file that anybody may have edited: what is not as it should be counts as unknown."""
+        return StoredEntry(
+            cfg,
+            environment=_strings(raw.get("environment")),
+            source=raw["source"] if raw.get("source") in get_args(Source) else "hand",
+            objective=raw["objective"] if raw.get("objective") in get_args(Objective) else None,
+            when=str(raw.get("when", "")),
+            by=str(raw.get("by", "")),
+            summary=raw["summary"] if isinstance(raw.get("summary"), dict) else {},
+            call=_strings(raw.get("call")),
+            trusted=trusted,
+        )
+
+
+def _strings(value: Any) -> dict[str, str]:
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
 
 
 class Mapped(Protocol):

@@ -95,8 +95,7 @@ class Record:
 
     def _for_kin(self) -> dict[str, Any]:
         """Of a search: what the next search of this operation, for another call or on another device, starts from."""
-        call = {name: text for name, text in self.key.items() if name.startswith("call.")}
-        few = {"space": self.space, "next": self._next_best(), "call": call}
+        few = {"space": self.space, "next": self._next_best()}
         # A summary is loaded with every look at its entry; the record itself has everything.
         return {name: value for name, value in few.items() if len(json.dumps(value)) <= _MOST_TEXT}
 

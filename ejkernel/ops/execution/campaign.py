@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core import codec
-from ..core.errors import ConfigTypeError, SettingError
+from ..config.foresight import record_behind
+from ..core.errors import SettingError
 from ..core.key import Key
 from ..tuning.process import kept_workers
 from .calls import Call
@@ -91,7 +91,9 @@ class Campaign:
         # An entry that is good enough answers before the tier that tunes is asked.
         if found.tier not in _KNOWN or "autotune" in dict(found.misses):
             return None
-        return self._entry(call, found.cfg, record=_kept_record(call, found.cfg), source=found.tier)
+        return self._entry(
+            call, found.cfg, record=record_behind(call.selectors[0], call.key, found.cfg), source=found.tier
+        )
 
     def _tune_all(self, calls: Sequence[Call]) -> None:
         shares = self._shares(calls)
@@ -142,18 +144,3 @@ class Campaign:
     def _entry(self, call: Call, cfg: Any, **about: Any) -> Entry:
         device = "" if call.key.device == self.device else call.key.device
         return Entry(call.key.op_id, call.key.call_key, cfg, count=call.count, device=device, **about)
-
-
-def _kept_record(call: Call, cfg: Any) -> Any:
-    """The record behind a cfg that is known, from a store that keeps records."""
-    look = getattr(call.selectors[0].persistent, "record", None)
-    record = look(*call.key) if callable(look) else None
-    return record if record is not None and _written(record.cfg) == _written(cfg) else None
-
-
-def _written(cfg: Any) -> Any:
-    # A store may give plain JSON where memory has the cfg itself.
-    try:
-        return codec.encode(cfg)
-    except ConfigTypeError:
-        return repr(cfg)

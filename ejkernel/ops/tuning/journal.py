@@ -154,7 +154,8 @@ class Journal:
         """The tuning is over: what is worth keeping is written anew, in one piece."""
         if self._descriptor is None:
             return
-        kept = History.of(read(self.path), alone=True)
+        # This process lives: who still compiles was left behind, and has ended nobody.
+        kept = History.of(read(self.path), alone=False)
         ids = [cfg_id(cfg) for cfg in cfgs]
         lines = [*kept.lines(), {"finished": cfg_id(winner), "candidates": ids}]
         # One name is enough: who holds the lock is alone.
