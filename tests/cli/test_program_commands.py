@@ -98,7 +98,7 @@ def test_what_could_not_be_tuned_is_said_and_has_status_1(shell, tmp_path):
     done = shell("tune", "far.json")
     assert done.status == 1
     assert "recorded on another kind of device" in done.out
-    assert "1 calls were not tuned" in done.err
+    assert "1 call was not tuned" in done.err
 
 
 @pytest.mark.parametrize(
