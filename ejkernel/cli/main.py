@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from .errors import CommandError, Status, UsageError
 from .parsing import Command, Group, listing, pick
-from .screen import close_output, plain_warnings, say, write
+from .screen import close_output, plain_warnings, print_anything, say, write
 
 # Each is a module of this package, imported when it is called: help must not wait for JAX.
 COMMANDS = {
@@ -34,6 +34,7 @@ _EXAMPLES = (
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and ends the process with its status."""
+    print_anything()
     status = run(sys.argv[1:] if words is None else words)
     if _may_have_tuned():
         from ..ops.timing.compiling import leave_process

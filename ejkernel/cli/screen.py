@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -15,6 +16,8 @@ from ..ops.core import tabular
 from ..ops.settings import no_color
 
 _CODES = {"title": "1", "good": "32", "bad": "31", "dim": "2", "": ""}
+# All but tabs and line ends.
+_CONTROLS = dict.fromkeys([code for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"], "?")
 # Narrower columns say nothing.
 _NARROWEST = 6
 
@@ -33,7 +36,8 @@ def say(text: str, style: str = "") -> None:
 
 
 def styled(text: str, style: str, stream: TextIO | None) -> str:
-    """In colour on a terminal whose user did not forbid it."""
+    """In colour on a terminal whose user did not forbid it; what files and programs hold cannot steer that terminal."""
+    text = text.translate(_CONTROLS)
     code = _CODES[style]
     wanted = code and stream is not None and stream.isatty() and not no_color()
     return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
@@ -76,6 +80,13 @@ def _fitted(header: Sequence[str], rows: Sequence[Sequence[str]], columns: int) 
 
 def _cut(cell: str, width: int) -> str:
     return cell if len(cell) <= width else cell[: width - 2] + ".."
+
+
+def print_anything() -> None:
+    """Has what the output's encoding lacks written as escapes: a key may hold any text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager

@@ -143,7 +143,8 @@ def _status(result: Any, lost: str) -> int:
         return Status.UNUSABLE
     left = [entry for entry in result.entries if entry.note]
     if left or result.notes:
-        say(f"{len(left) + len(result.notes)} calls were not tuned, for the reasons above", "bad")
+        count = len(left) + len(result.notes)
+        say(f"{count} {'call was' if count == 1 else 'calls were'} not tuned, for the reasons above", "bad")
         return Status.FOUND
     return Status.DONE
 

@@ -24,6 +24,16 @@ def test_a_terminal_has_colours_and_a_pipe_has_none(folder):
     assert "\x1b" not in piped("cache", "list").out
 
 
+def test_what_a_store_holds_cannot_steer_the_terminal(folder):
+    """Control characters are shown as question marks; what the encoding lacks, as escapes."""
+    write_store(folder / "op.json", {("op@v1", "aa\x1b[2Jaa\ud800é"): raw(cfg="\x1b]0;title\x07")})
+    status, shown = in_terminal("cache", "list", columns=200, NO_COLOR="1", PYTHONIOENCODING="ascii")
+    assert status == 0, shown
+    assert "\x1b" not in shown
+    assert "aa?[2Jaa\\ud800\\xe9" in shown
+    assert in_terminal("cache", "show", "aa", columns=200, NO_COLOR="1")[0] == 0
+
+
 def test_a_list_fits_the_window(folder):
     """Long cells are cut; in a pipe they are whole."""
     cfg = {f"a_long_name_{i}": i for i in range(3)}
