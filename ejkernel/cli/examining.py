@@ -12,7 +12,11 @@ from typing import Any, Literal
 
 # As the project's own dependencies say it; a test compares them.
 SUPPORTED_JAX = ((0, 10), (0, 13))
-EXTRAS = {"pydantic": "cfgs as pydantic models"}
+# Each with its distribution and what it is for.
+EXTRAS = {
+    "pydantic": ("pydantic", "cfgs as pydantic models"),
+    "plot": ("matplotlib", "pictures of tunings, Record.plot"),
+}
 
 # Above this much spread a tuning needs many rounds to tell candidates apart.
 _NOISY = 0.2
@@ -211,10 +215,10 @@ def packs() -> Iterator[Finding]:
 
 def extras() -> Iterator[Finding]:
     """Optional packages."""
-    for name, purpose in EXTRAS.items():
-        found = _version(name)
+    for name, (distribution, purpose) in EXTRAS.items():
+        found = _version(distribution)
         if found is not None:
-            yield Finding("ok", "extra", f"{name} {found} ({purpose})")
+            yield Finding("ok", "extra", f"{distribution} {found} ({purpose})")
         else:
             yield Finding(
                 "note", "extra", f"{name} is not installed ({purpose})", f"pip install 'ejkernel-ops[{name}]'"
