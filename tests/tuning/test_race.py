@@ -448,3 +448,30 @@ def test_the_protected_one_is_not_dropped_by_what_was_run_earlier():
     _, table = run(9.0, 1.0, 0.5, earlier=[{0: 9.0, 1: 1.0}] * 3, protected=0)
 
     assert set(table.orders[0]) == {0, 1, 2}
+
+
+def test_with_few_left_one_spike_ends_nobody():
+    """A first sample five times too long does not cost the best its place where the rules say so."""
+    first = {0: 1.0, 1: 4.5}
+    rules = Rules(few=12)
+    seen = []
+
+    def sample(order):
+        seen.append(list(order))
+        return {i: first[i] if len(seen) == 1 else {0: 1.0, 1: 0.9}[i] for i in order}
+
+    assert race(2, sample, rules=rules).order[0] == 1
+    assert sorted(seen[1]) == [0, 1]
+
+
+def test_what_cannot_be_told_from_the_protected_one_does_not_replace_it():
+    """A declared tie is the heuristic's, however the samples happen to lie."""
+    noise = itertools.cycle([1.0, 1.3, 0.8, 1.1])
+
+    def sample(order):
+        return {i: (1.0 if i == 0 else 0.97) * next(noise) for i in sorted(order)}
+
+    outcome = race(2, sample, protected=0, rules=Rules(most_rounds=6, quantile=0.5))
+
+    assert 0 in outcome.tied
+    assert outcome.order[0] == 0

@@ -208,14 +208,22 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             return self._walk(request, tiers, held)
 
     def _walk(
-        self, request: Request, tiers: Sequence[Tier], held: contextlib.ExitStack, *, keep: bool = True
+        self,
+        request: Request,
+        tiers: Sequence[Tier],
+        held: contextlib.ExitStack,
+        *,
+        keep: bool = True,
+        again: bool = False,
     ) -> Decision:
         misses: list[tuple[str, str]] = []
         failed: Record | None = None
         for tier in tiers:
-            if isinstance(tier, AutotuneTier) and held.enter_context(self._flights.hold(request.key)):
-                # Another thread worked on this key while we waited: ask again from the top.
-                return self._walk(replace(request, seeds=()), tiers, held)
+            if isinstance(tier, AutotuneTier) and not again:
+                waited = held.enter_context(self._flights.hold(request.key))
+                # Another thread worked on this key while we waited, or since we asked: ask again from the top.
+                if waited or request.key in self._tuned:
+                    return self._walk(replace(request, seeds=()), tiers, held, keep=keep, again=True)
             answer = tier.find(request)
             if isinstance(answer, Hit):
                 if keep:

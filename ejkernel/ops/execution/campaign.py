@@ -13,6 +13,7 @@ from ..core.errors import SettingError
 from ..core.key import Key
 from ..tuning.process import kept_workers
 from .calls import Call
+from .interrupts import Interrupts, noting_interrupts
 from .progress import Progress
 from .results import AutotuningResult, Entry
 from .shares import Share, allotted, in_order, known_shares, share_of
@@ -68,8 +69,9 @@ class Campaign:
                 self.entries |= {call.key: entry for call in calls if (entry := self._known(call)) is not None}
             waiting = [call for call in calls if call.key not in self.entries]
             self._progress.total += len(waiting)
-            with kept_workers():
-                self._tune_all(waiting)
+            with kept_workers(), noting_interrupts() as interrupts:
+                self._tune_all(waiting, interrupts)
+                interrupts.check()
         except KeyboardInterrupt:
             self.interrupted = True
             left = [call.key for call in calls if not self.has_seen(call.key)]
@@ -95,10 +97,11 @@ class Campaign:
             call, found.cfg, record=record_behind(call.selectors[0], call.key, found.cfg), source=found.tier
         )
 
-    def _tune_all(self, calls: Sequence[Call]) -> None:
+    def _tune_all(self, calls: Sequence[Call], interrupts: Interrupts) -> None:
         shares = self._shares(calls)
         waiting = list(calls) if shares is None else in_order(calls, shares)
         while waiting:
+            interrupts.check()
             seconds = None if shares is None else allotted(waiting[0], waiting, shares, self._left())
             call = waiting.pop(0)
             if shares is not None and seconds is None:

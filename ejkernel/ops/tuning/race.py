@@ -20,6 +20,8 @@ class Rules:
     # What a gap to the leader must be at least, by the number of samples: a busy host slows one sample in ten by a
     # fifth and more, so two in a row mean little, five a lot.
     least_gaps: tuple[float, ...] = (1.10, 0.45, 0.30, 0.20, 0.10, 0.06)
+    # With no more than so many left nobody goes after one sample, which a single spike can spoil: another costs little.
+    few: int = 0
     # And so many standard errors.
     errors_to_drop: float = 3.0
     # Differences below this are never believed.
@@ -141,6 +143,8 @@ def _drop(lanes: Sequence[Lane], rounds: int, rules: Rules, kept: int | None) ->
     leader = view.leader(live)
     for i in live:
         count = len(lanes[i].samples)
+        if count == 1 and len(live) <= rules.few:
+            continue
         least = rules.least_gaps[count - 1] if count <= len(rules.least_gaps) else rules.tie
         # One sample tells nothing of the noise.
         needed = least if count == 1 else max(least, rules.errors_to_drop * view.error(i, leader))
@@ -203,10 +207,11 @@ def _outcome(
     leader = view.leader(live or timed)
     noise = view.noise if math.isfinite(view.noise) else 0.0
     equal = [i for i in live if view.gap(i, leader) <= rules.tie] or [leader]
-    winner = protected if protected in equal else min(equal)
     declared = [
         i for i in live if view.gap(i, leader) <= max(rules.tie, rules.errors_to_declare * _error(view, i, leader))
     ]
+    # What cannot be told from the heuristic is no reason to leave it.
+    winner = protected if protected in declared else min(equal)
     rest = sorted((i for i in timed if i != winner), key=lambda i: (not lanes[i].running, view.levels[id(lanes[i])], i))
     tied = tuple(sorted({*declared, winner}))
     return Outcome(lanes, (winner, *rest), tied if len(tied) > 1 else (), rounds, runs, noise, finished)

@@ -33,7 +33,7 @@ _ENOUGH_SECONDS = 1.0
 _ENOUGH_DEVICE_SECONDS = 0.6
 
 # The host's noise only ever adds: a lower quantile stands for a candidate. A device's is small and has two sides.
-HOST_RULES = Rules(quantile=0.25, tie=0.01)
+HOST_RULES = Rules(quantile=0.25, tie=0.01, few=12)
 DEVICE_RULES = Rules(quantile=0.5, tie=0.004, least_gaps=(0.69, 0.10, 0.03), most_rounds=40)
 
 

@@ -1,0 +1,43 @@
+"""Ctrl-C that is not lost: Python drops an exception that is raised where nobody can receive it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import final
+
+
+@final
+class Interrupts:
+    """Whether the user has pressed Ctrl-C since a `with` block began."""
+
+    def __init__(self) -> None:
+        self.heard = False
+
+    def check(self) -> None:
+        """Raises the interrupt once more: the first may have come inside a callback, a finaliser or a lock."""
+        if self.heard:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def noting_interrupts() -> Iterator[Interrupts]:
+    """Notes Ctrl-C in a `with` block; a handler of the user's own, and other threads, are left alone."""
+    noted = Interrupts()
+    usual = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or usual is not signal.default_int_handler:
+        yield noted
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.heard = True
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, usual)
