@@ -9,8 +9,11 @@ help: ## show this list
 demo: ## set up, and tune the library on this machine
 	@.ci/env newest python -m ejkernel.cli demo
 
+# Half as many workers again as there are processors: some tests wait for other processes most of the time.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) \* 3 / 2)
+
 test: ## set up and run the default suite on the oldest and the newest leg
-	@.ci/env every python -m pytest -n auto
+	@.ci/env every python -m pytest -n $(WORKERS)
 
 # The oldest leg: mypy reads the stubs of packages that still support Python 3.11.
 lint: ## ruff and mypy, changing nothing

@@ -323,6 +323,8 @@ class Field:
                 _, leaves = inputs_of(self.job, self.seed + 1)
                 if any(a is not b for a, b in zip(leaves, self.leaves, strict=True)):
                     self._input_sets.append(_Inputs(leaves))
+            for given, known in zip(self._input_sets, self.job.expected, strict=False):
+                given.expected = (known,)
             if self.job.reference is not None:
                 right = self._right or forward(self.job.reference, self.call)
                 for given in self._input_sets:

@@ -29,6 +29,8 @@ class Job:
     objective: Objective = "forward"
     # None: the first candidate that runs is the reference.
     reference: Callable[..., Any] | None = None
+    # Instead of a reference: what it gave for each set of inputs, where another process has run it.
+    expected: Sequence[Any] = ()
     tolerance: float | None = None
     # cfgs known from elsewhere (another environment, a lesser tuning): measured with the rest, never trusted.
     seeds: Sequence[Any] = ()

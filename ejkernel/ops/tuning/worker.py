@@ -83,7 +83,6 @@ def _tune(message: Message, sender: Sender) -> None:
     programs = [parts.pop(0) for _ in range(head["programs"])]
     sets, expected = ([_placed(one, parts) for one in head[name]] for name in ("sets", "expected"))
     bench = Bench(programs, dict(zip(head["numbers"], head["which"], strict=True)), head["outputs"], head["objective"])
-    answers = iter(expected)
     draws = iter([*sets, sets[-1]])
     tuner = Tuner[int](head["warmup"], head["iters"], seed=head["seed"], isolate=False)
     job = Job(
@@ -91,7 +90,7 @@ def _tune(message: Message, sender: Sender) -> None:
         sets[0],
         {},
         head["numbers"],
-        reference=(lambda *leaves: next(answers)) if expected else None,
+        expected=expected,
         tolerance=head["tolerance"],
         heuristic_first=head["heuristic_first"],
         example=lambda rng: (next(draws), {}),
