@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import ejkernel.library
-
 ROOT = Path(__file__).parent.parent
 FILES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
-needs_whole_library = pytest.mark.skipif(
-    not {"attention", "linear_cross_entropy"} <= set(ejkernel.library.__all__),
-    reason="attention and linear_cross_entropy are not there yet",
-)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +51,6 @@ def test_a_pallas_kernel_is_wrapped(cache: Path) -> None:
     assert "gradient (512, 128)" in text
 
 
-@needs_whole_library
 def test_a_transformer_learns(cache: Path) -> None:
     """The loss falls, and its kernels were tuned while the step was traced."""
     text = run("transformer", cache)
@@ -65,7 +58,6 @@ def test_a_transformer_learns(cache: Path) -> None:
     assert "library.attention" in text
 
 
-@needs_whole_library
 def test_a_sharded_transformer_learns_as_well(cache: Path) -> None:
     """Over four devices, from the loss that one device computes; the example compares the two."""
     # Enough for its first kernels; that whole steps are tuned is shown elsewhere.

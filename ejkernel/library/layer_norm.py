@@ -100,7 +100,7 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         return LayerNormConfig("xla")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> LayerNormConfig:
-        """A block for each row, with warps for its width: 0.6 to 0.85 of XLA's time on an H200."""
+        """A block for each row: tuned, blocks took 0.6 to 0.85 of XLA's time on an H200."""
         block = LayerNormConfig("triton", rows=1, num_warps=warps_for(inv.args[0].shape[-1]))
         return block if is_measured(inv) and self.valid_cfg(inv, block) is True else self.heuristic_cfg(inv)
 

@@ -57,6 +57,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         dtype = jnp.dtype(preferred_element_type or lhs.dtype)
         return _product(cfg, interpret=False)(lhs, rhs, group_sizes, transposed=False, dtype=dtype)
 
+    # Its arguments are named once more: the executor turns those given by name into positions, by this signature.
     def run_cpu(
         self,
         lhs: jax.Array,

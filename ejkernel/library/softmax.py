@@ -79,7 +79,7 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
         return SoftmaxConfig("xla")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> SoftmaxConfig:
-        """A block for each row, with warps for its width: on an H200 0.65 to 0.9 of XLA's time, half for a gradient."""
+        """A block for each row: tuned, that took 0.65 to 0.9 of XLA's time on an H200, and half with a gradient."""
         block = SoftmaxConfig("triton", rows=1, num_warps=warps_for(inv.args[0].shape[-1]))
         return block if is_measured(inv) and self.valid_cfg(inv, block) is True else self.heuristic_cfg(inv)
 

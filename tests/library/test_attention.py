@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fakes_library import UNTUNED
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -25,7 +26,6 @@ from ejkernel.ops import (
     check,
 )
 
-UNTUNED = Executor(ConfigSelectorChain(ConfigCache(), policy=AutotunePolicy(allow_autotune=False)))
 # Blocks that divide none of the lengths below.
 WAYS = {
     "xla": AttentionConfig("xla"),

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fakes_library import UNTUNED
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ejkernel.library import LinearCrossEntropy, LinearCrossEntropyConfig, linear_cross_entropy
 from ejkernel.ops import (
-    AutotunePolicy,
     ConfigCache,
     ConfigSelectorChain,
     Executor,
@@ -20,7 +20,6 @@ from ejkernel.ops import (
     check,
 )
 
-UNTUNED = Executor(ConfigSelectorChain(ConfigCache(), policy=AutotunePolicy(allow_autotune=False)))
 # Chunks that divide neither tokens nor words.
 WAYS = {
     "xla": LinearCrossEntropyConfig("xla"),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fakes_library import UNTUNED
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -16,7 +17,6 @@ from ejkernel.library import RaggedDot, RaggedDotConfig, ragged_dot
 from ejkernel.library.ragged_dot import mosaic_refuses
 from ejkernel.library.ragged_dot_tiles import most_visits, visits_of
 from ejkernel.ops import (
-    AutotunePolicy,
     ConfigCache,
     ConfigSelectorChain,
     Executor,
@@ -25,7 +25,6 @@ from ejkernel.ops import (
     check,
 )
 
-UNTUNED = Executor(ConfigSelectorChain(ConfigCache(), policy=AutotunePolicy(allow_autotune=False)))
 # Blocks that divide none of the sizes below.
 WAYS = {
     "xla": RaggedDotConfig("xla"),

@@ -277,3 +277,24 @@ def test_the_process_ends_while_something_still_compiles(wait):
         out, _ = process.communicate(timeout=60)
 
     assert (out.strip(), process.returncode) == ("['program']", 3)
+
+
+LEAVING = """
+import atexit, sys, threading, time
+from ejkernel.ops.timing.compiling import CompilePool, leave_process
+atexit.register(print, "farewell")
+started = threading.Event()
+if sys.argv[1] == "busy":
+    CompilePool(1).give(0, lambda: (started.set(), time.sleep(600)))
+    started.wait()
+leave_process(3)
+"""
+
+
+@pytest.mark.parametrize("state", ["busy", "idle"])
+def test_a_command_leaves_with_its_status_while_something_compiles(state):
+    """Nobody waits for the compiler, and what is registered for the end is done all the same, once."""
+    with child(LEAVING, state) as process:
+        said, _ = process.communicate(timeout=60)
+
+    assert (process.returncode, said) == (3, "farewell\n")
