@@ -24,7 +24,7 @@ FILES = sorted(OPS.rglob("*.py"))
 # Each room may import from those before it.
 ROOMS = ("core", "timing", "tuning", "config", "execution", "fleet")
 # Files beside the rooms. Whatever they need is in the first room.
-BESIDE = ("_jax", "_lazy", "registry", "settings")
+BESIDE = ("_jax", "_lazy", "_version", "registry", "settings")
 
 # Users rely on these. Taking one away breaks them; adding one is a promise.
 PUBLIC = [

@@ -35,9 +35,9 @@ class Finding:
 
 def installation() -> Iterator[Finding]:
     """Versions, and whether another package lies over this one."""
-    from ..ops.config.persistent import version
+    from ..ops._version import __version__
 
-    yield Finding("ok", "ejkernel-ops", f"{version()}, Python {platform.python_version()}")
+    yield Finding("ok", "ejkernel-ops", f"{__version__}, Python {platform.python_version()}")
     other = _version("ejkernel")
     if other is not None:
         yield Finding(

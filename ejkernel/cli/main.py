@@ -77,9 +77,9 @@ def _run(words: list[str]) -> int:
         write(listing("ejkernel", _ABOUT, COMMANDS, _EXAMPLES))
         return Status.DONE if words else Status.USAGE
     if words[0] == "--version":
-        from ..ops.config.persistent import version
+        from ..ops._version import __version__
 
-        write(f"ejkernel-ops {version()}")
+        write(f"ejkernel-ops {__version__}")
         return Status.DONE
     first, *rest = words
     pick("ejkernel", first, {**COMMANDS, "--help": "", "--version": ""})

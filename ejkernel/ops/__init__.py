@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ._lazy import lazy
+from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .config.cache import ConfigCache as ConfigCache

@@ -269,7 +269,7 @@ def test_two_versions_in_one_process_are_named(client):
 def test_another_package_is_named(client, monkeypatch):
     """A process with another release of this package gets an error that names both."""
     size(process(client, 0), Saying())
-    monkeypatch.setattr(manifest, "package_version", lambda: "0.9.9")
+    monkeypatch.setattr(manifest, "__version__", "0.9.9")
 
     with pytest.raises(AgreementError, match=r"ejkernel-ops .* in process 0, 0.9.9 in process 1"):
         size(process(client, 1), Saying())

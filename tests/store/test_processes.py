@@ -78,6 +78,22 @@ def test_forks_while_threads_put_lose_nothing(campaign):
     assert (found["acknowledged by children"], found["lost"], found["in file"], found["ended well"]) == (24, 0, 0, 8)
 
 
+FIRST_PUT = """
+import json, sys
+from pathlib import Path
+from fakes_store import keep, store
+cache = store(Path(sys.argv[1]))
+before = set(sys.modules)
+keep(cache, "first", 1)
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def test_the_first_put_imports_nothing(tmp_path):
+    """A child that is forked while another thread imports waits for ever when it needs the same module."""
+    assert run_script(FIRST_PUT, str(tmp_path)) == []
+
+
 @pytest.mark.slow
 def test_many_puts_of_forked_children_lose_nothing(campaign):
     """The same at length."""

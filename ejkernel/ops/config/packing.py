@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from .._version import __version__
 from ..core.errors import ConfigTypeError, RecordFormatError, SettingError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel
@@ -15,7 +16,7 @@ from ..core.key import Key
 from . import bundle
 from .maintenance import Merged, Prefer, merge
 from .packs import Pack, read_pack
-from .persistent import PersistentCache, version
+from .persistent import PersistentCache
 from .request import ask
 from .store import Store, StoredEntry
 from .tiers import revived, vetted
@@ -79,7 +80,7 @@ def _opened(store: Any) -> Store:
 def _written(path: str | os.PathLike[str], entries: Mapping[Key, StoredEntry], name: str) -> Pack:
     about = {
         "name": name or os.path.splitext(os.path.basename(path))[0],
-        "by": f"ejkernel-ops {version()}",
+        "by": f"ejkernel-ops {__version__}",
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return read_pack(bundle.save("pack", path, entries, about))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import stat
 import threading
@@ -12,10 +11,10 @@ import warnings
 import weakref
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Generic, Literal, get_args
 
+from .._version import __version__
 from ..core import changes, codec
 from ..core.errors import BadNameError, ConfigTypeError, RecordFormatError, SettingError, StoreError
 from ..core.key import Key
@@ -266,7 +265,7 @@ class PersistentCache(Generic[Cfg]):
             "source": entry.source,
             "objective": entry.objective,
             "when": entry.when or datetime.now(UTC).isoformat(timespec="microseconds"),
-            "by": entry.by or f"ejkernel-ops {version()}",
+            "by": entry.by or f"ejkernel-ops {__version__}",
             "environment": dict(entry.environment),
             "summary": codec.encode(dict(entry.summary)),
             **({"call": dict(entry.call)} if entry.call else {}),
@@ -340,16 +339,6 @@ def _fold_at_exit() -> None:
 
 
 atexit.register(_fold_at_exit)
-
-
-@functools.cache
-def version() -> str:
-    """This package's version."""
-    try:
-        return metadata.version("ejkernel-ops")
-    # Used from a source tree that was never installed.
-    except metadata.PackageNotFoundError:
-        return "0+source"
 
 
 def default_folder() -> Path:

@@ -10,11 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib.version
 
 from .. import _jax
 from .errors import SettingError
@@ -162,7 +162,7 @@ def read_cpu_kind(cpuinfo: str, *, machine: str, processor: str) -> str:
 
 def environment(device: jax.Device | str) -> dict[str, str]:
     """What, besides the hardware, may change which cfg is best: versions of JAX, its runtime and the driver."""
-    found = {"jax": metadata.version("jax"), "jaxlib": metadata.version("jaxlib")}
+    found = {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__}
     fingerprint = device if isinstance(device, str) else device_fingerprint(device)
     # A put by hand must not start a backend: then the runtime's version stays unknown.
     if isinstance(device, str) and _jax.backend_is_up():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Any
 
+from .._version import __version__
 from ..config.jobs import candidates
 from ..config.request import Request
 from ..core import codec
@@ -48,7 +47,7 @@ def manifest_of(request: Request) -> Manifest:
     texts = [] if key_builder_of(request.kernel) is not None else _texts(request)
     joined = "\n".join(texts)
     return Manifest(
-        package=package_version(),
+        package=__version__,
         kernel=request.key.op_id,
         digest=hashlib.sha256(joined.encode()).hexdigest()[:16] if texts else "",
         count=len(texts),
@@ -104,12 +103,3 @@ def _text(cfg: Any) -> str:
     # No text that is the same in every process.
     except ConfigTypeError:
         return type_name(type(cfg))
-
-
-@functools.cache
-def package_version() -> str:
-    """The version of this package that is installed."""
-    try:
-        return metadata.version("ejkernel-ops")
-    except metadata.PackageNotFoundError:
-        return "from source"
