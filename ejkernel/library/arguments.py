@@ -12,6 +12,7 @@ import numpy as np
 from ..ops.core.errors import OpsError
 
 FLOATS = ("float32", "bfloat16", "float16")
+_FLOATS = frozenset(map(jnp.dtype, FLOATS))
 
 
 class ArgumentError(OpsError, ValueError):
@@ -26,13 +27,14 @@ def as_array(name: str, value: Any) -> jax.Array:
     """The argument as an array."""
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         raise ArgumentTypeError(f"{name} must be an array, got {type(value).__qualname__}")
-    return jnp.asarray(value)
+    # Converting costs more than a small call, even where there is nothing to convert.
+    return value if isinstance(value, jax.Array) and not value.weak_type else jnp.asarray(value)
 
 
 def float_array(name: str, value: Any, form: Sequence[str]) -> jax.Array:
     """The argument as an array of a supported floating-point dtype with one dimension for each name of the form."""
     array = as_array(name, value)
-    if array.dtype.name not in FLOATS:
+    if array.dtype not in _FLOATS:
         raise ArgumentTypeError(f"{name} is {array.dtype.name}; use one of {', '.join(FLOATS)}")
     return with_rank(name, array, form)
 
@@ -42,7 +44,8 @@ def integer_array(name: str, value: Any, form: Sequence[str]) -> jax.Array:
     array = as_array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise ArgumentTypeError(f"{name} is {array.dtype.name}; use an integer array, such as int32")
-    return with_rank(name, array, form).astype(jnp.int32)
+    array = with_rank(name, array, form)
+    return array if array.dtype == jnp.int32 else array.astype(jnp.int32)
 
 
 def with_rank(name: str, array: jax.Array, form: Sequence[str]) -> jax.Array:

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..ops import Executor, Invocation, Kernel, _jax, default_executor
+from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
 from .arguments import ArgumentError, ArgumentTypeError, float_array, known_values
 from .attention_arguments import check_heads, lengths_of, spread, window_of
 from .attention_blocks import chunked, sliced
 from .attention_ready import by_jax, by_pallas, cudnn_refuses, jax_refuses_cudnn, pallas_refuses
 from .attention_sight import Sight
+from .call import call
 
 _FORM = ("batch", "length", "heads", "head_dim")
 _ARRAYS = ("q", "k", "v", "mask", "bias", "query_lengths", "key_value_lengths")
@@ -256,9 +257,12 @@ def attention(
     if not q.size or not k.size:
         return jnp.zeros_like(q)
     factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    call = functools.partial(executor or default_executor(), Attention(), q, k, v, mask, bias, *lengths)
-    out: jax.Array = call(causal=causal, window=window, scale=factor, cfg=cfg)
-    return out
+    arrays = [q, k, v, mask, bias, *lengths]
+    # A call of arrays alone takes the executor's short way.
+    while arrays[-1] is None:
+        arrays.pop()
+    static = {"causal": causal, "window": window, "scale": factor}
+    return call(Attention(), *arrays, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
 
 
 def _named(inv: Invocation[Any, Any]) -> dict[str, Any]:

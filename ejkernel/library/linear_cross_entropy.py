@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..ops import Executor, Invocation, Kernel, default_executor
+from ..ops import Executor, Invocation, Kernel
 from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, integer_array, known_values, same_dtype
+from .call import call
 from .linear_cross_entropy_chunks import Terms, at_once, by_tokens, by_words, gradients_by_words
 
 _ARRAYS = ("hidden", "weight", "labels")
@@ -183,7 +184,8 @@ def linear_cross_entropy(
     hidden = as_array("hidden", hidden)
     if hidden.ndim < 1:
         raise ArgumentError(f"hidden must have the shape (..., d), got {hidden.shape}")
-    rows = float_array("hidden", hidden.reshape(-1, hidden.shape[-1]), ("tokens", "d"))
+    flat_hidden = hidden if hidden.ndim == 2 else hidden.reshape(-1, hidden.shape[-1])
+    rows = float_array("hidden", flat_hidden, ("tokens", "d"))
     weight = float_array("weight", weight, ("vocab", "d") if vocab_first else ("d", "vocab"))
     same_dtype("hidden", hidden, "weight", weight)
     words, depth = weight.shape if vocab_first else weight.shape[::-1]
@@ -194,7 +196,7 @@ def linear_cross_entropy(
     _check_options(ignore_index, z_loss, label_smoothing, reduction, words)
     if not rows.size or not words:
         return jnp.zeros(labels.shape if reduction == "none" else (), jnp.float32)
-    loss: jax.Array = (executor or default_executor())(
+    loss: jax.Array = call(
         LinearCrossEntropy(),
         rows,
         weight,
@@ -205,6 +207,7 @@ def linear_cross_entropy(
         label_smoothing=float(label_smoothing),
         reduction=reduction,
         cfg=cfg,
+        executor=executor,
     )
     return loss.reshape(labels.shape) if reduction == "none" else loss
 
@@ -213,7 +216,7 @@ def _labels(labels: Any, hidden: jax.Array, ignore_index: int, words: int) -> ja
     found = as_array("labels", labels)
     if found.shape != hidden.shape[:-1]:
         raise ArgumentError(f"labels {found.shape} must have the shape of hidden {hidden.shape} without d")
-    flat = integer_array("labels", found.reshape(-1), ("tokens",))
+    flat = integer_array("labels", found if found.ndim == 1 else found.reshape(-1), ("tokens",))
     known = known_values(flat)
     if known is not None:
         wrong = known[(known != ignore_index) & ((known < 0) | (known >= words))]

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..ops import Executor, Invocation, Kernel, _jax, default_executor
+from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
 from .arguments import ArgumentError, float_array, integer_array, known_values, same, same_dtype
+from .call import call
 from .ragged_dot_tiles import masked, masked_outer, starts_of, tiled, tiled_outer
 from .ready_made import gpu_kernels
 
@@ -196,9 +197,8 @@ def ragged_dot(
     wanted = None if preferred_element_type is None else jnp.dtype(preferred_element_type).name
     if not lhs.size or not rhs.size:
         return jnp.zeros((lhs.shape[0], rhs.shape[2]), wanted or lhs.dtype)
-    run = executor or default_executor()
-    out: jax.Array = run(RaggedDot(), lhs, rhs, sizes, preferred_element_type=wanted, cfg=cfg)
-    return out
+    static = {"preferred_element_type": wanted}
+    return call(RaggedDot(), lhs, rhs, sizes, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
 
 
 def mosaic_refuses(lhs: Any, rhs: Any, wanted: str | None, cfg: RaggedDotConfig, capability: str) -> str:

@@ -117,8 +117,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             # A program is looked through, not run.
             return finder.saw(self, request, self._look(request, policy))
         tiers = self._tiers(policy)
-        stores = [tier for tier in tiers if isinstance(tier, (MemoryTier, StoreTier, PacksTier))]
-        proposal = _Proposal(self, request, tiers, stores)
+        proposal = _Proposal(self, request, tiers)
         # A lock is the same file for all processes: there is nothing to agree on.
         decision = decide(proposal, self._settings) if self.lock is None else proposal.make()
         collect(request, decision.cfg, decision.tier, self.cache, self.lock)
@@ -345,7 +344,6 @@ class _Proposal:
     selector: ConfigSelectorChain[Any, Any]
     request: Request
     tiers: Sequence[Tier]
-    stores: Sequence[Tier] = ()
     # Given where a tuning was asked for.
     repetitions: int | None = None
 
@@ -355,7 +353,9 @@ class _Proposal:
 
     def known(self) -> Hit | None:
         request = self.request
-        for tier in self.stores:
+        for tier in self.tiers:
+            if not isinstance(tier, (MemoryTier, StoreTier, PacksTier)):
+                continue
             answer = tier.find(request)
             if isinstance(answer, Hit):
                 return answer
@@ -366,7 +366,8 @@ class _Proposal:
     def make(self, seconds: float | None = None) -> Decision:
         each = None if seconds is None else seconds / (self.repetitions or 1)
         limits = [limit for limit in (self.request.seconds, each) if limit is not None]
-        request = replace(self.request, seconds=min(limits, default=None))
+        limit = min(limits, default=None)
+        request = self.request if limit == self.request.seconds else replace(self.request, seconds=limit)
         if self.repetitions is None:
             return self.selector._propose(request, self.tiers)
         return self.selector._repeat(request, self.repetitions)

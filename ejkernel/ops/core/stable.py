@@ -92,6 +92,7 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
+@functools.cache
 def dtype_name(dtype: Any) -> str:
     """A dtype's one spelling, JAX's own extended ones included."""
     return "float0" if dtype == jax.dtypes.float0 else str(dtype)

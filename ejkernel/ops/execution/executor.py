@@ -354,8 +354,11 @@ def _marks(kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]] | None:
         if kind is _ARRAY:
             marks.append(name)
             arrays.append(value)
-        elif kind in _SHORT or (kind is float and value and value == value):
+        elif kind in _SHORT:
             marks.append((name, kind, value))
+        elif kind is float and value == value:
+            # 0.0 equals -0.0: they are told apart by their text.
+            marks.append((name, kind, value or repr(value)))
         else:
             return None
     return tuple(marks), arrays
