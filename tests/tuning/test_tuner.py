@@ -707,6 +707,19 @@ def test_without_the_heuristic_in_time_nothing_is_better(held):
     assert status_of(tuner) == {"heuristic": "timeout", "quick": "ok"}
 
 
+def test_candidates_that_all_had_no_time_did_not_fail(held):
+    """Nothing is wrong with them, and nobody is told to correct the kernel."""
+    job = Job(
+        {"heuristic": held, "other": lambda x: held(x) * 2}.get, (X,), {}, ["heuristic", "other"], heuristic_first=True
+    )
+    tuner = Tuner(seconds=0.2)
+
+    with pytest.raises(OutOfTimeError, match="before the heuristic cfg was measured"):
+        tuner.tune(job)
+    assert tuner.record.stop == "deadline"
+    assert tuner.record.winner is None
+
+
 def test_a_compilation_that_never_ends_is_left_behind_without_a_deadline(held, monkeypatch):
     """Nobody waits for one that takes many times as long as the others."""
     monkeypatch.setattr("ejkernel.ops.timing.compiling._STRAGGLER_SECONDS", 0.1)

@@ -20,7 +20,7 @@ from ..core.codec import describe
 from ..core.device import default_device
 from ..core.errors import IsolationError, NotExportedError, OutOfTimeError, SettingError, TuningError
 from ..core.invocation import Cfg
-from ..core.record import Objective, Record, Trial
+from ..core.record import Objective, Record, Stop, Trial
 from ..timing import inputs
 from ..timing.clock import Clock, WallClock
 from ..timing.profiler import ProfilerUnavailable
@@ -297,8 +297,15 @@ def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome:
         heuristic=heuristic,
         tied=tuple(numbers[place] for place in outcome.tied),
         gain=_gain(outcome, numbers, heuristic),
-        stop="failed" if not order else "deadline" if late else "finished",
+        stop=_stop(bool(order), trials, late),
     )
+
+
+def _stop(decided: bool, trials: Sequence[Trial], late: bool) -> Stop:
+    """Why a race ended; candidates that only had no time did not fail."""
+    if late and (decided or any(trial.status == "timeout" for trial in trials)):
+        return "deadline"
+    return "finished" if decided else "failed"
 
 
 def _gain(outcome: Outcome, numbers: Sequence[int], heuristic: int | None) -> tuple[float, float, float] | None:
