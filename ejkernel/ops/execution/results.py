@@ -137,7 +137,7 @@ class AutotuningResult:
     @property
     def totals(self) -> Totals:
         """The measured calls, each as often as the program runs it."""
-        pairs = [(e.count, _seconds(e, "heuristic"), _seconds(e, "winner")) for e in self.entries]
+        pairs = [(e.count, _seconds_before(e), _seconds(e, "winner")) for e in self.entries]
         known = [(count, before, after) for count, before, after in pairs if before is not None and after is not None]
         return Totals(len(known), sum(n * before for n, before, _ in known), sum(n * after for n, _, after in known))
 
@@ -234,6 +234,14 @@ def _row(entry: Entry, total: float) -> tuple[str, ...]:
 def _seconds(entry: Entry, role: str) -> float | None:
     place = None if entry.record is None else getattr(entry.record, role)
     return None if entry.record is None or place is None else entry.record.trials[place].seconds
+
+
+def _seconds_before(entry: Entry) -> float | None:
+    """With the heuristic cfg: by the gain where that is known, which is of rounds that had both."""
+    after, record = _seconds(entry, "winner"), entry.record
+    if after is None or record is None or record.gain is None:
+        return _seconds(entry, "heuristic")
+    return after * record.gain[0]
 
 
 def _rank(entry: Entry) -> tuple[bool, bool]:
