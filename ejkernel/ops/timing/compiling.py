@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import math
 import os
 import queue
 import sys
@@ -123,14 +124,16 @@ class CompilePool:
         """Lets who waits for results look up: they get None."""
         self._done.put(None)
 
-    def results(self, deadline: float, *, usable: bool = False, needed: Collection[int] = ()) -> Iterator[Built | None]:
+    def results(
+        self, deadline: float, *, usable: bool = False, needed: Collection[int] = (), latest: float = math.inf
+    ) -> Iterator[Built | None]:
         """Each as it ends; what has not ended by the deadline, or is a straggler, is not given at all.
 
-        Unless there is a usable program already, the first one is waited for beyond the deadline. What is needed is
-        called a straggler later than others.
+        Unless there is a usable program already, the first one is waited for beyond the deadline, until `latest`. What
+        is needed is called a straggler later than others.
         """
         try:
-            yield from self._as_they_end(deadline, usable, set(needed))
+            yield from self._as_they_end(deadline, usable, set(needed), latest)
         finally:
             self.leave()
 
@@ -150,15 +153,14 @@ class CompilePool:
     def __exit__(self, *error: object) -> None:
         self.leave()
 
-    def _as_they_end(self, deadline: float, usable: bool, needed: set[int]) -> Iterator[Built | None]:
+    def _as_they_end(self, deadline: float, usable: bool, needed: set[int], latest: float) -> Iterator[Built | None]:
         taken: list[float] = []
         start = last = time.perf_counter()
         while len(taken) < self._given:
             typical = sorted(taken)[len(taken) // 2] if taken else 0.0
             patience = max(_STRAGGLER_SECONDS, _STRAGGLER_TIMES * typical) * (_PATIENCE if needed else 1.0)
             half = len(taken) * 2 >= self._given
-            # One program there must be, however late.
-            limit = deadline if usable else float("inf")
+            limit = deadline if usable else latest
             if usable and half:
                 limit = min(limit, last + patience)
             if usable and not needed and self._given >= 10 and len(taken) >= 0.9 * self._given:

@@ -177,7 +177,9 @@ class Tuner(Generic[Cfg]):
                     warnings.warn(f"candidates run in this process: {error}", IsolationWarning, stacklevel=2)
         with contextlib.closing(Field(job, cfgs, seed=self.seed, device=default_device())) as field:
             # Part of the time is for measuring: a candidate that is compiled and not timed cannot win.
-            field.compile(deadline - _FOR_MEASURING * (record.budget_s or 0.0))
+            # Without a heuristic cfg to fall back on one candidate there must be, however late.
+            latest = deadline if job.heuristic_first else math.inf
+            field.compile(deadline - _FOR_MEASURING * (record.budget_s or 0.0), latest)
             field.prepare()
             with job.turn(deadline - time.perf_counter()):
                 settled = job.settled()
