@@ -75,8 +75,20 @@ def test_the_replay_reports_and_judges(tmp_path):
     done = run("search_replay.py", "--datasets", str(tmp_path), "--seeds", "2")
 
     assert done.returncode == 0, done.stdout + done.stderr
-    for word in ("guided", "genetic", "random", "worst space", "same path kept", "all siblings together"):
+    for word in ("guided", "genetic", "random", "worst space", "same path kept", "one sibling at a time"):
         assert word in done.stdout
+
+
+def test_seeds_come_from_what_a_store_keeps_of_a_search(replaying, tmp_path):
+    """The winner of what was measured on the sibling and its next best; not the best of what was not measured."""
+    written(tmp_path, "kernel_RTX_1")
+    sibling = replaying.load(tmp_path / "kernel_RTX_1.csv.gz")
+    known = {i: seconds for i, seconds in enumerate(sibling.seconds) if sibling.cfgs[i]["a"] != 8}
+    seeds = replaying.seeds_from(sibling, known)
+
+    assert seeds[0] in ({"a": 4, "b": 32, "mode": 0}, {"a": 16, "b": 32, "mode": 0})
+    assert all(cfg["a"] != 8 for cfg in seeds)
+    assert [sibling.cfgs[i] for i in replaying.places_of(seeds, sibling)] == seeds
 
 
 def test_without_datasets_there_is_nothing_to_replay(tmp_path):

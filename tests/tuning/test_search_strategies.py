@@ -17,7 +17,7 @@ from ejkernel.ops.tuning.search.genetic import GeneticSearch
 from ejkernel.ops.tuning.search.guided import GuidedSearch, spread_out
 from ejkernel.ops.tuning.search.loop import search
 from ejkernel.ops.tuning.search.random import RandomSearch
-from ejkernel.ops.tuning.search.strategy import Strategy, neighbours
+from ejkernel.ops.tuning.search.strategy import Strategy, neighbours, steps
 
 STRATEGIES = [GuidedSearch(), GeneticSearch(), RandomSearch()]
 BLOCKS = (16, 32, 48, 64, 96, 128, 192, 256)
@@ -113,6 +113,28 @@ def test_seeds_are_measured_first_and_looked_around():
     assert tuple(path[:3]) == starts
     for place, i in enumerate(path[3:], 3):
         assert neighbours(SPACE, path[:place])[i]
+
+
+def test_half_of_what_looks_around_seeds_are_small_steps():
+    """Of the first batch after the seeds two of four differ by the next value of one field from a seed."""
+    starts = tuple(int(i) for i in np.argsort(TIMES)[[40, 60, 80]])
+    path = list(found(GuidedSearch(), most=7, space=replace(SPACE, starts=starts)))
+
+    assert [bool(steps(SPACE, starts)[i]) for i in path[3:5]] == [True, True]
+
+
+def test_a_step_goes_to_the_next_value_that_the_space_has():
+    """Over a value that the other fields rule out, on both sides of each field, and to nothing else."""
+    cfgs = [{"m": m, "n": n} for m in (16, 32, 64, 128) for n in (1, 2, 4) if (m, n) != (64, 2)]
+    centre = cfgs.index({"m": 32, "n": 2})
+    near = steps(space_of(cfgs), [centre])
+
+    assert [cfg for cfg, is_step in zip(cfgs, near, strict=True) if is_step] == [
+        {"m": 16, "n": 2},
+        {"m": 32, "n": 1},
+        {"m": 32, "n": 4},
+        {"m": 128, "n": 2},
+    ]
 
 
 def test_a_lone_start_is_evaluated_with_the_first_batch():

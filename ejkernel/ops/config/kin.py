@@ -21,7 +21,7 @@ from .wrappers import LayeredStore
 # So many entries of a store are looked at, and so many cfgs are taken from the nearest of them.
 _MOST_LOOKED = 256
 _MOST_ENTRIES = 6
-_MOST_SEEDS = 8
+MOST_SEEDS = 8
 # How far another device, another platform, or a part of the call that is not comparable is: in doublings of a size.
 _OTHER_DEVICE = 2.0
 _OTHER_PLATFORM = 8.0
@@ -42,10 +42,14 @@ def kin(stores: Sequence[Store], request: Request, candidates: Sequence[Any]) ->
     entries = list(found.items())
     entries.sort(key=lambda pair: (_apart(request, *pair), pair[0]))
     groups = [_cfgs(request, entry) for _, entry in entries[:_MOST_ENTRIES]]
-    # The best of each, then the second of each: one odd relative must not crowd out the others.
-    cfgs = distinct([cfg for row in zip_longest(*groups) for cfg in row if cfg is not None])
+    cfgs = distinct(in_turn(groups))
     offered = [candidates[place] for place in places(candidates, cfgs)]
-    return [cfg for cfg in cfgs if places(offered, [cfg]) or _is_called_valid(request, cfg)][:_MOST_SEEDS]
+    return [cfg for cfg in cfgs if places(offered, [cfg]) or _is_called_valid(request, cfg)][:MOST_SEEDS]
+
+
+def in_turn(groups: Sequence[Sequence[Any]]) -> list[Any]:
+    """The best of each relative, then the second of each: one odd relative must not crowd out the others."""
+    return [cfg for row in zip_longest(*groups) for cfg in row if cfg is not None]
 
 
 def _relatives(store: Store, own: Key) -> list[Key]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .features import Space
 from .model import Array, Belief, learn
 from .random import RandomSearch
-from .strategy import Known, best_first, neighbours, unknown
+from .strategy import Known, best_first, neighbours, steps, unknown
 
 # The model is asked about no more configs than this: beyond, about as many by chance, and all near the best.
 _MOST_ASKED = 20_000
@@ -46,7 +46,10 @@ class GuidedSearch:
         asked = self._asked(space, left, best, rng)
         if len(space.starts) > 1 and len(known) < self.around and len(best) > 1:
             count = min(count, self.around_batch, self.around - len(known))
-            return self._batch(space, known, asked, count, from_near=count)
+            # What is best elsewhere is often a step from what is best here, and the model alone prefers long ways.
+            small = steps(space, best[: self.centres])[asked]
+            far = count // 2
+            return self._batch(space, known, asked, count, [small] * (count - far), from_near=far)
         if len(known) < self.design or len(best) < 2:
             return spread_out(space, known, min(count, max(self.design - len(known), 1)), rng)
         return self._batch(space, known, asked, count, from_near=math.ceil(self.near * count))
@@ -60,7 +63,16 @@ class GuidedSearch:
         chance = rng.choice(left, size=_MOST_ASKED, replace=False)
         return np.union1d(left[near], chance)
 
-    def _batch(self, space: Space, known: Known, asked: NDArray[np.int64], count: int, *, from_near: int) -> list[int]:
+    def _batch(
+        self,
+        space: Space,
+        known: Known,
+        asked: NDArray[np.int64],
+        count: int,
+        first: Sequence[NDArray[np.bool_]] = (),
+        *,
+        from_near: int,
+    ) -> list[int]:
         seen = np.array(list(known))
         seconds = np.array(list(known.values()))
         ran = np.isfinite(seconds)
@@ -68,7 +80,7 @@ class GuidedSearch:
         belief = learn(space.points[seen], space.groups, samples, ran, space.points[asked])
         goal = float(samples[ran].min())
         near = neighbours(space, best_first(known)[: self.centres])[asked]
-        return [int(asked[i]) for i in _pick(belief, goal, near, count, from_near)]
+        return [int(asked[i]) for i in _pick(belief, goal, [*first, *[near] * from_near], count)]
 
 
 def spread_out(space: Space, known: Known, count: int, rng: np.random.Generator) -> list[int]:
@@ -103,20 +115,23 @@ def _promise(mean: Array, spread: Array, runs: Array, goal: float) -> Array:
     return np.asarray(gain + np.log(spread) + np.log(runs))
 
 
-def _pick(belief: Belief, goal: float, near: NDArray[np.bool_], count: int, from_near: int) -> list[int]:
-    """The most promising, one after the other; what each will teach about the others counts as known already."""
+def _pick(belief: Belief, goal: float, among: Sequence[NDArray[np.bool_]], count: int) -> list[int]:
+    """The most promising, one after the other, the first of them among these in turn, where there are any.
+
+    What each will teach about the others counts as known already.
+    """
     order = np.argsort(-_promise(belief.mean, belief.spread, belief.runs, goal), kind="stable")
-    close = order[near[order]][: 4 * count]
-    short = np.unique(np.concatenate([order[:_SHORTLIST], close]))
+    close = [order[some[order]][: 4 * count] for some in among]
+    short = np.unique(np.concatenate([order[:_SHORTLIST], *close]))
     covariance = belief.covariance(short)
-    mean, runs, close_by = belief.mean[short], belief.runs[short], near[short]
+    mean, runs = belief.mean[short], belief.runs[short]
     free = np.ones(len(short), bool)
     found: list[int] = []
     for number in range(min(count, len(short))):
         spread = np.sqrt(np.maximum(np.diag(covariance), 1e-12))
         hope = np.where(free, _promise(mean, spread, runs, goal), -math.inf)
-        if number < from_near and (free & close_by).any():
-            hope = np.where(close_by, hope, -math.inf)
+        if number < len(among) and (free & among[number][short]).any():
+            hope = np.where(among[number][short], hope, -math.inf)
         place = int(np.argmax(hope))
         found.append(int(short[place]))
         free[place] = False

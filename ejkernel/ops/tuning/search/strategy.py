@@ -41,3 +41,18 @@ def neighbours(space: Space, centres: Iterable[int], *, within: int = 1) -> NDAr
     for centre in centres:
         near |= space.distance(centre) <= within
     return near
+
+
+def steps(space: Space, centres: Iterable[int]) -> NDArray[np.bool_]:
+    """Which configs differ from one of these in one field, by the next value above or below that the space has."""
+    near = np.zeros(len(space), bool)
+    for centre in centres:
+        differ = space.codes != space.codes[centre]
+        line = np.flatnonzero(differ.sum(axis=1) == 1)
+        field = differ[line].argmax(axis=1)
+        moved = space.codes[line, field] - space.codes[centre, field]
+        for side in {(f, up) for f, up in zip(field.tolist(), (moved > 0).tolist(), strict=True)}:
+            here = (field == side[0]) & ((moved > 0) == side[1])
+            far = np.abs(moved[here])
+            near[line[here][far == far.min()]] = True
+    return near
