@@ -154,6 +154,11 @@ def test_narrow_inputs_are_summed_in_float32(way, dtype):
     compare(WAYS[way], OPTIONS["causal window"], dtype)
 
 
+def test_float16_needs_no_config_on_a_cpu():
+    """JAX's own attention cannot be compiled for float16 there as it is, and yet serves short calls untuned."""
+    compare(None, OPTIONS["bias lengths"], jnp.float16)
+
+
 def test_jax_own_pallas_kernel_agrees_with_float64():
     """Interpreted on a CPU: values and gradients, causal and with grouped heads."""
     way = AttentionConfig("pallas", block_q=16, block_k=16, block_back=16)
