@@ -73,7 +73,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._tell = Teller(on_event)
         self._flights = Flights()
         # What this selector tuned, for what, and in which life of the cache.
-        self._tuned: dict[Key, tuple[int, Objective]] = {}
+        self._tuned: dict[Key, tuple[int, Objective, type]] = {}
         # What tunings left behind where no store keeps it.
         self._records: dict[Key, Record] = {}
         self._unwritable: set[str] = set()
@@ -255,7 +255,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         elif hit.source == "heuristics":
             self._tell("heuristics", key, cfg=hit.cfg, reason=dict(misses).get("autotune", ""))
         elif hit.record is not None:
-            self._tuned[key] = (self.cache._generation, request.objective)
+            self._tuned[key] = (self.cache._generation, request.objective, type(request.kernel))
             self.cache._keep(key, hit.cfg, objective=hit.objective, call=request.call)
             if self.persist_autotune and hit.record.stop != "settled":
                 self._write(request, hit)
@@ -329,8 +329,9 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return (found.cfg,) if isinstance(found, Hit) else None
 
     def _refuse_a_second_time(self, request: Request) -> None:
-        generation, objective = self._tuned.get(request.key, (None, None))
-        if not self.forbid_reautotune or generation != self.cache._generation or objective != request.objective:
+        # A class that was defined anew, as in a notebook, may need other configs than the one before.
+        asked = (self.cache._generation, request.objective, type(request.kernel))
+        if not self.forbid_reautotune or self._tuned.get(request.key) != asked:
             return
         raise RetuneError(
             f"{request.key} was tuned by this selector before and is not in its cache any more; "
