@@ -331,6 +331,9 @@ BAD = {
     "heuristic incomplete": ({"rows": [1], "heuristic": {}}, "a value for each of rows"),
     "constraint no function": ({"rows": [1], "constraint": True}, "constraint=True of total is no function"),
     "reference no function": ({"rows": [1], "reference": 3}, "reference=3 of total is no function"),
+    "tolerance below zero": ({"rows": [1], "tolerance": -1}, "has the tolerance -1; give the largest error"),
+    "tolerance no number": ({"rows": [1], "tolerance": "1e-3"}, "has the tolerance '1e-3'"),
+    "version no name": ({"rows": [1], "version": [1, 2]}, r"version=\[1, 2\] of total is no version"),
     "executor": ({"rows": [1], "executor": 3}, "is no Executor"),
     "op_id": ({"rows": [1], "op_id": "a b"}, "use letters, digits"),
 }
