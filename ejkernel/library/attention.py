@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,8 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         interpret: bool = False,
     ) -> jax.Array:
         """The computation by the cfg's implementation."""
+        if any(block is not None and block < 1 for block in (cfg.block_q, cfg.block_k)):
+            raise ArgumentError(f"{cfg} has a block of no rows; give a size from 1 on, or None")
         sight = Sight(causal, window, query_lengths, key_value_lengths)
         queries, keys = q.shape[1], k.shape[1]
         if cfg.implementation in ("xla", "cudnn"):
@@ -255,8 +258,10 @@ def attention(
         lengths_of("query_lengths", query_lengths, q.shape[0], q.shape[1]),
         lengths_of("key_value_lengths", key_value_lengths, q.shape[0], k.shape[1]),
     ]
-    if not isinstance(scale, (int, float, type(None))):
+    if not isinstance(scale, (numbers.Real, type(None))):
         raise ArgumentTypeError(f"scale must be a number, got {type(scale).__qualname__}; multiply q for anything else")
+    if scale is not None and not math.isfinite(scale):
+        raise ArgumentError(f"scale must be finite, got {scale}")
     if not q.size or not k.size:
         return jnp.zeros_like(q)
     factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
