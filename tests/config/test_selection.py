@@ -1484,3 +1484,19 @@ def test_a_committed_array_decides_the_device():
 
     assert seen
     assert all(devices == {second} for devices in seen)
+
+
+def test_of_two_processes_that_measure_one_after_the_other_both_use_the_first_answer():
+    """One may get its turn before the other has written what it found: its own answer is not written over that."""
+
+    class Beside(TableTuner):
+        """Another process's answer is written while this one measures."""
+
+        def autotune(self, make_fn, args, kwargs, candidates):
+            here.selector.persistent.put(*here.key, Blocks(4))
+            return super().autotune(make_fn, args, kwargs, candidates)
+
+    here = world(tuner=Beside())
+    assert here.choose() == Blocks(4)
+    assert here.kept() == (Blocks(4), Blocks(4))
+    assert here.listener.last[1]["record"].stop == "settled"

@@ -18,11 +18,11 @@ from ..core.errors import NoConfigError, RetuneError
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel
 from ..core.key import Key
-from ..core.record import Objective, Record
+from ..core.record import Objective, Record, Trial
 from ..settings import Settings
 from ..tuning.budget import seconds_spent, spending
 from ..tuning.foreign import Autotuner, engine
-from ..tuning.job import Job
+from ..tuning.job import Job, distinct
 from ..tuning.progress import shown, tell
 from ..tuning.search.effort import FEW
 from ..tuning.tuner import Tuner as Tuner
@@ -311,6 +311,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             title, wanted = f"{request.key.op_id} {request.key.call_key}", self._settings.progress
             with spending(), jax.default_device(request.device), shown(title, job.seconds, wanted) as watch:
                 record = engine(self.tuner).tune(replace(job, watch=watch))
+            record = self._first_answer(job, record)
             cfg = record.cfg
             if record.stop != "settled":
                 tell(title, record, time.perf_counter() - start, wanted)
@@ -323,6 +324,18 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         limit = self._settings.tune_seconds
         limits = [request.seconds, None if limit is None else max(limit - seconds_spent(), 0.0)]
         return min((seconds for seconds in limits if seconds is not None), default=None)
+
+    @staticmethod
+    def _first_answer(job: Job, record: Record) -> Record:
+        """This tuning's record, unless another process put its answer into the store meanwhile.
+
+        A turn ends before what it found is written, so that two may measure one after the other; both use the first.
+        """
+        first = job.settled() if record.stop != "settled" else None
+        if first is None or len(distinct([first[0], record.cfg])) == 1:
+            return record
+        found = Trial(first[0], "skipped", "found by another process meanwhile")
+        return replace(record, stop="settled", trials=(*record.trials, found), winner=len(record.trials))
 
     def _settled(self, request: Request) -> tuple[Any] | None:
         found = StoreTier(self._store).find(request) if self._store is not None else Miss("")
