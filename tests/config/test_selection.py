@@ -1500,3 +1500,25 @@ def test_of_two_processes_that_measure_one_after_the_other_both_use_the_first_an
     assert here.choose() == Blocks(4)
     assert here.kept() == (Blocks(4), Blocks(4))
     assert here.listener.last[1]["record"].stop == "settled"
+
+
+BAD_PARTS = {
+    "a path for a store": ({"persistent": "store.json"}, "persistent='store.json' has no method get"),
+    "no tuner": ({"tuner": 5}, "tuner=5 has no method autotune"),
+    "a word for a policy": ({"policy": "heuristics"}, "policy='heuristics' is no AutotunePolicy"),
+}
+
+
+@pytest.mark.parametrize(("parts", "message"), BAD_PARTS.values(), ids=BAD_PARTS)
+def test_a_part_that_does_not_fit_is_refused_where_it_is_given(parts, message):
+    """Not at the first call, by a missing attribute."""
+    with pytest.raises(ValueError, match=message):
+        ConfigSelectorChain(ConfigCache(), **parts)
+
+
+def test_a_policy_that_is_none_cannot_be_assigned():
+    """The one before stays."""
+    here = world(policy=NO_TUNING)
+    with pytest.raises(ValueError, match="is no AutotunePolicy"):
+        here.selector.policy = "heuristics"
+    assert here.selector.policy == NO_TUNING

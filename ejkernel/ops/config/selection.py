@@ -14,7 +14,7 @@ from typing import Any, Generic
 import jax
 
 from ..core import changes
-from ..core.errors import NoConfigError, RetuneError
+from ..core.errors import NoConfigError, RetuneError, SettingError
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel
 from ..core.key import Key
@@ -62,8 +62,10 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         on_event: Callable[..., Any] | None = None,
         forbid_reautotune: bool = True,
     ) -> None:
+        _check_part("tuner", tuner, "autotune", "such as Tuner()")
+        _check_part("persistent", persistent, "get", "such as PersistentCache(path)")
         self.cache = cache
-        self._policy = policy or AutotunePolicy()
+        self._policy = AutotunePolicy() if policy is None else _policy(policy)
         self.tuner: Autotuner = tuner or Tuner()
         self.persistent = persistent
         self.persist_autotune = persist_autotune
@@ -86,7 +88,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     @policy.setter
     def policy(self, policy: AutotunePolicy) -> None:
-        self._policy = policy
+        self._policy = _policy(policy)
         changes.note_everything()
 
     @property
@@ -350,6 +352,19 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             f"{request.key} was tuned by this selector before and is not in its cache any more; "
             "keep the entry, call cache.clear(), or pass forbid_reautotune=False"
         )
+
+
+def _check_part(name: str, part: Any, method: str, such: str) -> None:
+    if part is not None and not callable(getattr(part, method, None)):
+        raise SettingError(f"{name}={part!r} has no method {method}; give an object that has, {such}")
+
+
+def _policy(policy: Any) -> AutotunePolicy:
+    if not isinstance(policy, AutotunePolicy):
+        raise SettingError(
+            f"policy={policy!r} is no AutotunePolicy; give one, such as AutotunePolicy(allow_autotune=False)"
+        )
+    return policy
 
 
 @dataclass(frozen=True)
