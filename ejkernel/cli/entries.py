@@ -171,6 +171,9 @@ def selected(paths: Iterable[str], fits: Callable[[Row], bool]) -> list[Row]:
 
 def opened(path: str) -> PersistentCache[Any]:
     """A store to be changed: what keeps it from being written is an error."""
+    newer = why_newer(path)
+    if newer:
+        raise CommandError(f"{path} is left as it is: {newer}; install the newer ejkernel-ops")
     return PersistentCache[Any]("", path, on_fault="raise")
 
 

@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> int:
     if not Settings.read().autotune:
         raise CommandError("EJKERNEL_OPS_AUTOTUNE=off forbids every tuning; unset it for this command")
     # What cannot be written is said before an hour of tuning.
-    if options.output and not os.path.isdir(os.path.dirname(os.path.abspath(options.output))):
-        raise CommandError(f"{options.output} cannot be written: its folder does not exist")
+    if options.output:
+        _check_output(options.output)
     if options.store and os.path.isfile(options.store):
         raise CommandError(f"{options.store} is a file; --store takes a folder, with a file for each operation")
     with on_device(options.device):
@@ -70,6 +70,22 @@ def run(options: argparse.Namespace) -> int:
     else:
         write(result.table())
     return _status(result, lost)
+
+
+def _check_output(path: str) -> None:
+    from ..ops import AutotuningResult
+
+    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        raise CommandError(f"{path} cannot be written: its folder does not exist")
+    if os.path.isdir(path):
+        raise CommandError(f"{path} is a folder; give the path of a file")
+    if os.path.isfile(path) and os.path.getsize(path):
+        try:
+            AutotuningResult.load(path)
+        except ValueError as error:
+            raise CommandError(
+                f"{path} exists and is no result of a tuning; give another path, or remove it"
+            ) from error
 
 
 def _selector(options: argparse.Namespace) -> Any:

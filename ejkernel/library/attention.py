@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,8 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         interpret: bool = False,
     ) -> jax.Array:
         """The computation by the cfg's implementation."""
+        if any(block is not None and block < 1 for block in (cfg.block_q, cfg.block_k)):
+            raise ArgumentError(f"{cfg} has a block of no rows; give a size from 1 on, or None")
         sight = Sight(causal, window, query_lengths, key_value_lengths)
         queries, keys = q.shape[1], k.shape[1]
         if cfg.implementation in ("xla", "cudnn"):
@@ -102,6 +105,10 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
 
     def run_cpu(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> jax.Array:
         """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        if cfg.implementation == "xla" and _named_args(args, kwargs)["q"].dtype == jnp.float16:
+            # JAX's own asks for a product of float16 that no CPU's compiler has; its fallback is for eager calls alone.
+            args, kwargs = jax.tree.map(lambda x: x.astype(jnp.float32) if _is_half(x) else x, (args, kwargs))
+            return self.run(*args, cfg=cfg, **kwargs).astype(jnp.float16)
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     # On a GPU some implementations have a gradient of their own, which is reverse mode alone. So all are, there:
@@ -120,7 +127,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         return jax.vjp(of_floats, *floats)
 
     def _is_forward_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        given = {**dict(zip(_ARRAYS, args, strict=False)), **kwargs}
+        given = _named_args(args, kwargs)
         arrays = [given.get(name) for name in _ARRAYS[:5]]
         return bool(jax_refuses_cudnn(*arrays, sight=_sight_of(given), scale=given["scale"], gradient=True))
 
@@ -252,8 +259,10 @@ def attention(
         lengths_of("query_lengths", query_lengths, q.shape[0], q.shape[1]),
         lengths_of("key_value_lengths", key_value_lengths, q.shape[0], k.shape[1]),
     ]
-    if not isinstance(scale, (int, float, type(None))):
+    if not isinstance(scale, (numbers.Real, type(None))):
         raise ArgumentTypeError(f"scale must be a number, got {type(scale).__qualname__}; multiply q for anything else")
+    if scale is not None and not math.isfinite(scale):
+        raise ArgumentError(f"scale must be finite, got {scale}")
     if not q.size or not k.size:
         return jnp.zeros_like(q)
     factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -266,7 +275,11 @@ def attention(
 
 
 def _named(inv: Invocation[Any, Any]) -> dict[str, Any]:
-    return dict(zip(_ARRAYS, inv.args, strict=False)) | dict(inv.kwargs)
+    return _named_args(inv.args, inv.kwargs)
+
+
+def _named_args(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(zip(_ARRAYS, args, strict=False)) | dict(kwargs)
 
 
 def _sight_of(given: dict[str, Any]) -> Sight:
@@ -280,6 +293,10 @@ def _pallas_blocks(cfg: AttentionConfig) -> tuple[int, int, int]:
 
 def _is_float(arg: Any) -> bool:
     return arg is not None and bool(jnp.issubdtype(arg.dtype, jnp.floating))
+
+
+def _is_half(arg: Any) -> bool:
+    return hasattr(arg, "dtype") and arg.dtype == jnp.float16
 
 
 def _floats(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import jax
@@ -47,11 +48,14 @@ def window_of(window: Any, causal: bool, queries: int) -> tuple[int, int] | None
     if window is None:
         return None
     sides = window if isinstance(window, tuple) else (window, window)
-    if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, int) or side < 0 for side in sides):
+    if len(sides) != 2 or any(
+        isinstance(side, bool) or not isinstance(side, numbers.Integral) or side < 0 for side in sides
+    ):
         raise ArgumentError(f"window must be a number of keys from 0 on, or two of them (left, right); got {window!r}")
-    right = 0 if causal else sides[1]
+    # Numbers of numpy are arrays to a kernel, and a window is static.
+    left, right = int(sides[0]), 0 if causal else int(sides[1])
     # A window that hides nothing is none; a causal call has its own way.
-    return None if causal and sides[0] >= queries else (sides[0], right)
+    return None if causal and left >= queries else (left, right)
 
 
 def lengths_of(name: str, value: Any, batch: int, most: int) -> jax.Array | None:

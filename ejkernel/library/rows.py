@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -35,7 +36,7 @@ def as_vector(name: str, value: Any, other: str, rows: jax.Array) -> jax.Array:
 
 def epsilon(value: Any) -> float:
     """The number that keeps a division from failing."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
         raise ArgumentError(f"eps={value!r} is no finite number of at least 0")
     return float(value)
 

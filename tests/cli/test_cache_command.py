@@ -214,6 +214,8 @@ def test_a_store_of_a_newer_format_is_read_and_never_written(shell, folder):
         refused = shell("cache", *words)
         assert (words, refused.status) == (words, 3)
         assert "format 9" in refused.err
+        assert refused.err.endswith("install the newer ejkernel-ops\n")
+        assert str(path) in refused.err.splitlines()[-1]
     assert path.read_bytes() == before
 
 

@@ -158,6 +158,19 @@ def test_a_store_that_cannot_be_written_does_not_pass_for_done(shell, tmp_path):
     early = shell("tune", "tuned_program:pair", "-o", "no/such/result.json")
     assert early.status == 3
     assert "its folder does not exist" in early.err
+
+
+@pytest.mark.parametrize("content", ["import numpy\n", '{"calls": 1}', b"\xff\xfe"])
+def test_a_result_is_not_written_over_something_else(shell, tmp_path, content):
+    """A module, a recording or any other file stays as it is, and that is said before tuning."""
+    other = tmp_path / "other"
+    other.write_bytes(content.encode() if isinstance(content, str) else content)
+    before = other.read_bytes()
+    done = shell("tune", "tuned_program:pair", "-o", "other")
+    assert done.status == 3
+    assert "other exists and is no result of a tuning; give another path, or remove it" in done.err
+    assert other.read_bytes() == before
+    assert "is a folder" in shell("tune", "tuned_program:pair", "-o", str(tmp_path)).err
     assert shell("freeze", "--store", "nowhere").status == 3
 
 

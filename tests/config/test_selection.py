@@ -1484,3 +1484,41 @@ def test_a_committed_array_decides_the_device():
 
     assert seen
     assert all(devices == {second} for devices in seen)
+
+
+def test_of_two_processes_that_measure_one_after_the_other_both_use_the_first_answer():
+    """One may get its turn before the other has written what it found: its own answer is not written over that."""
+
+    class Beside(TableTuner):
+        """Another process's answer is written while this one measures."""
+
+        def autotune(self, make_fn, args, kwargs, candidates):
+            here.selector.persistent.put(*here.key, Blocks(4))
+            return super().autotune(make_fn, args, kwargs, candidates)
+
+    here = world(tuner=Beside())
+    assert here.choose() == Blocks(4)
+    assert here.kept() == (Blocks(4), Blocks(4))
+    assert here.listener.last[1]["record"].stop == "settled"
+
+
+BAD_PARTS = {
+    "a path for a store": ({"persistent": "store.json"}, "persistent='store.json' has no method get"),
+    "no tuner": ({"tuner": 5}, "tuner=5 has no method autotune"),
+    "a word for a policy": ({"policy": "heuristics"}, "policy='heuristics' is no AutotunePolicy"),
+}
+
+
+@pytest.mark.parametrize(("parts", "message"), BAD_PARTS.values(), ids=BAD_PARTS)
+def test_a_part_that_does_not_fit_is_refused_where_it_is_given(parts, message):
+    """Not at the first call, by a missing attribute."""
+    with pytest.raises(ValueError, match=message):
+        ConfigSelectorChain(ConfigCache(), **parts)
+
+
+def test_a_policy_that_is_none_cannot_be_assigned():
+    """The one before stays."""
+    here = world(policy=NO_TUNING)
+    with pytest.raises(ValueError, match="is no AutotunePolicy"):
+        here.selector.policy = "heuristics"
+    assert here.selector.policy == NO_TUNING

@@ -76,6 +76,14 @@ def test_gradients_of_several_arguments():
     close(pulled(lambda a, b: executor(kernel, a, b), X, Y), pulled(lambda a, b: a * b, X, Y))
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jitted"])
+def test_a_python_number_is_differentiated(wrap):
+    """As with any function of JAX: `jax.grad(f)(3.0)`."""
+    executor, kernel = executor_with(), Product.fresh()()
+    assert jax.grad(wrap(lambda b: executor(kernel, 2.0 * b, b)))(3.0) == 12.0
+    assert jax.grad(wrap(lambda b: executor(kernel, 5.0, b)))(3.0) == 5.0
+
+
 def test_the_gradient_of_a_gradient():
     """Reverse mode over reverse mode differentiates the kernel's `vjp`."""
     executor, kernel = executor_with(), OwnCubic.fresh()()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import stat
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -142,6 +144,28 @@ class Strange:
     """A cfg that JSON cannot hold."""
 
     value: object
+
+
+def test_a_pipe_is_written_into_and_not_replaced(tmp_path):
+    """So is a device such as /dev/stdout: what lies under a path and is no file stays what it is."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        FULL.dump(pipe)
+        assert stat.S_ISFIFO(os.stat(pipe).st_mode)
+        assert AutotuningResult.loads(os.read(reader, 1 << 16).decode()) == FULL
+    finally:
+        os.close(reader)
+
+
+def test_a_link_stays_a_link(tmp_path):
+    """What it points to is replaced."""
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    FULL.dump(link)
+    assert link.is_symlink()
+    assert AutotuningResult.load(target) == FULL
 
 
 def test_a_cfg_without_json_is_named_and_no_file_is_written(tmp_path):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fakes import TableTuner
 
 from ejkernel.ops import (
     AutotunePolicy,
@@ -91,6 +92,35 @@ def test_a_cfg_of_the_call_is_used_as_it_is(cfg):
     np.testing.assert_allclose(scale(X, Y, _cfg=scale.cfg_type(**cfg)), X * Y, rtol=1e-6)
     assert scale.choose(X, Y, cfg=cfg) == scale.cfg_type(**cfg)
     assert default_selector().cache.size() == 0
+
+
+def declared(executor, size):
+    """A function as a notebook's cell declares it each time it is run."""
+
+    @tunable(size=size, executor=executor)
+    def halves(x, *, size):
+        return jnp.sum(x.reshape(size, -1))
+
+    return halves
+
+
+def test_a_cell_may_be_run_again():
+    """The same function declared anew goes on with what was found for it, in memory and in overlays, unmeasured."""
+    selector = ConfigSelectorChain(ConfigCache(), tuner=TableTuner({1: 3.0, 2: 1.0, 4: 2.0, 8: 4.0}))
+    executor = Executor(selector)
+    for _ in range(2):
+        np.testing.assert_allclose(declared(executor, [1, 2])(X), X.sum(), rtol=1e-6)
+    assert len(selector.tuner.offered) == 1
+    with overlay_cache({selector.cache.keys()[0]: declared(executor, [1, 2]).cfg_type(1)}):
+        assert declared(executor, [1, 2]).choose(X).size == 1
+
+
+def test_a_cell_may_be_run_again_with_other_values():
+    """What was found and is not declared any more is tuned again, without a store too."""
+    selector = ConfigSelectorChain(ConfigCache(), tuner=TableTuner({1: 3.0, 2: 1.0, 4: 2.0, 8: 4.0}))
+    executor = Executor(selector)
+    found = [declared(executor, size).choose(X).size for size in ([1, 2], [4, 8])]
+    assert found == [2, 4]
 
 
 def test_every_transformation_works():
@@ -301,6 +331,9 @@ BAD = {
     "heuristic incomplete": ({"rows": [1], "heuristic": {}}, "a value for each of rows"),
     "constraint no function": ({"rows": [1], "constraint": True}, "constraint=True of total is no function"),
     "reference no function": ({"rows": [1], "reference": 3}, "reference=3 of total is no function"),
+    "tolerance below zero": ({"rows": [1], "tolerance": -1}, "has the tolerance -1; give the largest error"),
+    "tolerance no number": ({"rows": [1], "tolerance": "1e-3"}, "has the tolerance '1e-3'"),
+    "version no name": ({"rows": [1], "version": [1, 2]}, r"version=\[1, 2\] of total is no version"),
     "executor": ({"rows": [1], "executor": 3}, "is no Executor"),
     "op_id": ({"rows": [1], "op_id": "a b"}, "use letters, digits"),
 }

@@ -23,6 +23,7 @@ from ejkernel.ops import (
     Executor,
     Invocation,
     OpsError,
+    calls_made,
     check,
 )
 
@@ -152,6 +153,11 @@ def test_the_whole_grid_agrees_with_float64(way, option, dtype, sizes):
 def test_narrow_inputs_are_summed_in_float32(way, dtype):
     """The output has the inputs' dtype and is as right as that allows."""
     compare(WAYS[way], OPTIONS["causal window"], dtype)
+
+
+def test_float16_needs_no_config_on_a_cpu():
+    """JAX's own attention cannot be compiled for float16 there as it is, and yet serves short calls untuned."""
+    compare(None, OPTIONS["bias lengths"], jnp.float16)
 
 
 def test_jax_own_pallas_kernel_agrees_with_float64():
@@ -334,8 +340,19 @@ BAD = [
     ((Q, K, V), {"query_lengths": jnp.array([1, 14])}, ValueError, "query_lengths must be from 0 to 13, got 1 to 14"),
     ((Q, K, V), {"key_value_lengths": jnp.array([1])}, ValueError, r"\(2,\), got \(1,\)"),
     ((Q, K, V), {"scale": jnp.ones(())}, TypeError, "scale must be a number"),
+    ((Q, K, V), {"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
+    ((Q, K, V), {"cfg": AttentionConfig("sliced", block_q=-4)}, ValueError, "a block of no rows"),
     ((Q, K, V), {"cfg": AttentionConfig("nothing")}, ValueError, "names no implementation"),
 ]
+
+
+def test_numbers_of_numpy_are_numbers():
+    """Models read their options from arrays and files: the call, and its key, are the same."""
+    given = {"window": np.int64(3), "scale": np.float32(0.5)}
+    with calls_made() as calls:
+        for options in (given, {"window": 3, "scale": 0.5}):
+            attention(Q, K, V, **options, executor=UNTUNED)
+    assert len(calls.entries) == 1
 
 
 @pytest.mark.parametrize(("args", "options", "kind", "message"), BAD)

@@ -292,6 +292,13 @@ BAD = {
 }
 
 
+def test_an_eps_of_numpy_is_a_number():
+    """It is as good as Python's own."""
+    x = jnp.arange(4.0)
+    made = rms_norm(x, eps=np.float32(1e-6), executor=UNTUNED)
+    np.testing.assert_array_equal(made, rms_norm(x, eps=float(np.float32(1e-6)), executor=UNTUNED))
+
+
 @pytest.mark.parametrize(("call", "kind", "message"), BAD.values(), ids=BAD)
 def test_bad_input_is_refused_before_tuning(call, kind, message):
     """With an error that names the argument and what it has."""

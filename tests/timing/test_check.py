@@ -157,6 +157,14 @@ def test_a_tolerance_replaces_the_limit():
     assert compare(scaled(want, 1 + 1e-5), want, 1e-7)[1] != ""
 
 
+def test_a_tolerance_of_zero_allows_no_error():
+    """It is a limit like any other, not the lack of one."""
+    want = values("float32")
+
+    assert compare(want, want, 0)[1] == ""
+    assert compare(scaled(want, 1 + 1e-5), want, 0)[1] != ""
+
+
 def test_empty_outputs_are_equal():
     """Nothing differs from nothing."""
     assert compare(np.ones((0, 3), np.float32), np.ones((0, 3), np.float32)) == (0.0, "")

@@ -55,6 +55,16 @@ def outcome(record):
     return {trial.cfg: trial.status for trial in record.trials}
 
 
+def test_a_version_cannot_lead_out_of_the_folder(tmp_path):
+    """Whatever the version is called, its journal is a file in the folder, and one of its own."""
+    paths = {
+        path_for(tmp_path, {**ABOUT["key"], "op_id": f"double@v{v}"}, "forward", {}) for v in ("../../x", "..|..|x")
+    }
+    assert {path.parent for path in paths} == {tmp_path}
+    assert len({path.resolve() for path in paths}) == 2
+    assert all(path.resolve().parent == tmp_path for path in paths)
+
+
 # Lines.
 
 

@@ -14,15 +14,15 @@ from typing import Any, Generic
 import jax
 
 from ..core import changes
-from ..core.errors import NoConfigError, RetuneError
+from ..core.errors import NoConfigError, RetuneError, SettingError
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel
 from ..core.key import Key
-from ..core.record import Objective, Record
+from ..core.record import Objective, Record, Trial
 from ..settings import Settings
 from ..tuning.budget import seconds_spent, spending
 from ..tuning.foreign import Autotuner, engine
-from ..tuning.job import Job
+from ..tuning.job import Job, distinct
 from ..tuning.progress import shown, tell
 from ..tuning.search.effort import FEW
 from ..tuning.tuner import Tuner as Tuner
@@ -62,8 +62,10 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         on_event: Callable[..., Any] | None = None,
         forbid_reautotune: bool = True,
     ) -> None:
+        _check_part("tuner", tuner, "autotune", "such as Tuner()")
+        _check_part("persistent", persistent, "get", "such as PersistentCache(path)")
         self.cache = cache
-        self._policy = policy or AutotunePolicy()
+        self._policy = AutotunePolicy() if policy is None else _policy(policy)
         self.tuner: Autotuner = tuner or Tuner()
         self.persistent = persistent
         self.persist_autotune = persist_autotune
@@ -73,7 +75,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._tell = Teller(on_event)
         self._flights = Flights()
         # What this selector tuned, for what, and in which life of the cache.
-        self._tuned: dict[Key, tuple[int, Objective]] = {}
+        self._tuned: dict[Key, tuple[int, Objective, type]] = {}
         # What tunings left behind where no store keeps it.
         self._records: dict[Key, Record] = {}
         self._unwritable: set[str] = set()
@@ -86,7 +88,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     @policy.setter
     def policy(self, policy: AutotunePolicy) -> None:
-        self._policy = policy
+        self._policy = _policy(policy)
         changes.note_everything()
 
     @property
@@ -254,7 +256,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         elif hit.source == "heuristics":
             self._tell("heuristics", key, cfg=hit.cfg, reason=dict(misses).get("autotune", ""))
         elif hit.record is not None:
-            self._tuned[key] = (self.cache._generation, request.objective)
+            self._tuned[key] = (self.cache._generation, request.objective, type(request.kernel))
             self.cache._keep(key, hit.cfg, objective=hit.objective, call=request.call)
             if self.persist_autotune and hit.record.stop != "settled":
                 self._write(request, hit)
@@ -310,6 +312,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             title, wanted = f"{request.key.op_id} {request.key.call_key}", self._settings.progress
             with spending(), jax.default_device(request.device), shown(title, job.seconds, wanted) as watch:
                 record = engine(self.tuner).tune(replace(job, watch=watch))
+            record = self._first_answer(job, record)
             cfg = record.cfg
             if record.stop != "settled":
                 tell(title, record, time.perf_counter() - start, wanted)
@@ -323,18 +326,44 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         limits = [request.seconds, None if limit is None else max(limit - seconds_spent(), 0.0)]
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
+    @staticmethod
+    def _first_answer(job: Job, record: Record) -> Record:
+        """This tuning's record, unless another process put its answer into the store meanwhile.
+
+        A turn ends before what it found is written, so that two may measure one after the other; both use the first.
+        """
+        first = job.settled() if record.stop != "settled" else None
+        if first is None or len(distinct([first[0], record.cfg])) == 1:
+            return record
+        found = Trial(first[0], "skipped", "found by another process meanwhile")
+        return replace(record, stop="settled", trials=(*record.trials, found), winner=len(record.trials))
+
     def _settled(self, request: Request) -> tuple[Any] | None:
         found = StoreTier(self._store).find(request) if self._store is not None else Miss("")
         return (found.cfg,) if isinstance(found, Hit) else None
 
     def _refuse_a_second_time(self, request: Request) -> None:
-        generation, objective = self._tuned.get(request.key, (None, None))
-        if not self.forbid_reautotune or generation != self.cache._generation or objective != request.objective:
+        # A class that was defined anew, as in a notebook, may need other configs than the one before.
+        asked = (self.cache._generation, request.objective, type(request.kernel))
+        if not self.forbid_reautotune or self._tuned.get(request.key) != asked:
             return
         raise RetuneError(
             f"{request.key} was tuned by this selector before and is not in its cache any more; "
             "keep the entry, call cache.clear(), or pass forbid_reautotune=False"
         )
+
+
+def _check_part(name: str, part: Any, method: str, such: str) -> None:
+    if part is not None and not callable(getattr(part, method, None)):
+        raise SettingError(f"{name}={part!r} has no method {method}; give an object that has, {such}")
+
+
+def _policy(policy: Any) -> AutotunePolicy:
+    if not isinstance(policy, AutotunePolicy):
+        raise SettingError(
+            f"policy={policy!r} is no AutotunePolicy; give one, such as AutotunePolicy(allow_autotune=False)"
+        )
+    return policy
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class OverlayTier:
         shadow = overlay_in_force()
         if request.key in shadow:
             cfg = shadow[request.key]
-            cfg = revived(request, cfg.data) if isinstance(cfg, Plain) else cfg
+            cfg = revived(request, cfg.data) if isinstance(cfg, Plain) else _renewed(request, cfg)
             return Hit(check_cfg_type(request.kernel, cfg, "the overlay's cfg"), self.name)
         if self.lock is not None:
             return self._locked(request, self.lock)
@@ -110,6 +110,10 @@ class MemoryTier:
         if found is None:
             return Miss("no entry")
         cfg, objective = found
+        try:
+            cfg = _renewed(request, cfg)
+        except ConfigTypeError as error:
+            return Miss(f"the entry is of an earlier definition of the kernel, and does not fit: {error}")
         hit = Hit(check_cfg_type(request.kernel, cfg, "the cached cfg"), self.name, {"level": "memory"}, objective)
         if _covers(objective, request.objective):
             return hit
@@ -183,6 +187,14 @@ def revived(request: Request, cfg: Any) -> Any:
     if kind is None or isinstance(cfg, kind):
         return cfg
     return codec.decode(kind, cfg)
+
+
+def _renewed(request: Request, cfg: Any) -> Any:
+    # A notebook's cell that is run again, and a module that is reloaded, define the class of the same name anew.
+    kind, old = request.kernel.cfg_type, type(cfg)
+    if kind is None or old is kind or (old.__module__, old.__qualname__) != (kind.__module__, kind.__qualname__):
+        return cfg
+    return codec.decode(kind, codec.encode(cfg))
 
 
 def _tuples(value: Any) -> Any:

@@ -54,7 +54,8 @@ def own_gradient(
         def rebuild(leaves: Sequence[Any]) -> tuple[Any, Any]:
             whole = list(constants)
             for place, leaf in zip(arrays, leaves, strict=True):
-                whole[place] = leaf
+                # Of a Python number that is differentiated JAX hands on the number itself.
+                whole[place] = leaf if is_array(leaf) else jax.numpy.asarray(leaf)
             return jax.tree_util.tree_unflatten(tree, whole)  # type: ignore[no-any-return]
 
         @jax.custom_vjp
@@ -130,8 +131,8 @@ def _keyword_names(kwargs: Mapping[str, Any]) -> list[str]:
 
 def _no_gradient(leaf: Any) -> Any:
     """The zero gradient that JAX wants for this array."""
-    if jax.numpy.issubdtype(leaf.dtype, np.inexact):
-        return jax.numpy.zeros(leaf.shape, leaf.dtype)
+    if jax.numpy.issubdtype(jax.numpy.result_type(leaf), np.inexact):
+        return jax.numpy.zeros_like(leaf)
     return np.zeros(np.shape(leaf), jax.dtypes.float0)
 
 

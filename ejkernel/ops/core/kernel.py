@@ -149,6 +149,16 @@ def _check_op_id(op_id: Any, cls: type) -> str:
     return op_id
 
 
+def _check_tolerance(tolerance: Any, name: str) -> None:
+    if tolerance is None or isinstance(tolerance, property):
+        return
+    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not tolerance >= 0:
+        raise KernelError(
+            f"kernel {name} has the tolerance {tolerance!r}; give the largest error over the reference's RMS, such as "
+            "1e-3, 0 for none at all, or None for a limit by dtype"
+        )
+
+
 def check_kernel(kernel: Kernel[Any, Any]) -> None:
     """Raises unless the kernel keeps the contract, whatever its own constructor did."""
     if not isinstance(kernel, Kernel):
@@ -176,4 +186,5 @@ def check_class(cls: type[Kernel[Any, Any]]) -> None:
     if half:
         raise KernelError(f"kernel {name} defines {half}; an own gradient is a forward and a vjp of one level")
     _check_op_id(cls.op_id, cls)
+    _check_tolerance(inspect.getattr_static(cls, "tolerance"), name)
     cls._checked = True

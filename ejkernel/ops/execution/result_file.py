@@ -91,10 +91,14 @@ def _check(data: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
 
 def put(target: Any, text: str) -> None:
     """Writes a text into an open file, or whole under a path: a reader sees the old file or the new one."""
-    if isinstance(target, (str, os.PathLike)):
-        files.write(os.path.abspath(target), text.encode(), durable=False)
-    else:
+    if not isinstance(target, (str, os.PathLike)):
         target.write(text)
+    elif os.path.exists(target) and not os.path.isfile(target):
+        # A device or a pipe is written into, never replaced.
+        Path(target).write_text(text, encoding="utf-8")
+    else:
+        # A link is somebody's arrangement: what it points to is replaced, the link stays.
+        files.write(os.path.realpath(target), text.encode(), durable=False)
 
 
 def taken(source: Any) -> str:

@@ -58,6 +58,11 @@ def tunable(
         ):
             if hook is not None and not callable(hook):
                 raise KernelError(f"{title}={hook!r} of {name} is no function")
+        if not isinstance(version, (str, int)):
+            raise KernelError(
+                f"version={version!r} of {name} is no version; write version='2' (a parameter of that name "
+                "cannot be tuned: rename it)"
+            )
         if executor is not None and not isinstance(executor, Executor):
             raise KernelError(f"executor={executor!r} of {name} is no Executor; leave it out for the default one")
         guess = heuristic

@@ -48,15 +48,15 @@ def _compare_leaf(got: Any, want: Any, tolerance: float | None) -> tuple[float, 
         return 0.0, ""
     if jax.numpy.issubdtype(want.dtype, jax.dtypes.extended):
         got, want = jax.random.key_data(got), jax.random.key_data(want)
-    name = str(want.dtype)
+    limit = _LIMITS.get(str(want.dtype), _NARROW) if tolerance is None else tolerance
     if _belongs_on_device(got, want):
-        return _verdict(*np.asarray(_errors(got, want)).tolist(), limit=tolerance or _LIMITS.get(name, _NARROW))
+        return _verdict(*np.asarray(_errors(got, want)).tolist(), limit=limit)
     got, want = np.asarray(got), np.asarray(want)
     if not jax.numpy.issubdtype(want.dtype, np.inexact):
         wrong = int(np.sum(got != want))
         return (0.0, "") if not wrong else (math.inf, f"{wrong} of {want.size} integers differ")
     wide = np.complex128 if jax.numpy.issubdtype(want.dtype, np.complexfloating) else np.float64
-    return _compare_floats(got.astype(wide), want.astype(wide), tolerance or _LIMITS.get(name, _NARROW))
+    return _compare_floats(got.astype(wide), want.astype(wide), limit)
 
 
 def _compare_floats(got: Any, want: Any, limit: float) -> tuple[float, str]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import threading
 import warnings
 import zlib
@@ -46,7 +47,9 @@ def path_for(folder: Path, key: Mapping[str, str], objective: str, environment: 
     """The journal of one key in one environment: crashes of another version are no news here."""
     named = {name: key[name] for name in ("device", "op_id", "call_key")}
     whole = stable_json([FORMAT, named, objective, dict(environment)])
-    return folder / f"{named['op_id']}-{short_hash(whole)}{SUFFIX}"
+    # A version may hold anything; what it says stays inside the folder, and the hash tells two of them apart.
+    name, mark, version = named["op_id"].partition("@v")
+    return folder / f"{name}{mark}{re.sub(r'[^A-Za-z0-9_.+-]', '_', version)}-{short_hash(whole)}{SUFFIX}"
 
 
 class Journal:
