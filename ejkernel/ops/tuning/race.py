@@ -212,9 +212,17 @@ def _outcome(
     ]
     # What cannot be told from the heuristic is no reason to leave it.
     winner = protected if protected in declared else min(equal)
+    if protected is not None and protected in timed and _was_faster(lanes[protected], lanes[winner]):
+        winner = protected
     rest = sorted((i for i in timed if i != winner), key=lambda i: (not lanes[i].running, view.levels[id(lanes[i])], i))
     tied = tuple(sorted({*declared, winner}))
     return Outcome(lanes, (winner, *rest), tied if len(tied) > 1 else (), rounds, runs, noise, finished)
+
+
+def _was_faster(one: Lane, other: Lane) -> bool:
+    """By the rounds that had both: what a gain is told by, so that none is told below one."""
+    gaps = [one.samples[r] - other.samples[r] for r in one.samples.keys() & other.samples.keys()]
+    return bool(gaps) and median(gaps) < 0
 
 
 def _error(view: _View, one: int, other: int) -> float:
