@@ -14,7 +14,7 @@ from . import reduce
 from .arguments import ArgumentError
 from .call import call
 from .reverse import ReverseOnGpu, recomputed
-from .rows import as_vector, epsilon, float_rows, rows_refuse
+from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.rows import by_rows, is_measured, launches, warps_for
 
 
@@ -155,6 +155,6 @@ def _normed_at_once(x: jax.Array, eps: float) -> jax.Array:
 
 def _finished(normed: jax.Array, kinds: Iterable[str], vectors: Iterable[jax.Array]) -> jax.Array:
     for kind, vector in zip(kinds, vectors, strict=True):
-        wide = vector.astype(jnp.float32)
+        wide = across(vector.astype(jnp.float32), normed)
         normed = normed * wide if kind == "weight" else normed + wide
     return normed

@@ -14,6 +14,7 @@ from ..ops import Executor, Invocation
 from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, same_dtype
 from .call import call
 from .reverse import ReverseOnGpu, recomputed
+from .rows import across
 from .triton.matmul import refuses, tiled
 
 Activation = str | Callable[[jax.Array], jax.Array]
@@ -80,7 +81,9 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
             if not biases and activation is None:
                 return total.astype(out)
             # Before the result is rounded, as every implementation but "narrow" does it.
-            return finish(sum((bias.astype(between) for bias in biases), total.astype(between))).astype(out)
+            return finish(sum((across(bias, total).astype(between) for bias in biases), total.astype(between))).astype(
+                out
+            )
 
         def by_triton(a: jax.Array, b: jax.Array, *biases: jax.Array) -> jax.Array:
             tiles: dict[str, Any] = {"block_m": cfg.block_m, "block_n": cfg.block_n, "block_k": cfg.block_k}

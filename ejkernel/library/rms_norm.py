@@ -14,7 +14,7 @@ from . import reduce
 from .arguments import ArgumentError
 from .call import call
 from .reverse import ReverseOnGpu, recomputed
-from .rows import as_vector, epsilon, float_rows, rows_refuse
+from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.rows import by_rows, launches
 
 
@@ -121,4 +121,4 @@ def _plain(x: jax.Array, weight: jax.Array | None, eps: float, lanes: int | None
 
 
 def _scaled(x: jax.Array, *weights: jax.Array) -> jax.Array:
-    return x * weights[0] if weights else x
+    return x * across(weights[0], x) if weights else x

@@ -34,6 +34,12 @@ def as_vector(name: str, value: Any, other: str, rows: jax.Array) -> jax.Array:
     return array
 
 
+def across(vector: jax.Array, x: jax.Array) -> jax.Array:
+    """The vector with as many dimensions as `x`: under `jax_numpy_rank_promotion="raise"` nothing is promoted."""
+    missing = x.ndim - vector.ndim
+    return jax.lax.expand_dims(vector, range(missing)) if missing else vector
+
+
 def epsilon(value: Any) -> float:
     """The number that keeps a division from failing."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import pytest
 from fakes_library import UNTUNED, normal
 
 from ejkernel.library import attention, layer_norm, linear_cross_entropy, matmul, ragged_dot, rms_norm, softmax
-from ejkernel.ops import Executor
+from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Tuner
 
 Q, X, W = normal(1, 8, 2, 4), normal(8, 8), normal(8)
+B = normal(8, 8, dtype="bfloat16")
 CALLS = {
-    "attention": lambda: attention(Q, Q, Q, causal=True, executor=UNTUNED),
-    "attention with a mask": lambda: attention(Q, Q, Q, mask=jnp.ones((1, 1, 8, 8), bool), executor=UNTUNED),
-    "layer_norm": lambda: layer_norm(X, W, W, executor=UNTUNED),
-    "linear_cross_entropy": lambda: linear_cross_entropy(X, X, jnp.zeros(8, jnp.int32), executor=UNTUNED),
-    "matmul": lambda: matmul(X, X, executor=UNTUNED),
-    "ragged_dot": lambda: ragged_dot(X, normal(2, 8, 8), jnp.array([4, 4]), executor=UNTUNED),
-    "rms_norm": lambda: rms_norm(X, W, executor=UNTUNED),
-    "softmax": lambda: softmax(X, executor=UNTUNED),
+    "attention": lambda run: attention(Q, Q, Q, causal=True, executor=run),
+    "attention with a mask": lambda run: attention(Q, Q, Q, mask=jnp.ones((1, 1, 8, 8), bool), executor=run),
+    "layer_norm": lambda run: layer_norm(X, W, W, executor=run),
+    "linear_cross_entropy": lambda run: linear_cross_entropy(X, X, jnp.zeros(8, jnp.int32), executor=run),
+    "matmul": lambda run: matmul(B, B, W, executor=run),
+    "ragged_dot": lambda run: ragged_dot(X, normal(2, 8, 8), jnp.array([4, 4]), executor=run),
+    "rms_norm": lambda run: rms_norm(X, W, executor=run),
+    "softmax": lambda run: softmax(X, executor=run),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_warm_call_takes_the_short_way(name, monkeypatch):
     """The second call of arrays and plain options is looked up by its types, and nothing is taken apart."""
-    CALLS[name]()
+    CALLS[name](UNTUNED)
     monkeypatch.setattr(Executor, "_call", lambda *_: pytest.fail("took the long way"))
 
-    CALLS[name]()
+    CALLS[name](UNTUNED)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_relies_on_promotion_of_ranks(name):
+    """Every candidate keeps to JAX's strictest setting, as the programs of some users do."""
+    selector = ConfigSelectorChain(ConfigCache(), tuner=Tuner(0, 1))
+    with jax.numpy_rank_promotion("raise"):
+        CALLS[name](Executor(selector))
+
+    assert {trial.status for trial in selector.tuner.record.trials} <= {"ok", "invalid"}
