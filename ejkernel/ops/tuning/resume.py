@@ -43,7 +43,8 @@ class Remembered:
 
     def suspected(self, cfg: Any) -> bool:
         """Was it at work when a process died that it shared with others?"""
-        return not self.isolated and cfg_id(cfg) in self.history.suspects
+        # There are mostly none, and a space may have tens of thousands of cfgs.
+        return not self.isolated and bool(self.history.suspects) and cfg_id(cfg) in self.history.suspects
 
     def elsewhere(self) -> Remembered:
         """The same, with nobody barred on suspicion."""
@@ -52,6 +53,10 @@ class Remembered:
     def afresh(self) -> Remembered:
         """The same, with nobody's samples taken over."""
         return replace(self, carried=frozenset())
+
+    def without(self, lost: Sequence[Trial]) -> Remembered:
+        """The same: whoever was lost stands in the history at once."""
+        return self
 
     def barred(self, cfg: Any) -> Trial | None:
         """Who crashed or hung; outside a process of its own also who was at work at two deaths."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, final
 
 from ..core.record import Trial
@@ -84,6 +84,9 @@ class Past(Protocol):
     def afresh(self) -> Past:
         """The same for a final race, in which everybody runs: crashes and failures stay."""
 
+    def without(self, lost: Sequence[Trial]) -> Past:
+        """The same, with those barred that took a worker with them just now."""
+
 
 @final
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class NoPast:
     """A first tuning, or one that is told only what was timed before."""
 
     rounds: Rounds = field(default_factory=Rounds)
+    lost: Sequence[Trial] = ()
 
     def suspected(self, cfg: Any) -> bool:
         """Nobody is."""
@@ -104,8 +108,13 @@ class NoPast:
         """The same."""
         return self
 
-    def barred(self, cfg: Any) -> None:
-        """Nobody is."""
+    def without(self, lost: Sequence[Trial]) -> NoPast:
+        """These are not run again."""
+        return replace(self, lost=(*self.lost, *lost))
+
+    def barred(self, cfg: Any) -> Trial | None:
+        """Who was lost just now."""
+        return next((trial for trial in self.lost if repr(trial.cfg) == repr(cfg)), None)
 
     def known(self, cfg: Any, program: str) -> None:
         """Nothing is."""
