@@ -285,9 +285,26 @@ def test_a_killed_search_goes_on(tmp_path, monkeypatch, doing):
     assert record.cfg == BEST
     assert all(trial.status == "ok" for trial in record.trials)
     assert at_work in second.traced
-    # The last batch, the best of the others and the finalists run again.
+    # The first candidate, the last batch, the best of the others and the finalists run again.
     assert len(measured) >= 17
     assert len(measured & set(second.ran.log)) < len(measured)
+
+
+@pytest.mark.usefixtures("small")
+def test_times_of_another_day_are_measured_again(tmp_path, monkeypatch):
+    """The first candidate always runs: where it takes another time than it took, nobody's is taken over."""
+    about = {"key": {"device": "cpu|test", "op_id": "tiles@v1", "call_key": "00"}}
+    first = Space(journal=tmp_path, about=about)
+    second = Space(seconds=lambda cfg: 2 * seconds_of(cfg), journal=tmp_path, about=about)
+    killed_in_the_third_batch(monkeypatch, first, "run")
+
+    record = tune(second)
+
+    assert record.cfg == BEST
+    skipped = [t.cfg for t in record.trials if t.status == "skipped"]
+    assert len(skipped) > 5
+    assert set(skipped) <= set(second.ran.log)
+    assert all(t.seconds == pytest.approx(2 * seconds_of(t.cfg)) for t in record.trials if t.samples_s)
 
 
 @pytest.mark.usefixtures("small")

@@ -24,6 +24,8 @@ BATCH = 16
 # A first look: enough to rank a batch; the best few are raced properly at the end.
 _LOOKS = 2
 FINALISTS = 10
+# What was timed twice, by a search that was killed and by this one, may differ by so much.
+_LIKE = 1.25
 # The share of the time that is kept for their race.
 _RESERVE = 0.15
 
@@ -121,12 +123,40 @@ class Hunt:
             if number in found:
                 self.known[i] = found[number]
             # Timed by a search that was killed: its journal knows.
-            elif trial.status == "ok" and trial.samples_s and number not in self.field.programs:
+            elif self._is_carried(i):
                 self.known[i] = median(trial.samples_s)
             # One that the clock cut off was not measured; any other that did not run has failed.
             elif not late or self.field.trials[self.numbers[i]].status not in ("ok", "timeout"):
                 self.known[i] = math.inf
-        return {i: self.known[i] for i in wanted if i in self.known}
+        again = self._anew() if self._times_have_changed() else {}
+        return {**again, **{i: self.known[i] for i in wanted if i in self.known}}
+
+    def _is_carried(self, i: int) -> bool:
+        """Was it timed by an earlier search alone?"""
+        number = self._runs_as(i)
+        trial = self.field.trials[number]
+        return trial.status == "ok" and bool(trial.samples_s) and number not in self.field.programs
+
+    def _times_have_changed(self) -> bool:
+        """Do those who were timed then and now say that times of then are not those of now?"""
+        if not any(map(self._is_carried, self.known)):
+            return False
+        past = self.field.job.past
+        ran = [i for i in self.known if math.isfinite(self.known[i]) and self._runs_as(i) in self.field.programs]
+        then = {i: past.samples(self.cfgs[i]) for i in ran}
+        ratios = [self.known[i] / median(then[i]) for i in ran if then[i]]
+        return bool(ratios) and not 1 / _LIKE < median(ratios) < _LIKE
+
+    def _anew(self) -> Mapping[int, float]:
+        """Measures what was taken over; from here on nothing is."""
+        self.field.job = replace(self.field.job, past=self.field.job.past.afresh())
+        stale = [i for i in self.known if self._is_carried(i)]
+        for i in stale:
+            del self.known[i]
+            trial = self.field.trials[self.numbers[i]]
+            message = "timed by an earlier tuning under other conditions, and measured again"
+            self.field.trials[self.numbers[i]] = replace(trial, status="skipped", message=message, samples_s=())
+        return self._measure(stale)
 
     def _look(self, wanted: Sequence[int]) -> dict[int, float]:
         """Seconds of a batch, relative to the best so far, which runs along in every round.

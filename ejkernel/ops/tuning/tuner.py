@@ -27,10 +27,10 @@ from ..timing.profiler import ProfilerUnavailable
 from ..timing.program import Program, stage
 from .field import Field, found_meanwhile
 from .job import Job, distinct
-from .resume import journalled
+from .resume import CARRIED, journalled
 from .search.effort import FEW, effort_named
 from .search.strategy import Strategy
-from .stopwatch import once
+from .stopwatch import once, usual_clock
 from .track import FOR_MEASURING, OwnTrack, Track
 
 if TYPE_CHECKING:
@@ -139,8 +139,9 @@ class Tuner(Generic[Cfg]):
         record = Record(**dict(job.about), objective=job.objective, seed=self.seed, budget_s=budget)
         # A search measures some of very many: what becomes of each is written down, not all their names.
         named = () if self._searches(len(cfgs)) else cfgs
-        with job.room(), journalled(job, named, self.seed) as (job, journal):
-            record = _or_from_before(self._run(job, record, cfgs, deadline))
+        clock = usual_clock(self.clock, default_device())
+        with job.room(), journalled(job, named, self.seed, clock) as (job, journal):
+            record = _or_from_before(_by_one_clock(self._run(job, record, cfgs, deadline), job))
             if journal is not None and record.winner is not None and record.stop == "finished":
                 journal.finish(record.cfg, named)
         refused = (Trial(cfg, "invalid", reason) for cfg, reason in job.refused)
@@ -220,6 +221,19 @@ class Tuner(Generic[Cfg]):
         return WorkerTrack(
             job, isolation, demanded=bool(self.isolate), warmup=self.warmup, iters=self.iters, seed=self.seed
         )
+
+
+def _by_one_clock(record: Record, job: Job) -> Record:
+    """Without what an earlier tuning timed by a clock that could not be had now."""
+    before = job.past.rounds.clock
+    if record.clock.startswith(before) or record.stop == "settled":
+        return record
+    message = f"timed by an earlier tuning by another clock ({before})"
+    trials = [
+        replace(t, status="skipped", message=message, samples_s=()) if t.message == CARRIED else t
+        for t in record.trials
+    ]
+    return replace(record, trials=tuple(trials))
 
 
 def _or_from_before(record: Record) -> Record:

@@ -75,6 +75,9 @@ class Past(Protocol):
     def rounds(self) -> Rounds:
         """What was timed of those that run again."""
 
+    def samples(self, cfg: Any) -> Sequence[float]:
+        """What was timed of one, whether it runs again or not."""
+
     def suspected(self, cfg: Any) -> bool:
         """Was it at work when a process died, nobody knows of what?"""
 
@@ -95,6 +98,10 @@ class NoPast:
 
     rounds: Rounds = field(default_factory=Rounds)
     lost: Sequence[Trial] = ()
+
+    def samples(self, cfg: Any) -> Sequence[float]:
+        """None that anybody asks for."""
+        return ()
 
     def suspected(self, cfg: Any) -> bool:
         """Nobody is."""
