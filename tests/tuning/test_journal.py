@@ -582,6 +582,10 @@ def test_suspects_outlive_a_journal_that_is_written_anew(tmp_path):
     assert History.of(history.lines(), alone=True).suspects == {one: ["compile"]}
 
 
+def end():
+    os._exit(7)
+
+
 class Fragile(Kernel[str, jax.Array]):
     """Twice the argument; one cfg ends the process."""
 
@@ -589,7 +593,7 @@ class Fragile(Kernel[str, jax.Array]):
 
     def run(self, x, *, cfg):
         if cfg == "deadly":
-            return jax.pure_callback(lambda v: os._exit(7), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+            return jax.pure_callback(lambda v: end(), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
         return x * 2 if cfg == "usual" else x + x + 0 * x
 
     def heuristic_cfg(self, inv):
@@ -618,6 +622,22 @@ def test_a_call_that_crashed_two_processes_crashes_no_third():
             found.append((process.returncode, out.strip()))
 
     assert found == [(7, ""), (7, ""), (0, "1")]
+
+
+@pytest.mark.slow
+def test_a_kill_from_outside_leaves_what_an_exit_from_inside_leaves():
+    """Nothing that a dead process leaves tells them apart: that is why one death bars nobody here."""
+    left = []
+    for end in ("os._exit(7)", "os.kill(os.getpid(), 9)"):
+        code = f"import os; import tuning.test_journal as t; t.end = lambda: {end}\n{CALL}"
+        with child(code) as process:
+            process.communicate(timeout=120)
+        [path] = journal_folder().glob("*.jsonl")
+        left.append([{k: v for k, v in line.items() if k != "round"} for line in read(path)])
+        forget_crashes()
+
+    assert left[0] == left[1]
+    assert left[0][-1] == {"starts": cfg_id("deadly"), "doing": "check"}
 
 
 def test_crashes_are_forgotten_on_request():
