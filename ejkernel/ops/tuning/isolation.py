@@ -13,8 +13,9 @@ from ..core.device import default_device
 from ..core.errors import NotExportedError
 from ..core.record import Record, Trial
 from .field import Field
-from .heat import Heat, Isolation
+from .heat import Heat
 from .job import Job
+from .limits import Isolation
 from .process import WorkerProcess, worker_for
 from .race import race
 from .track import Rows, finished

@@ -34,9 +34,9 @@ from .stopwatch import once, usual_clock
 from .track import FOR_MEASURING, OwnTrack, Track
 
 if TYPE_CHECKING:
-    from .heat import Isolation
     from .hunt import Hunt
     from .isolation import WorkerTrack
+    from .limits import Isolation
 
 
 class IsolationWarning(UserWarning):
@@ -194,7 +194,7 @@ class Tuner(Generic[Cfg]):
                 if settled is not None:
                     return found_meanwhile(record, track.field, settled[0])
                 track.check(deadline)
-                numbers = hunt.finalists() if hunt else list(track.field.programs)
+                numbers = hunt.finalists() if hunt else sorted(track.field.programs)
                 heuristic = 0 if job.heuristic_first else None
                 return track.race(record, numbers, deadline=deadline, heuristic=heuristic)
 
@@ -214,8 +214,8 @@ class Tuner(Generic[Cfg]):
 
     def _elsewhere(self, job: Job) -> WorkerTrack:
         # Imported where it is needed: most tunings are of this process.
-        from .heat import Isolation
         from .isolation import WorkerTrack
+        from .limits import Isolation
 
         isolation = self.isolate if isinstance(self.isolate, Isolation) else Isolation()
         return WorkerTrack(
@@ -246,7 +246,7 @@ def _or_from_before(record: Record) -> Record:
 
 
 def _refuse_unless_isolation(isolate: Any) -> None:
-    from .heat import Isolation
+    from .limits import Isolation
 
     if not isinstance(isolate, Isolation):
         raise SettingError(f"isolate={isolate!r} is unknown; use True, False, None or Isolation(...)")
