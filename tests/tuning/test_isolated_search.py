@@ -219,7 +219,8 @@ def test_the_same_seed_and_the_same_times_take_the_same_path_wherever_they_run(m
         return len(rounds) == 3
 
     here, _ = search_at_home(monkeypatch, abroad=False)
-    there, [worker] = search_at_home(monkeypatch)
+    steps = []
+    there, [worker] = search_at_home(monkeypatch, watch=steps.append)
     again, [first, second] = search_at_home(monkeypatch, worker=AtHome(third_round))
     paths = [[trial.cfg for trial in record.trials] for record in (here, there, again)]
 
@@ -227,6 +228,9 @@ def test_the_same_seed_and_the_same_times_take_the_same_path_wherever_they_run(m
     assert {record.cfg for record in (here, there, again)} == {min(paths[0], key=seconds_of)}
     assert outcome(here) == outcome(there) == outcome(again)
     assert [trial.samples_s for trial in here.trials] == [trial.samples_s for trial in there.trials]
+    # Whoever looks on sees as much.
+    assert {step.stage for step in steps} == {"compiling", "checking", "timing"}
+    assert steps[-1].gain == pytest.approx(there.gain[0])
     # Inputs are sent once, and each program is: who runs along and who is raced at the end is not compiled again.
     sent = [number for run in worker.runs[1:] for number in run["numbers"]]
     assert [run["verb"] for run in worker.runs[:2]] == ["field", "run"]

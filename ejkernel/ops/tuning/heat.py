@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from . import wire
 from .field import Field
 from .limits import Isolation
 from .process import LOOK_SECONDS, Gone, WorkerProcess
+from .progress import Step
 from .vigil import Ended, Vigil
 from .wire import Message
 from .witness import Rounds
@@ -43,6 +44,8 @@ class Heat:
         self._objective = ""
         self._deadline = math.inf
         self._vigil = Vigil(isolation)
+        # Hears the seconds of each round.
+        self._told: Callable[[Mapping[int, float]], None] = lambda row: None
 
     def run(
         self,
@@ -53,12 +56,14 @@ class Heat:
         past: Rounds | None = None,
         deadline: float = math.inf,
         seed: int | None = None,
+        told: Callable[[Mapping[int, float]], None] = lambda row: None,
     ) -> Record | None:
         """What the last worker found, its cfgs being numbers; None where what was timed so far has to do.
 
         A race, or no more rounds than it takes for a first look. Whoever is kept stays for all of them.
         """
         self._begin(numbers, past or Rounds(), deadline)
+        self._told = told
         self._refuse_other_structures()
         while runners := [number for number in numbers if number in self.field.programs]:
             if self._worker is None and self.right and time.perf_counter() >= deadline:
@@ -201,6 +206,7 @@ class Heat:
             self.rounds.append([(number, seconds) for number, seconds in head["found"]])
             self._vigil.rest()
             witness.timed([(self._cfg(number), seconds) for number, seconds in self.rounds[-1]], self.clock)
+            self._told(dict(self.rounds[-1]))
             return
         number = head["number"]
         if message.verb == "starts":
@@ -209,6 +215,7 @@ class Heat:
         elif message.verb == "ends":
             if self._vigil.ends(number, head["at"]) == "check" and number in self.field.programs:
                 self.right.add(number)
+                self.field.job.watch(Step("checking", len(self.right), len(self.field.trials)))
             witness.ends(self._cfg(number))
         elif message.verb == "failed":
             self._vigil.at_work.pop(number, None)

@@ -18,7 +18,7 @@ from .job import Job
 from .limits import Isolation
 from .process import WorkerProcess, worker_for
 from .race import race
-from .track import Rows, finished
+from .track import Rows, finished, told_with_gain
 from .workshop import Elsewhere
 
 # What of this process's settings a program depends on; whatever else does is in the program.
@@ -86,7 +86,11 @@ class WorkerTrack:
     def race(self, record: Record, numbers: Sequence[int], *, deadline: float, heuristic: int | None) -> Record:
         """Raced in a worker; where the time is up before that, by the rounds that are known."""
         kept = heuristic if heuristic in numbers else None
-        found = self._heat.run(numbers, kept=kept, past=self.field.job.past.rounds, deadline=deadline)
+        job = self.field.job
+        tell = told_with_gain(job.watch, kept)
+        found = self._heat.run(
+            numbers, kept=kept, past=job.past.rounds, deadline=deadline, told=lambda row: tell(row, len(numbers))
+        )
         record = replace(record, objective=self.field.objective, clock=f"{self.clock or 'wall'} (in a worker process)")
         if found is None:
             return self._by_what_is_known(record, numbers, heuristic)

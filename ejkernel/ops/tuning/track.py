@@ -86,7 +86,7 @@ class OwnTrack:
     def race(self, record: Record, numbers: Sequence[int], *, deadline: float, heuristic: int | None) -> Record:
         """Raced here."""
         place = numbers.index(heuristic) if heuristic is not None and heuristic in numbers else None
-        watch = self._stopwatch(numbers, deadline, told=_told_with_gain(self.field.job.watch, place), goes_on=True)
+        watch = self._stopwatch(numbers, deadline, told=told_with_gain(self.field.job.watch, place), goes_on=True)
         outcome = watch.race(least_rounds=self._iters, protected=place, seed=self.field.seed)
         self.clock = watch.clock.name
         record = replace(record, objective=self.field.objective, clock=watch.clock_name)
@@ -167,7 +167,7 @@ def _gain(outcome: Outcome, numbers: Sequence[int], heuristic: int | None) -> tu
     return median(ratios), low, high
 
 
-def _told_with_gain(watch: Watch, heuristic: int | None) -> Callable[[Mapping[int, float], int], None]:
+def told_with_gain(watch: Watch, heuristic: int | None) -> Callable[[Mapping[int, float], int], None]:
     """Tells the best of each round, and its gain over the heuristic cfg's latest time."""
     latest = math.nan
 
