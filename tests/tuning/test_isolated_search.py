@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejkernel.ops import Isolation, Tuner
+from ejkernel.ops import Isolation, Record, Trial, Tuner
 from ejkernel.ops.core.errors import IsolationError
 from ejkernel.ops.tuning import hunt, isolation, stopwatch
 from ejkernel.ops.tuning.heat import Heat
@@ -23,6 +23,7 @@ from ejkernel.ops.tuning.job import Job
 from ejkernel.ops.tuning.process import Gone, WorkerProcess
 from ejkernel.ops.tuning.search.effort import EFFORTS
 from ejkernel.ops.tuning.tuner import IsolationWarning
+from ejkernel.ops.tuning.vigil import Ended
 from ejkernel.ops.tuning.wire import Message
 from ejkernel.ops.tuning.worker import Worker
 
@@ -62,9 +63,9 @@ class FirstToLast:
 
 @pytest.fixture
 def small(monkeypatch):
-    """Two batches of eight and two more, and all the time that a busy machine needs."""
-    monkeypatch.setattr(hunt, "BATCH", 8)
-    monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["quick"], evaluations=18, seconds=300.0))
+    """Two batches of four and two more, and all the time that a busy machine needs."""
+    monkeypatch.setattr(hunt, "BATCH", 4)
+    monkeypatch.setitem(EFFORTS, "quick", replace(EFFORTS["quick"], evaluations=10, seconds=300.0))
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_search_is_replaced(workers, 
     assert len(workers) == 2
     assert record.clock == "wall (in a worker process)"
     assert set(outcome(record).values()) == {"ok"}
-    assert len(record.trials) == 18
+    assert len(record.trials) == 10
     fastest = min(record.trials, key=lambda trial: (trial.cfg != BEST, trial.cfg.steps))
     assert record.cfg.steps <= 2 * fastest.cfg.steps
 
@@ -184,7 +185,7 @@ class TableClock:
 
 
 def seconds_of(cfg):
-    return 1 + abs(cfg.steps - 6) + 0.5 * "cbda".index(cfg.mode)
+    return 1 + abs(cfg.steps - 3) + 0.5 * "cbda".index(cfg.mode)
 
 
 def numbered(cfg):
@@ -242,6 +243,31 @@ def test_the_same_seed_and_the_same_times_take_the_same_path_wherever_they_run(m
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("says_so", [True, False], ids=["too late", "dead"])
+def test_where_no_time_is_left_for_the_race_the_best_so_far_wins(monkeypatch, says_so):
+    """By what its batch has shown; the worker that should have raced it had no time, or was ended with the time."""
+
+    class Late(AtHome):
+        def send(self, verb, parts=(), **head):
+            if verb == "run" and head["looks"] is None:
+                trials = tuple(Trial(number, "timeout", "still compiling") for number in head["runners"])
+                parts = [Record(trials=trials, stop="failed").dumps().encode()]
+                verb = "done" if says_so else "late"
+            super().send(verb, parts, **head)
+
+        def hear(self):
+            message = super().hear()
+            if message.verb == "late":
+                raise Gone(Ended("deadline", "still at work when the time was up"))
+            return message
+
+    record, _ = search_at_home(monkeypatch, worker=Late())
+
+    assert record.cfg == min((trial.cfg for trial in record.trials), key=seconds_of)
+    assert (record.stop, set(outcome(record).values())) == ("deadline", {"ok"})
+
+
+@pytest.mark.usefixtures("small")
 def test_what_cannot_be_exported_from_the_start_is_searched_here(monkeypatch, workers):
     """As for few candidates: the record says why."""
 
@@ -258,7 +284,7 @@ def test_what_cannot_be_exported_from_the_start_is_searched_here(monkeypatch, wo
 @pytest.mark.usefixtures("small")
 def test_what_cannot_be_exported_later_is_out_with_the_reason(monkeypatch):
     """A search in a worker does not begin anew for one candidate, wanted there or not."""
-    odd = CFGS[12]
+    odd = CFGS[7]
 
     def mixed(cfg):
         if cfg == odd:

@@ -99,12 +99,14 @@ class WorkerTrack:
             timed_before = trial.status == "timeout" and self.field.trials[trial.cfg].samples_s
             if trial.cfg in numbers and not timed_before:
                 self._settle(trial, trial.samples_s)
+        if found.winner is None:
+            return self._by_what_is_known(record, numbers, heuristic)
         self.field.share_with_twins()
         places = [trial.cfg for trial in found.trials]
         return replace(
             record,
             trials=tuple(self.field.trials),
-            winner=None if found.winner is None else places[found.winner],
+            winner=places[found.winner],
             runner_up=None if found.runner_up is None else places[found.runner_up],
             heuristic=heuristic,
             tied=tuple(places[place] for place in found.tied),
