@@ -9,7 +9,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Protocol, final
 
-from ..core.record import Record
+from ..core.record import Record, Stop, Trial
 from ..timing.clock import Clock
 from ..timing.program import first_line
 from .field import Field, status_of
@@ -148,8 +148,15 @@ def finished(
         heuristic=heuristic,
         tied=tuple(numbers[place] for place in outcome.tied),
         gain=_gain(outcome, numbers, heuristic),
-        stop="failed" if not order else "deadline" if late else "finished",
+        stop=_stop(bool(order), trials, late),
     )
+
+
+def _stop(decided: bool, trials: Sequence[Trial], late: bool) -> Stop:
+    """Why a race ended; candidates that only had no time did not fail."""
+    if late and (decided or any(trial.status == "timeout" for trial in trials)):
+        return "deadline"
+    return "finished" if decided else "failed"
 
 
 def _gain(outcome: Outcome, numbers: Sequence[int], heuristic: int | None) -> tuple[float, float, float] | None:
