@@ -211,10 +211,10 @@ def exhaustive(kernel: Any, inv: Invocation, cfgs: Sequence[Any], seconds: float
     return Exhaustive(programs, times, failures, compile_s, time.perf_counter() - start - compile_s)
 
 
-def searched(kernel: Any, inv: Invocation, seed: int, effort: str) -> dict[str, Any]:
+def searched(kernel: Any, inv: Invocation, seed: int, effort: str, worker: bool) -> dict[str, Any]:
     """One search from cold: its pick, what it took, and its record in a few figures."""
     jax.clear_caches()
-    selector = ConfigSelectorChain(ConfigCache(), tuner=Tuner(seed=seed, effort=effort))
+    selector = ConfigSelectorChain(ConfigCache(), tuner=Tuner(seed=seed, effort=effort, isolate=worker))
     start = time.perf_counter()
     decision = selector.decide(inv, kernel)
     seconds = time.perf_counter() - start
@@ -230,14 +230,14 @@ def searched(kernel: Any, inv: Invocation, seed: int, effort: str) -> dict[str, 
     }
 
 
-def study(kernel: Any, args: Any, *, effort: str, repeats: int, compile_seconds: float) -> dict[str, Any]:
+def study(kernel: Any, args: Any, *, effort: str, repeats: int, compile_seconds: float, worker: bool) -> dict[str, Any]:
     """Searches, the exhaustive profile, and the last race between their best."""
     inv = Invocation(kernel.op_id, args, {})
     cfgs = space_of(kernel, inv)
     print(f"{kernel.op_id}: {len(cfgs):,} valid configs", flush=True)
     # The first compilation of a process pays for what all others find ready.
     jax.block_until_ready(jax.jit(bind(kernel, cfgs[0], inv, jax.default_backend()))(*args))
-    searches = [searched(kernel, inv, seed, effort) for seed in range(repeats)]
+    searches = [searched(kernel, inv, seed, effort, worker) for seed in range(repeats)]
     for found in searches:
         print(
             f"  {effort}: {found['evaluations']} evaluations in {found['seconds']:.1f} s, {found['pick']}", flush=True
@@ -283,6 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3, help="searches, each with another seed")
     parser.add_argument("--compile-seconds", type=float, default=270.0, help="deadline of the exhaustive compilation")
     parser.add_argument("--out", type=Path, help="where to write everything as JSON")
+    parser.add_argument("--worker", action="store_true", help="candidates of the searches run in a worker process")
     parser.add_argument("--dry", action="store_true", help="a small made-up space on whatever device there is")
     options = parser.parse_args(argv)
     if not options.dry and jax.default_backend() != "gpu":
@@ -292,7 +293,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     kernel, size = (Pretend(), 16) if options.dry else (LargeMatmul(), options.size)
     args = arrays((size, size), (size, size), dtype=jnp.float32 if options.dry else jnp.bfloat16)
     effort = "quick" if options.dry else "default"
-    found = study(kernel, args, effort=effort, repeats=options.repeats, compile_seconds=options.compile_seconds)
+    found = study(
+        kernel,
+        args,
+        effort=effort,
+        repeats=options.repeats,
+        compile_seconds=options.compile_seconds,
+        worker=options.worker,
+    )
     if options.out:
         options.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
     us = found["us"]

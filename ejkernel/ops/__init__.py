@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from .fleet.report import AgreementReport as AgreementReport
     from .registry import get_invocations as get_invocations
     from .registry import record_invocation as record_invocation
-    from .tuning.heat import Isolation as Isolation
+    from .tuning.limits import Isolation as Isolation
     from .tuning.search.features import Space as Space
     from .tuning.search.genetic import GeneticSearch as GeneticSearch
     from .tuning.search.guided import GuidedSearch as GuidedSearch
@@ -110,7 +110,7 @@ _NAMES = {
     "fleet.agreement": "agreement_report",
     "fleet.report": "Agreed AgreementReport",
     "registry": "get_invocations record_invocation",
-    "tuning.heat": "Isolation",
+    "tuning.limits": "Isolation",
     "tuning.search.features": "Space",
     "tuning.search.genetic": "GeneticSearch",
     "tuning.search.guided": "GuidedSearch",

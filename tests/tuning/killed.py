@@ -1,17 +1,22 @@
-"""One tuning to be killed: `python killed.py here|worker` prints what it found as JSON."""
+"""One tuning to be killed: `python killed.py here|worker|search` prints what it found as JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
+import warnings
+from functools import partial
 
 import faults
 import jax
 import jax.numpy as jnp
 
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Invocation, Isolation, Kernel, PersistentCache, Tuner
+from ejkernel.ops.tuning.hunt import SearchWarning
 
 ABROAD = {"deadly": faults.faulty("exit"), "wrong": lambda x: faults.faulty("note")(x) * 2}
+# Enough for a search, each another program.
+MANY = {f"steps {n}": partial(faults.slow, steps=3000 + 40 * n) for n in range(36)}
 COMMON = {"slow": faults.slow, "fast": lambda x: x * 2, "slower": lambda x: faults.slow(x, 9000)}
 
 
@@ -25,7 +30,7 @@ class Mixed(Kernel[str, jax.Array]):
         self.names = names
 
     def run(self, x, *, cfg):
-        return {**ABROAD, **COMMON, "off": lambda x: x * 5}[cfg](x)
+        return {**ABROAD, **COMMON, **MANY, "off": lambda x: x * 5}[cfg](x)
 
     def heuristic_cfg(self, inv):
         return "slow"
@@ -34,11 +39,22 @@ class Mixed(Kernel[str, jax.Array]):
         return self.names
 
 
+class Everything:
+    """A search that leaves nobody out; what is broken comes in two batches."""
+
+    def propose(self, space, known, count, rng):
+        return [i for i in range(len(space)) if i not in known][:count]
+
+
 def main(where: str) -> None:
-    abroad = where == "worker"
+    abroad = where != "here"
     limits = Isolation(run_seconds=30, imports=["faults"]) if abroad else None
     names = (*(ABROAD if abroad else ["off"]), *COMMON)
-    tuner = Tuner(1, 3, isolate=limits)
+    if where == "search":
+        names = ("deadly", *MANY, "wrong", *COMMON)
+    # These cfgs are names; the strategy asks for nothing else.
+    warnings.simplefilter("ignore", SearchWarning)
+    tuner = Tuner(1, 3, isolate=limits, strategy=Everything(), effort="full")
     store = PersistentCache("mixed")
     selector = ConfigSelectorChain(ConfigCache(), tuner=tuner, persistent=store)
     decision = selector.decide(Invocation("mixed", (jnp.ones(1000),), {}), Mixed(names))

@@ -12,6 +12,7 @@ import pytest
 from ejkernel.ops import Isolation, Record, Trial
 from ejkernel.ops.core.errors import IsolationError
 from ejkernel.ops.timing.program import Program
+from ejkernel.ops.tuning import vigil
 from ejkernel.ops.tuning.heat import Heat
 from ejkernel.ops.tuning.job import Job
 from ejkernel.ops.tuning.process import Gone
@@ -99,8 +100,8 @@ class Scripted:
         self.left = True
 
 
-def says(verb, number=None, **head):
-    return Message({"verb": verb, "number": number, **head})
+def says(verb, number=None, at=0.0, **head):
+    return Message({"verb": verb, "number": number, "at": at, **head})
 
 
 def starts(number, doing="check"):
@@ -112,13 +113,21 @@ def done(*numbers, winner=0):
     return Message({"verb": "done"}, [record.dumps().encode()])
 
 
-def heat(*workers, names=("a", "b", "c"), deadline=math.inf, **limits):
+class Race(Heat):
+    """A heat of all."""
+
+    def run(self, deadline=math.inf, **settings):
+        numbers = list(range(len(self.field.trials)))
+        return super().run(settings.pop("numbers", numbers), deadline=deadline, **settings)
+
+
+def heat(*workers, names=("a", "b", "c"), **limits):
     """A heat whose workers are these, one after the other; with what was told."""
     watch = Watching()
     queue = list(workers)
     limits = {"memory_bytes": 1000, **limits}
     field = Candidates(list(names), watch)
-    return Heat(field, lambda: queue.pop(0), Isolation(**limits), warmup=1, iters=1, deadline=deadline), watch
+    return Race(field, lambda: queue.pop(0), Isolation(**limits), warmup=1, iters=1), watch
 
 
 def statuses(made):
@@ -132,7 +141,8 @@ def test_who_was_at_work_is_out_and_the_others_are_sent_again():
 
     assert made.run().winner == 0
     assert statuses(made) == ["ok", "crash", "ok"]
-    assert second.order["numbers"] == [0, 2]
+    assert second.order["numbers"] == second.order["runners"] == [0, 2]
+    made.close()
     assert second.left
     assert ("lost", "b", "crash") in watch.told
 
@@ -190,6 +200,19 @@ def test_a_hang_ends_with_the_limit_of_a_turn():
     assert ("lost", "a", "timeout") in watch.told
 
 
+@pytest.mark.parametrize(("took", "kind"), [(0.001, "timeout"), (60.0, "deadline")])
+def test_under_a_deadline_a_turn_is_measured_by_those_of_others(monkeypatch, took, kind):
+    """Who takes a hundred times as long hangs; where all are slow nobody does, and the deadline ends them."""
+    monkeypatch.setattr(vigil, "_HOPELESS_SECONDS", 0.01)
+    monkeypatch.setattr(vigil, "_GRACE_SECONDS", 0.1)
+    first = Scripted([starts(0), says("ends", 0, at=took), starts(1)], None)
+    made, watch = heat(first, Scripted([done(0, 2)]), run_seconds=3600)
+    found = made.run(deadline=time.perf_counter() + (0.5 if kind == "deadline" else 3600))
+
+    assert statuses(made) == ["ok", "timeout", "ok"]
+    assert (("lost", "b", "timeout") in watch.told, found is None) == ((True, False) if took < 1 else (False, True))
+
+
 def test_nobody_waits_for_one_that_still_compiles_once_others_run():
     """Its time may be up; the others' race is not ended for that."""
     slow = Scripted([starts(0, "compile"), starts(1)], None)
@@ -211,9 +234,9 @@ def test_too_much_memory_ends_the_one_at_work():
 def test_a_deadline_ends_a_worker_that_does_not():
     """Who was at work had no time; that is no crash."""
     say = [starts(0), says("ends", 0), starts(1)]
-    made, watch = heat(Scripted(say, None), deadline=time.perf_counter() - 10)
+    made, watch = heat(Scripted(say, None))
 
-    assert made.run() is None
+    assert made.run(deadline=time.perf_counter() - 10) is None
     assert statuses(made) == ["ok", "timeout", "ok"]
     assert made.right == {0}
     assert not [line for line in watch.told if line[0] == "lost"]
@@ -241,6 +264,38 @@ def test_a_failure_is_told_and_not_sent_again():
     assert statuses(made) == ["wrong", "crash", "ok"]
     assert second.order["numbers"] == [2]
     assert ("failed", "a", "wrong") in watch.told
+
+
+def test_one_worker_serves_run_after_run():
+    """It has what it was sent, and who was at work when a run ended is not waited for in the next one."""
+    one = Scripted([starts(0), says("ends", 0), starts(1, "run"), done(0, 1), done(1, 2)])
+    made, _ = heat(one)
+    made.run(numbers=[0, 1])
+    assert one.order["numbers"] == [0, 1]
+    assert not made._vigil.at_work
+    made.run(numbers=[1, 2])
+
+    assert (one.order["numbers"], one.order["runners"]) == ([2], [1, 2])
+    assert statuses(made) == ["ok"] * 3
+
+
+def test_the_next_worker_knows_what_is_right():
+    """The first that was right is checked before the others, and runs only where it is wanted."""
+    second = Scripted([done(1, 2)])
+    first = Scripted([starts(0), says("ends", 0), done(0), starts(1)], -signal.SIGKILL)
+    made, _ = heat(first, second)
+    made.run(numbers=[0])
+    made.run(numbers=[2, 1])
+
+    assert (second.order["numbers"], second.order["runners"]) == ([0, 1, 2], [2, 1])
+
+
+def test_no_worker_is_started_when_the_time_is_up():
+    """What was timed until then has to do."""
+    made, _ = heat(Scripted([starts(0), says("ends", 0), starts(1)], -signal.SIGSEGV))
+
+    assert made.run(deadline=time.perf_counter() + 1e-9) is None
+    assert statuses(made) == ["ok", "crash", "ok"]
 
 
 def test_when_all_are_dead_nobody_is_left():

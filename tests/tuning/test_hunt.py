@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from fakes import Ran, TableClock
 
-from ejkernel.ops import Record, Tuner
+from ejkernel.ops import Record, Trial, Tuner
 from ejkernel.ops.core.errors import SettingError
 from ejkernel.ops.tuning import hunt as hunting
 from ejkernel.ops.tuning.hunt import FINALISTS, Hunt, SearchWarning
@@ -183,8 +183,11 @@ def test_a_deadline_holds():
 @pytest.mark.parametrize(("deadline", "raced"), [(math.inf, [7, 0, 5]), (-math.inf, [7])], ids=["in time", "late"])
 def test_the_best_so_far_has_the_first_turn_of_the_race(deadline, raced):
     """And the only one where no time is left: then it wins by what is known of it."""
-    field = SimpleNamespace(programs=dict.fromkeys([0, 5, 7]), runs_as=lambda number: number)
-    hunt = Hunt(Space().job, CFGS, field, clock=None, warmup=0, deadline=deadline)
+    trials = [Trial(number, samples_s=(1.0,)) for number in range(10)]
+    field = SimpleNamespace(
+        programs=dict.fromkeys([0, 5, 7]), runs_as=lambda number: number, job=Space().job, trials=trials
+    )
+    hunt = Hunt(CFGS, SimpleNamespace(field=field), deadline=deadline)
     hunt.known = {10: 3.0, 11: math.inf, 12: 2.0, 13: 1.0, 14: 1.5}
     # The fourteenth was dropped by the check after all.
     hunt.numbers = {10: 0, 11: 1, 12: 5, 13: 7, 14: 9}
@@ -282,9 +285,44 @@ def test_a_killed_search_goes_on(tmp_path, monkeypatch, doing):
     assert record.cfg == BEST
     assert all(trial.status == "ok" for trial in record.trials)
     assert at_work in second.traced
-    # The last batch, the best of the others and the finalists run again.
+    # The first candidate, the last batch, the best of the others and the finalists run again.
     assert len(measured) >= 17
     assert len(measured & set(second.ran.log)) < len(measured)
+
+
+@pytest.mark.usefixtures("small")
+def test_times_of_another_day_are_measured_again(tmp_path, monkeypatch):
+    """The first candidate always runs: where it takes another time than it took, nobody's is taken over."""
+    about = {"key": {"device": "cpu|test", "op_id": "tiles@v1", "call_key": "00"}}
+    first = Space(journal=tmp_path, about=about)
+    second = Space(seconds=lambda cfg: 2 * seconds_of(cfg), journal=tmp_path, about=about)
+    killed_in_the_third_batch(monkeypatch, first, "run")
+
+    record = tune(second)
+
+    assert record.cfg == BEST
+    skipped = [t.cfg for t in record.trials if t.status == "skipped"]
+    assert len(skipped) > 5
+    assert set(skipped) <= set(second.ran.log)
+    assert all(t.seconds == pytest.approx(2 * seconds_of(t.cfg)) for t in record.trials if t.samples_s)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_best_so_far_may_be_known_from_a_journal_alone(tmp_path, monkeypatch):
+    """It has no program to run along in the next batch, so another one does."""
+    about = {"key": {"device": "cpu|test", "op_id": "tiles@v1", "call_key": "00"}}
+    # The slowest first: all of the first batch were timed, and none of them runs along in the last.
+    cfgs = sorted(CFGS[:40], key=seconds_of, reverse=True)
+    first, second = (Space(cfgs, journal=tmp_path, about=about) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Hunt, "_bring_back", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tune(first, strategy=Everything())
+    record = tune(second, strategy=Everything())
+
+    assert seconds_of(record.cfg) == seconds_of(cfgs[-1])
+    assert {trial.status for trial in record.trials} == {"ok"}
+    assert len(set(second.ran.log)) < len(cfgs)
 
 
 def killed_in_the_third_batch(monkeypatch, space, doing):

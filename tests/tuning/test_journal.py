@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import warnings
@@ -17,7 +18,9 @@ from ejkernel.ops.config.journals import journal_folder
 from ejkernel.ops.core.errors import BadNameError
 from ejkernel.ops.timing.compiling import CompilePool
 from ejkernel.ops.timing.program import Program, Staged
+from ejkernel.ops.tuning import history as histories
 from ejkernel.ops.tuning import journal as journals
+from ejkernel.ops.tuning import tuner as tuning
 from ejkernel.ops.tuning.history import History
 from ejkernel.ops.tuning.job import Job
 from ejkernel.ops.tuning.journal import Journal, JournalWarning, cfg_id, path_for, read
@@ -111,6 +114,73 @@ def test_a_finished_journal_is_short(tmp_path):
     lines = list(read(path_of(tmp_path)))
     assert not [line for line in lines if "starts" in line]
     assert lines[-1]["finished"] in {cfg_id(n) for n in (1.0, 3.0, 5.0)}
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_tunings_that_never_finish_do_not_pile_up(tmp_path, monkeypatch):
+    """Stopped by a deadline again and again, a journal keeps to a size, and goes on from what was timed."""
+    monkeypatch.setattr(Journal, "finish", lambda *args: None)
+    monkeypatch.setattr(histories, "MOST_SAMPLES", 6)
+    ran, sizes = Ran(), []
+    times = {"a": 2.0, "slow": 9.0, "b": 1.0}
+    for _ in range(16):
+        ran.log.clear()
+        record = Tuner(1, 3, clock=_Clock(ran, times)).tune(job_of(ran.make_fn, list(times), tmp_path))
+        sizes.append(path_of(tmp_path).stat().st_size)
+        assert (record.cfg, "slow" in ran.log) == ("b", len(sizes) == 1)
+
+    assert max(sizes[8:]) < 1.2 * max(sizes[:8])
+
+
+def test_a_long_journal_keeps_the_latest_of_each_candidate(tmp_path):
+    """So many samples as a race has, crashes and suspects for ever; what was in it when it ended stays."""
+    crash = {"lost": "z", "program": "", "cfg": "'z'", "trial": {"status": "crash", "message": "gone"}}
+    named = [{"starts": one, "doing": "compile"} for one in "xy"] + [
+        {"ends": one, "program": f"of {one}"} for one in "xy"
+    ]
+    rounds = [{"round": [["x", float(n)], ["y", 1.0]], "clock": "wall"} for n in range(300)]
+    written(
+        tmp_path,
+        {"begin": "i", "fresh": True, "candidates": []},
+        crash,
+        *named,
+        *rounds,
+        {"starts": "s", "doing": "run"},
+        {"begin": "i", "fresh": False, "candidates": []},
+        {"finished": "x", "candidates": ["x", "y"]},
+    )
+    with Journal(path_of(tmp_path)) as opened:
+        before = opened.history
+        opened.starts("new", "run")
+    after = History.of(read(path_of(tmp_path)), alone=True)
+
+    assert [row[0] for row in after.rounds] == [("x", float(n)) for n in range(260, 300)]
+    assert (after.rounds, after.lost, after.suspects) == (before.rounds, before.lost, before.suspects)
+    assert (after.winner, after.candidates, after.identity) == ("x", ["x", "y"], "i")
+    assert after.programs == {"x": "of x", "y": "of y"}
+    assert (list(after.lost), after.suspects) == (["z"], {"s": ["run"]})
+    assert len(list(read(path_of(tmp_path)))) < 60
+
+
+def test_a_journal_that_cannot_be_shortened_is_used_as_it_is(tmp_path, monkeypatch):
+    """No crash is forgotten because the disk is full."""
+    monkeypatch.setattr(journals, "_said", set())
+    crash = {"lost": cfg_id("bad"), "program": "", "cfg": "'bad'", "trial": {"status": "crash", "message": "gone"}}
+    written(tmp_path, *[{"begin": "i", "fresh": True, "candidates": []}] * 50, crash)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(journals.os, "replace", full)
+    opened = Journal(path_of(tmp_path))
+    with pytest.warns(JournalWarning, match="No space left"):
+        opened.__enter__()
+    with contextlib.ExitStack() as held:
+        held.push(opened)
+        opened.starts("new", "run")
+
+    assert list(opened.history.lost) == [cfg_id("bad")]
+    assert [line["starts"] for line in read(path_of(tmp_path)) if "starts" in line] == [cfg_id("new")]
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -238,6 +308,39 @@ def test_another_clock_begins_anew(tmp_path):
     record = Tuner(1, 4).tune(job)
 
     assert max(record.trials[1].samples_s) < 1.0
+
+
+def test_samples_of_another_clock_are_not_taken_over(tmp_path):
+    """Who had been dropped by another clock runs again, and is told by this one."""
+    ran = Ran()
+    times = {"a": 2.0, "slow": 9.0, "b": 1.0}
+    job = job_of(ran.make_fn, list(times), tmp_path)
+    _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+    ran.log.clear()
+    other = _Clock(ran, {"a": 3.0, "slow": 0.5, "b": 4.0})
+    other.name = "another"
+
+    record = Tuner(1, 3, clock=other).tune(job)
+
+    assert record.cfg == "slow"
+    assert [trial.seconds for trial in record.trials] == pytest.approx([3.0, 0.5, 4.0])
+
+
+def test_a_clock_that_cannot_be_had_any_more_leaves_no_mixed_times(tmp_path, monkeypatch):
+    """Samples of the device's clock are not shown beside those of the host's that had to serve."""
+    ran = Ran()
+    times = {"a": 2.0, "slow": 9.0, "b": 1.0}
+    job = job_of(ran.make_fn, list(times), tmp_path)
+    device = _Clock(ran, times)
+    device.name = "profiler"
+    _stopped(job, after="timed", times=3, clock=device)
+    monkeypatch.setattr(tuning, "usual_clock", lambda clock, device: "profiler")
+
+    record = Tuner(1, 3).tune(job)
+
+    assert outcome(record) == {"a": "ok", "slow": "skipped", "b": "ok"}
+    assert "another clock (profiler)" in record.trials[1].message
+    assert not record.trials[1].samples_s
 
 
 def test_a_new_candidate_costs_one_measurement(tmp_path):
@@ -391,7 +494,7 @@ def test_what_was_lost_in_a_worker_is_not_run_again_by_anybody(tmp_path):
 
 def test_what_is_lost_is_barred_at_once(tmp_path):
     """Should the worker turn out to be of no use, the others run in this process: without the one that it died of."""
-    with journalled(job_of(Ran().make_fn, ["a", "bad"], tmp_path), ["a", "bad"], 0) as (job, _):
+    with journalled(job_of(Ran().make_fn, ["a", "bad"], tmp_path), ["a", "bad"], 0, "wall") as (job, _):
         assert job.past.barred("bad") is None
         job.witness.lost(Trial("bad", "crash", "the process died"), "")
         assert job.past.barred("bad").status == "crash"
@@ -489,6 +592,10 @@ def test_suspects_outlive_a_journal_that_is_written_anew(tmp_path):
     assert History.of(history.lines(), alone=True).suspects == {one: ["compile"]}
 
 
+def end():
+    os._exit(7)
+
+
 class Fragile(Kernel[str, jax.Array]):
     """Twice the argument; one cfg ends the process."""
 
@@ -496,7 +603,7 @@ class Fragile(Kernel[str, jax.Array]):
 
     def run(self, x, *, cfg):
         if cfg == "deadly":
-            return jax.pure_callback(lambda v: os._exit(7), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+            return jax.pure_callback(lambda v: end(), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
         return x * 2 if cfg == "usual" else x + x + 0 * x
 
     def heuristic_cfg(self, inv):
@@ -525,6 +632,22 @@ def test_a_call_that_crashed_two_processes_crashes_no_third():
             found.append((process.returncode, out.strip()))
 
     assert found == [(7, ""), (7, ""), (0, "1")]
+
+
+@pytest.mark.slow
+def test_a_kill_from_outside_leaves_what_an_exit_from_inside_leaves():
+    """Nothing that a dead process leaves tells them apart: that is why one death bars nobody here."""
+    left = []
+    for end in ("os._exit(7)", "os.kill(os.getpid(), 9)"):
+        code = f"import os; import tuning.test_journal as t; t.end = lambda: {end}\n{CALL}"
+        with child(code) as process:
+            process.communicate(timeout=120)
+        [path] = journal_folder().glob("*.jsonl")
+        left.append([{k: v for k, v in line.items() if k != "round"} for line in read(path)])
+        forget_crashes()
+
+    assert left[0] == left[1]
+    assert left[0][-1] == {"starts": cfg_id("deadly"), "doing": "check"}
 
 
 def test_crashes_are_forgotten_on_request():

@@ -20,6 +20,7 @@ from ejkernel.ops.tuning.journal import cfg_id, read
 HERE = Path(__file__).resolve().parent
 # Who is killed, and where the candidates run.
 KINDS = (("parent", "worker"), ("worker", "worker"), ("parent", "here"))
+SEARCHES = (("parent", "search"), ("worker", "search"))
 
 
 def start(where, folder):
@@ -85,11 +86,11 @@ def kill(process, whom, after):
         os.close(descriptor)
 
 
-def campaign(rounds, folder, seed):
+def campaign(rounds, folder, seed, kinds=KINDS):
     chance = random.Random(seed)
     lengths = {}
     for number in range(rounds):
-        whom, where = KINDS[number % len(KINDS)]
+        whom, where = kinds[number % len(kinds)]
         own = folder / str(number)
         own.mkdir()
         began = time.perf_counter()
@@ -105,7 +106,7 @@ def campaign(rounds, folder, seed):
             assert all(marks(own)[name] == before[name] for name in known), (number, known)
         assert found["cfg"] == "fast" or "fast" in found["tied"], (number, found)
         bad = {name: status for name, status in found["outcomes"].items() if status != "ok"}
-        assert bad == ({"deadly": "crash", "wrong": "wrong"} if where == "worker" else {"off": "wrong"}), number
+        assert bad == ({"off": "wrong"} if where == "here" else {"deadly": "crash", "wrong": "wrong"}), number
         print(number, whom, where, found["cfg"], marks(own), f"{lengths[where]:.1f} s")
 
 
@@ -118,3 +119,9 @@ def test_a_killed_tuning_ends_as_if_nothing_had_happened(tmp_path):
 def test_sixty_killed_tunings_end_as_if_nothing_had_happened(tmp_path):
     """Same winner or a declared tie, the same failures, none of them found out twice."""
     campaign(60, tmp_path, seed=int(time.time()))
+
+
+@pytest.mark.slow
+def test_twenty_killed_searches_end_as_if_nothing_had_happened(tmp_path):
+    """The same for a search of 41 candidates in a worker."""
+    campaign(20, tmp_path, seed=int(time.time()), kinds=SEARCHES)

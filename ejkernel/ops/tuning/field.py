@@ -45,13 +45,22 @@ class Field:
     """The candidates of a job on their way to the start; `programs` holds those that may run."""
 
     def __init__(
-        self, job: Job, cfgs: Sequence[Any], *, seed: int, device: jax.Device, pipelined: bool | None = None
+        self,
+        job: Job,
+        cfgs: Sequence[Any],
+        *,
+        seed: int,
+        device: jax.Device,
+        pipelined: bool | None = None,
+        twice: bool | None = None,
     ) -> None:
         self.job = job
         self.seed = seed
         self.device = device
         # Are candidates run while others compile? Not where both need the same cores.
         self.pipelined = device.platform != "cpu" if pipelined is None else pipelined
+        # Is another draw of the inputs checked too? None: where there is more than one candidate when it is asked.
+        self._twice = twice
         # What each candidate's program is called in a journal.
         self.texts: dict[int, str] = {}
         self.trials = [Trial(cfg) for cfg in cfgs]
@@ -319,7 +328,7 @@ class Field:
         """The inputs of the race, and another draw of them; what is the caller's own in every part stays one set."""
         if not self._input_sets:
             self._input_sets.append(_Inputs(self.leaves))
-            if len(self.trials) > 1:
+            if len(self.trials) > 1 if self._twice is None else self._twice:
                 _, leaves = inputs_of(self.job, self.seed + 1)
                 if any(a is not b for a, b in zip(leaves, self.leaves, strict=True)):
                     self._input_sets.append(_Inputs(leaves))
@@ -338,8 +347,7 @@ class Field:
             out = jax.block_until_ready(program.call(*given.leaves))
         # Whatever a candidate raises is the candidate's outcome.
         except Exception as error:
-            self._fail(number, error, "runtime")
-            del self.programs[number]
+            self.drop(number, error)
             return
         parts = tuple(out) if program.objective == "forward+backward" else (out,)
         # Without a reference the first one that runs is right.
@@ -358,6 +366,11 @@ class Field:
         if reason:
             self._out(number, replace(self.trials[number], status="wrong", message=reason))
             del self.programs[number]
+
+    def drop(self, number: int, error: BaseException) -> None:
+        """Out, for what it raised when it ran."""
+        self._fail(number, error, "runtime")
+        del self.programs[number]
 
     def runs_as(self, number: int) -> int:
         """The candidate whose program stands for this one."""

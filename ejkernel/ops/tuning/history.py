@@ -6,6 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+# As many rounds as a race has, and as many candidates as the largest search that ends.
+MOST_SAMPLES = 40
+MOST_CANDIDATES = 2000
+
 
 @dataclass
 class History:
@@ -94,6 +98,19 @@ class History:
         """Everything but who crashed."""
         self.failed, self.programs, self.rounds, self.clock, self.winner = {}, {}, [], "", None
 
+    def shorten(self) -> None:
+        """Leaves what a later tuning would look at: the latest samples of the latest candidates."""
+        samples: dict[str, int] = {}
+        kept = []
+        for row in reversed(self.rounds):
+            new = [(one, s) for one, s in row if samples.get(one, 0) < MOST_SAMPLES]
+            new = [(one, s) for one, s in new if one in samples or len(samples) < MOST_CANDIDATES]
+            samples.update({one: samples.get(one, 0) + 1 for one, _ in new})
+            kept.append(new)
+        self.rounds = [row for row in reversed(kept) if row]
+        self.failed = dict(list(self.failed.items())[-MOST_CANDIDATES:])
+        self.programs = {one: program for one, program in self.programs.items() if one in samples}
+
     def lines(self) -> Iterator[dict[str, Any]]:
         """The same in as few lines as it takes."""
         yield {"begin": self.identity, "fresh": True, "candidates": []}
@@ -102,3 +119,5 @@ class History:
         yield from ({"ends": one, "program": program} for one, program in self.programs.items())
         yield from (dict(line) for line in self.failed.values())
         yield from ({"round": [list(pair) for pair in row], "clock": self.clock} for row in self.rounds)
+        if self.winner is not None:
+            yield {"finished": self.winner, "candidates": self.candidates}

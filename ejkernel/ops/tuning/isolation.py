@@ -1,29 +1,29 @@
-"""A tuning whose candidates run in a process that may die."""
+"""A track whose candidates run in a process that may die."""
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import final
 
 import jax
 
 from .. import _jax
 from ..core.device import default_device
 from ..core.errors import NotExportedError
-from ..core.record import Record
-from .field import Field, found_meanwhile
-from .heat import Heat, Isolation
+from ..core.record import Record, Trial
+from .field import Field
+from .heat import Heat
 from .job import Job
+from .limits import Isolation
 from .process import WorkerProcess, worker_for
 from .race import race
+from .track import Rows, finished, told_with_gain
 from .workshop import Elsewhere
 
 # What of this process's settings a program depends on; whatever else does is in the program.
 _SETTINGS = ("jax_enable_x64", "jax_platforms", "jax_num_cpu_devices")
-# Gives the record of a race.
-Finish = Callable[..., Record]
 
 
 def starter(device: jax.Device, isolation: Isolation) -> Callable[[], WorkerProcess]:
@@ -38,74 +38,116 @@ def starter(device: jax.Device, isolation: Isolation) -> Callable[[], WorkerProc
     )
 
 
-def tune_elsewhere(
-    job: Job,
-    record: Record,
-    cfgs: Sequence[Any],
-    isolation: Isolation,
-    *,
-    demanded: bool,
-    warmup: int,
-    iters: int,
-    seed: int,
-    deadline: float,
-    finish: Finish,
-) -> Record:
-    """The tuning of a job whose candidates run in workers; a `NotExportedError` where they cannot and need not."""
-    device = default_device()
-    workshop = Elsewhere(_export_platform(device), isolation.imports)
-    job = replace(job, workshop=workshop, past=job.past.elsewhere())
-    field = Field(job, cfgs, seed=seed, device=device, pipelined=False)
-    field.compile(deadline)
-    if workshop.refused and not demanded:
-        raise NotExportedError(workshop.refused[0])
-    field.prepare()
-    with job.turn(deadline - time.perf_counter()):
-        settled = job.settled()
-        if settled is not None:
-            return found_meanwhile(record, field, settled[0])
-        start = starter(device, isolation)
-        heat = Heat(field, start, isolation, warmup=warmup, iters=iters, deadline=deadline)
-        found = heat.run()
-    record = replace(record, objective=field.objective, clock=f"{heat.clock or 'wall'} (in a worker process)")
-    if found is None:
-        return _out_of_time(heat, record, finish)
-    return _merged(field, record, found)
+@final
+class WorkerTrack:
+    """Programs are written down here, and compiled, checked and timed in workers."""
+
+    def __init__(self, job: Job, isolation: Isolation, *, demanded: bool, warmup: int, iters: int, seed: int) -> None:
+        device = default_device()
+        self._demanded = demanded
+        self._workshop = Elsewhere(_export_platform(device), isolation.imports)
+        job = replace(job, workshop=self._workshop, past=job.past.elsewhere())
+        self.field = Field(job, (), seed=seed, device=device, pipelined=False)
+        self._heat = Heat(self.field, starter(device, isolation), isolation, warmup=warmup, iters=iters)
+
+    @property
+    def clock(self) -> str:
+        """The worker's."""
+        return self._heat.clock
+
+    @property
+    def lost(self) -> Sequence[Trial]:
+        """Who took a worker down."""
+        return self._heat.lost
+
+    def compile(self, deadline: float, latest: float = math.inf) -> None:
+        """Written down; a `NotExportedError` where somebody cannot be, need not be, and nobody has run yet."""
+        self.field.compile(deadline, latest)
+        if self._workshop.refused and not self._demanded and not self._heat.right:
+            raise NotExportedError(self._workshop.refused[0])
+        self.field.prepare()
+
+    def check(self, deadline: float) -> None:
+        """In the worker, before the first round."""
+
+    def look(self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int) -> Rows:
+        """Checked and timed in a worker."""
+        found = self._heat.run(numbers, looks=rounds, kept=kept, deadline=deadline, seed=seed)
+        if found is None:
+            return [dict(row) for row in self._heat.rounds]
+        samples = {trial.cfg: trial.samples_s for trial in found.trials}
+        for trial in found.trials:
+            # Who ran along keeps what it was known by.
+            if trial.cfg != kept:
+                self._settle(trial, ())
+        most = max(map(len, samples.values()), default=0)
+        # Nobody joins later: the first samples of all are of the first round.
+        return [{number: own[r] for number, own in samples.items() if len(own) > r} for r in range(most)]
+
+    def race(self, record: Record, numbers: Sequence[int], *, deadline: float, heuristic: int | None) -> Record:
+        """Raced in a worker; where the time is up before that, by the rounds that are known."""
+        kept = heuristic if heuristic in numbers else None
+        job = self.field.job
+        tell = told_with_gain(job.watch, kept)
+        found = self._heat.run(
+            numbers, kept=kept, past=job.past.rounds, deadline=deadline, told=lambda row: tell(row, len(numbers))
+        )
+        record = replace(record, objective=self.field.objective, clock=f"{self.clock or 'wall'} (in a worker process)")
+        if found is None:
+            return self._by_what_is_known(record, numbers, heuristic)
+        for trial in found.trials:
+            # What a first look has timed stays known where no time was left.
+            timed_before = trial.status == "timeout" and self.field.trials[trial.cfg].samples_s
+            if trial.cfg in numbers and not timed_before:
+                self._settle(trial, trial.samples_s)
+        if found.winner is None:
+            return self._by_what_is_known(record, numbers, heuristic)
+        self.field.share_with_twins()
+        places = [trial.cfg for trial in found.trials]
+        return replace(
+            record,
+            trials=tuple(self.field.trials),
+            winner=places[found.winner],
+            runner_up=None if found.runner_up is None else places[found.runner_up],
+            heuristic=heuristic,
+            tied=tuple(places[place] for place in found.tied),
+            gain=found.gain,
+            stop=found.stop,
+        )
+
+    def close(self) -> None:
+        """Lets the worker go."""
+        self.field.close()
+        self._heat.close()
+
+    def _settle(self, found: Trial, samples: tuple[float, ...]) -> None:
+        """What a worker says of a number, as a trial of this field."""
+        mine = self.field.trials[found.cfg]
+        message = found.message or mine.message
+        self.field.trials[found.cfg] = replace(found, cfg=mine.cfg, message=message, samples_s=samples)
+        if found.status != "ok":
+            self.field.programs.pop(found.cfg, None)
+
+    def _by_what_is_known(self, record: Record, numbers: Sequence[int], heuristic: int | None) -> Record:
+        """What the rounds say that were run until the time was up, or until nobody was left; else a first look."""
+        field = self.field
+        numbers = [number for number in numbers if number in field.programs]
+        places = {number: place for place, number in enumerate(numbers)}
+        rounds = [dict(row) for row in self._heat.rounds] or _first_looks(field, numbers)
+        rows = [{places[n]: s for n, s in row.items() if n in places} for row in rounds]
+        outcome = race(len(numbers), lambda order: {}, earlier=[row for row in rows if row], out_of_time=lambda: True)
+        record = finished(record, field, numbers, outcome, heuristic=heuristic, late=bool(numbers))
+        right = sorted(self._heat.right & set(numbers))
+        if record.winner is not None or not right:
+            return record
+        trials = list(record.trials)
+        trials[right[0]] = replace(trials[right[0]], status="ok", message="right, and not timed when the time was up")
+        return replace(record, trials=tuple(trials), winner=right[0], stop="deadline")
 
 
-def _merged(field: Field, record: Record, found: Record) -> Record:
-    """A worker's record, whose cfgs are numbers, as one of this field."""
-    numbers = [trial.cfg for trial in found.trials]
-    for trial in found.trials:
-        mine = field.trials[trial.cfg]
-        field.trials[trial.cfg] = replace(trial, cfg=mine.cfg, message=trial.message or mine.message)
-    field.share_with_twins()
-    return replace(
-        record,
-        trials=tuple(field.trials),
-        winner=None if found.winner is None else numbers[found.winner],
-        runner_up=None if found.runner_up is None else numbers[found.runner_up],
-        heuristic=0 if field.job.heuristic_first else None,
-        tied=tuple(numbers[place] for place in found.tied),
-        gain=found.gain,
-        stop=found.stop,
-    )
-
-
-def _out_of_time(heat: Heat, record: Record, finish: Finish) -> Record:
-    """What the rounds say that were run until the time was up, or until nobody was left."""
-    field = heat.field
-    numbers = sorted(field.programs)
-    places = {number: place for place, number in enumerate(numbers)}
-    earlier = [{places[n]: s for n, s in row if n in places} for row in heat.rounds]
-    outcome = race(len(numbers), lambda order: {}, earlier=[row for row in earlier if row], out_of_time=lambda: True)
-    right = sorted(heat.right & field.programs.keys())
-    record = finish(record, field.job, field, numbers, outcome, late=bool(numbers))
-    if record.winner is not None or not right:
-        return record
-    trials = list(record.trials)
-    trials[right[0]] = replace(trials[right[0]], status="ok", message="right, and not timed when the time was up")
-    return replace(record, trials=tuple(trials), winner=right[0], stop="deadline")
+def _first_looks(field: Field, numbers: Sequence[int]) -> Rows:
+    """The best so far comes first and wins by what is known of it: batches do not compare by their seconds alone."""
+    return [{number: s} for number in numbers[:1] for s in field.trials[number].samples_s]
 
 
 def _export_platform(device: jax.Device) -> str:

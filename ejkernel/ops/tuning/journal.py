@@ -10,7 +10,7 @@ import re
 import threading
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +25,11 @@ from .witness import Doing, Timed
 SUFFIX = ".jsonl"
 # Another one has other files: nobody reads what it does not know.
 FORMAT = 2
+
+
+_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+# A journal with so many times the lines that it needs is written anew when it is opened.
+_LONG = 4
 
 
 class JournalWarning(UserWarning):
@@ -84,7 +89,9 @@ class Journal:
             if not self._take():
                 # Its owner is at it: what it is doing now is no crash.
                 return History.of(read(self.path), alone=False)
-            history = History.of(read(self.path), alone=True)
+            lines = list(read(self.path))
+            history = History.of(lines, alone=True)
+            self._shorten(history, len(lines))
         except OSError as error:
             self._close()
             self._say(error)
@@ -92,6 +99,23 @@ class Journal:
         # A line that was cut off must not spoil the next one.
         self._append(b"\n")
         return history
+
+    def _shorten(self, history: History, lines: int) -> None:
+        """Tunings that are killed, or stopped by a deadline, end without a word: what they leave must not pile up."""
+        history.shorten()
+        short = list(history.lines())
+        if lines <= _LONG * (len(short) + 1):
+            return
+        try:
+            self._rewrite(short)
+            anew = os.open(self.path, _APPENDING, 0o666)
+        # Then it stays long: nothing that is known is given up for that.
+        except OSError as error:
+            self._say(error)
+            return
+        assert self._descriptor is not None
+        os.close(self._descriptor)
+        self._descriptor = anew
 
     def _take(self) -> bool:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,8 +125,7 @@ class Journal:
         except filelock.Timeout:
             return False
         self._lock = lock
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(self.path, flags, 0o666)
+        self._descriptor = os.open(self.path, _APPENDING, 0o666)
         if os.fstat(self._descriptor).st_uid != os.getuid():
             raise PermissionError(f"{self.path} is another user's")
         return True
@@ -159,8 +182,14 @@ class Journal:
             return
         # This process lives: who still compiles was left behind, and has ended nobody.
         kept = History.of(read(self.path), alone=False)
-        ids = [cfg_id(cfg) for cfg in cfgs]
-        lines = [*kept.lines(), {"finished": cfg_id(winner), "candidates": ids}]
+        kept.shorten()
+        kept.winner, kept.candidates = cfg_id(winner), [cfg_id(cfg) for cfg in cfgs]
+        try:
+            self._rewrite(kept.lines())
+        except OSError as error:
+            self._say(error)
+
+    def _rewrite(self, lines: Iterable[Mapping[str, Any]]) -> None:
         # One name is enough: who holds the lock is alone.
         temporary = self.path.with_suffix(".tmp")
         try:
@@ -169,10 +198,10 @@ class Journal:
             with open(temporary, "xb") as file:
                 file.write(b"".join(map(_line, lines)))
             os.replace(temporary, self.path)
-        except OSError as error:
+        except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            self._say(error)
+            raise
 
     def _write(self, **line: Any) -> None:
         if any(line.get(name, "") is None for name in ("starts", "ends", "failed", "lost")):

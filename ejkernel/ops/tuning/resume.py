@@ -25,6 +25,8 @@ _LARGEST_HASHED = 1 << 20
 # Anybody can have ended a process once: a scheduler, or the system for want of memory.
 _NO_ACCIDENT = 2
 
+# What the record says of one whose samples are taken over.
+CARRIED = "timed by an earlier tuning"
 AGAIN = "forget_crashes() has it run again"
 
 
@@ -43,7 +45,8 @@ class Remembered:
 
     def suspected(self, cfg: Any) -> bool:
         """Was it at work when a process died that it shared with others?"""
-        return not self.isolated and cfg_id(cfg) in self.history.suspects
+        # There are mostly none, and a space may have tens of thousands of cfgs.
+        return not self.isolated and bool(self.history.suspects) and cfg_id(cfg) in self.history.suspects
 
     def elsewhere(self) -> Remembered:
         """The same, with nobody barred on suspicion."""
@@ -52,6 +55,10 @@ class Remembered:
     def afresh(self) -> Remembered:
         """The same, with nobody's samples taken over."""
         return replace(self, carried=frozenset())
+
+    def without(self, lost: Sequence[Trial]) -> Remembered:
+        """The same: whoever was lost stands in the history at once."""
+        return self
 
     def barred(self, cfg: Any) -> Trial | None:
         """Who crashed or hung; outside a process of its own also who was at work at two deaths."""
@@ -75,9 +82,16 @@ class Remembered:
             if other in self.history.failed:
                 return Trial(cfg, **self.history.failed[other]["trial"])
             if other in self.carried:
-                samples = tuple(s for row in self.history.rounds for who, s in row if who == other)
-                return Trial(cfg, message="timed by an earlier tuning", samples_s=samples)
+                return Trial(cfg, message=CARRIED, samples_s=self._samples(other))
         return None
+
+    def samples(self, cfg: Any) -> tuple[float, ...]:
+        """What was timed of the same program."""
+        one = cfg_id(cfg)
+        return () if one is None or one in self._changed else self._samples(one)
+
+    def _samples(self, one: str) -> tuple[float, ...]:
+        return tuple(s for row in self.history.rounds for who, s in row if who == one)
 
     def _with(self, program: str) -> Iterator[str]:
         """Whose program this was."""
@@ -102,8 +116,8 @@ def _lost(cfg: Any, line: Mapping[str, Any]) -> Trial:
 
 
 @contextlib.contextmanager
-def journalled(job: Job, cfgs: Sequence[Any], seed: int) -> Iterator[tuple[Job, Journal | None]]:
-    """The job with its journal open, and with what that remembers."""
+def journalled(job: Job, cfgs: Sequence[Any], seed: int, clock: str) -> Iterator[tuple[Job, Journal | None]]:
+    """The job with its journal open, and with what that remembers; a search names no cfgs."""
     if job.journal is None or "key" not in job.about:
         yield job, None
         return
@@ -111,7 +125,10 @@ def journalled(job: Job, cfgs: Sequence[Any], seed: int) -> Iterator[tuple[Job, 
     journal = Journal(path_for(job.journal, about["key"], job.objective, about.get("environment", {})))
     with journal:
         identity = _identity(job, seed)
-        carried = _carried(journal.history, identity, cfgs, job.heuristic_first)
+        carried = _carried(journal.history, identity, cfgs, job)
+        if carried and journal.history.clock != clock:
+            # Times of two clocks do not compare; what failed has failed by any clock.
+            carried = frozenset()
         journal.begin(identity, cfgs, fresh=carried is None)
         if carried is None:
             journal.history.forget()
@@ -119,7 +136,7 @@ def journalled(job: Job, cfgs: Sequence[Any], seed: int) -> Iterator[tuple[Job, 
         yield replace(job, witness=journal, past=past), journal
 
 
-def _carried(history: History, identity: str, cfgs: Sequence[Any], heuristic_first: bool) -> frozenset[str] | None:
+def _carried(history: History, identity: str, cfgs: Sequence[Any], job: Job) -> frozenset[str] | None:
     """Whose samples are taken over; None where everything is measured anew."""
     if history.identity != identity:
         return None
@@ -129,15 +146,16 @@ def _carried(history: History, identity: str, cfgs: Sequence[Any], heuristic_fir
         # Over and asked for again: measured again, unless there is something new to measure against the old winner.
         if history.winner not in ids or set(ids) <= set(history.candidates):
             return None
-        return frozenset(timed - {history.winner, *(ids[:1] if heuristic_first else ())})
+        return frozenset(timed - {history.winner, *(ids[:1] if job.heuristic_first else ())})
     last = {one for one, _ in history.rounds[-1]} if history.rounds else set()
     if not ids:
-        # A search drops nobody: whatever was timed before its last batch counts by itself.
-        return frozenset(timed - last)
+        # A search drops nobody: whatever was timed before its last batch counts by itself. The first candidate, with
+        # which every search begins, runs again: it shows whether times of then are times of now.
+        return frozenset(one for one in timed - last if one != cfg_id(job.candidates[0]))
     # Who was dropped was dropped against these: should one of them turn out to crash, the others are needed.
     if last & (history.suspects.keys() | history.lost.keys()) or not last & set(ids):
         return frozenset()
-    return frozenset(timed - last - ({ids[0]} if heuristic_first and ids[0] else set()))
+    return frozenset(timed - last - ({ids[0]} if job.heuristic_first and ids[0] else set()))
 
 
 def _identity(job: Job, seed: int) -> str:

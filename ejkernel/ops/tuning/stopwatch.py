@@ -32,6 +32,8 @@ _SECONDS_A_TRACE = 10e-3
 _ENOUGH_SECONDS = 1.0
 _ENOUGH_DEVICE_SECONDS = 0.6
 
+_WITH_A_CLOCK = {"gpu", "tpu", "cuda", "rocm"}
+
 # The host's noise only ever adds: a lower quantile stands for a candidate. A device's is small and has two sides.
 HOST_RULES = Rules(quantile=0.25, tie=0.01, few=12)
 DEVICE_RULES = Rules(quantile=0.5, tie=0.004, least_gaps=(0.69, 0.10, 0.03), most_rounds=40)
@@ -211,6 +213,12 @@ class Stopwatch:
                 self._took[place] = seconds
 
 
+def usual_clock(clock: Clock | None, device: jax.Device) -> str:
+    """What rounds on a device are timed by, unless its own clock cannot be had."""
+    own = ProfilerClock.name if device.platform in _WITH_A_CLOCK else WallClock.name
+    return str(own if clock is None else clock.name)
+
+
 def once(clock: Any, program: Program, leaves: Sequence[Any]) -> float:
     """Seconds of one run by any clock."""
     if not isinstance(clock, RoundClock):
@@ -224,7 +232,7 @@ def once(clock: Any, program: Program, leaves: Sequence[Any]) -> float:
 def _automatic(programs: Sequence[Program], names: Sequence[str]) -> Any:
     platforms = {_platform(program) for program in programs}
     known = all(names) and len(set(names)) == len(names)
-    return ProfilerClock() if known and platforms and platforms <= {"gpu", "tpu", "cuda", "rocm"} else WallClock()
+    return ProfilerClock() if known and platforms and platforms <= _WITH_A_CLOCK else WallClock()
 
 
 def _platform(program: Program) -> str:

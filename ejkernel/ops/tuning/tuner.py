@@ -20,26 +20,23 @@ from ..core.codec import describe
 from ..core.device import default_device
 from ..core.errors import IsolationError, NotExportedError, OutOfTimeError, SettingError, TuningError
 from ..core.invocation import Cfg
-from ..core.record import Objective, Record, Stop, Trial
+from ..core.record import Objective, Record, Trial
 from ..timing import inputs
 from ..timing.clock import Clock, WallClock
 from ..timing.profiler import ProfilerUnavailable
-from ..timing.program import Program, first_line, stage
-from .field import Field, found_meanwhile, status_of
+from ..timing.program import Program, stage
+from .field import Field, found_meanwhile
 from .job import Job, distinct
-from .progress import Step, Watch
-from .race import Outcome
-from .resume import journalled
+from .resume import CARRIED, journalled
 from .search.effort import FEW, effort_named
 from .search.strategy import Strategy
-from .stopwatch import Stopwatch, once
-
-# The share of a budget that compiling leaves.
-_FOR_MEASURING = 0.25
-
+from .stopwatch import once, usual_clock
+from .track import FOR_MEASURING, OwnTrack, Track
 
 if TYPE_CHECKING:
-    from .heat import Isolation
+    from .hunt import Hunt
+    from .isolation import WorkerTrack
+    from .limits import Isolation
 
 
 class IsolationWarning(UserWarning):
@@ -142,8 +139,9 @@ class Tuner(Generic[Cfg]):
         record = Record(**dict(job.about), objective=job.objective, seed=self.seed, budget_s=budget)
         # A search measures some of very many: what becomes of each is written down, not all their names.
         named = () if self._searches(len(cfgs)) else cfgs
-        with job.room(), journalled(job, named, self.seed) as (job, journal):
-            record = _or_from_before(self._run(job, record, cfgs, deadline))
+        clock = usual_clock(self.clock, default_device())
+        with job.room(), journalled(job, named, self.seed, clock) as (job, journal):
+            record = _or_from_before(_by_one_clock(self._run(job, record, cfgs, deadline), job))
             if journal is not None and record.winner is not None and record.stop == "finished":
                 journal.finish(record.cfg, named)
         refused = (Trial(cfg, "invalid", reason) for cfg, reason in job.refused)
@@ -163,70 +161,52 @@ class Tuner(Generic[Cfg]):
         return count > FEW if self.strategy is not None else not self._effort.covers(count)
 
     def _run(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
-        if self._searches(len(cfgs)):
-            return self._hunt(job, record, cfgs, deadline)
         note = ""
         if self._wants_a_worker(job, cfgs):
+            track = self._elsewhere(job)
             try:
-                return self._run_elsewhere(job, record, cfgs, deadline)
+                return self._run_on(track, record, cfgs, deadline)
             except (NotExportedError, IsolationError) as error:
                 if self.isolate:
                     raise
                 note = f" (not in a worker process: {str(error)[:200]})"
                 if isinstance(error, IsolationError):
                     warnings.warn(f"candidates run in this process: {error}", IsolationWarning, stacklevel=2)
-        with contextlib.closing(Field(job, cfgs, seed=self.seed, device=default_device())) as field:
-            # Part of the time is for measuring: a candidate that is compiled and not timed cannot win.
-            # Without a heuristic cfg to fall back on one candidate there must be, however late.
-            latest = deadline if job.heuristic_first else math.inf
-            field.compile(deadline - _FOR_MEASURING * (record.budget_s or 0.0), latest)
-            field.prepare()
-            with job.turn(deadline - time.perf_counter()):
-                settled = job.settled()
-                if settled is not None:
-                    return found_meanwhile(record, field, settled[0])
-                field.check(deadline)
-                record = self._race(job, record, field, list(field.programs), deadline)
+            # Whoever took a worker down would take this process down.
+            job = replace(job, past=job.past.without(track.lost))
+        field = Field(job, (), seed=self.seed, device=default_device())
+        here = OwnTrack(field, clock=self.clock, warmup=self.warmup, iters=self.iters)
+        record = self._run_on(here, record, cfgs, deadline)
         return replace(record, clock=record.clock + note)
 
-    def _hunt(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
-        """Measures as many as the effort allows, and races the best few."""
-        if self.isolate:
-            raise SettingError(
-                f"isolate={self.isolate!r} does not go with a search of {len(cfgs):,} candidates, which runs in this "
-                "process; use effort='exhaustive', or leave it out"
-            )
-        # Imported where it is needed: most tunings are races, in this process.
+    def _run_on(self, track: Track, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+        """All of few candidates, or the best that a search finds among many, against each other."""
+        job, hunt = track.field.job, None
+        with contextlib.closing(track):
+            if self._searches(len(cfgs)):
+                hunt = self._hunt(track, cfgs, deadline)
+                record = replace(record, space=len(cfgs))
+            else:
+                track.field.enter(cfgs)
+                # Without a heuristic cfg to fall back on one candidate there must be, however late.
+                latest = deadline if job.heuristic_first else math.inf
+                track.compile(deadline - FOR_MEASURING * (record.budget_s or 0.0), latest)
+            with job.turn(deadline - time.perf_counter()):
+                settled = (hunt and hunt.settled) or job.settled()
+                if settled is not None:
+                    return found_meanwhile(record, track.field, settled[0])
+                track.check(deadline)
+                numbers = hunt.finalists() if hunt else sorted(track.field.programs)
+                heuristic = 0 if job.heuristic_first else None
+                return track.race(record, numbers, deadline=deadline, heuristic=heuristic)
+
+    def _hunt(self, track: Track, cfgs: Sequence[Any], deadline: float) -> Hunt:
+        # Imported where it is needed: most tunings are races.
         from .hunt import Hunt
 
-        with contextlib.closing(Field(job, (), seed=self.seed, device=default_device())) as field:
-            hunt = Hunt(job, cfgs, field, clock=self.clock, warmup=self.warmup, deadline=deadline)
-            hunt.run(self.strategy, self._effort, self.seed)
-            record = replace(record, space=len(cfgs))
-            with job.turn(deadline - time.perf_counter()):
-                settled = hunt.settled or job.settled()
-                if settled is not None:
-                    return found_meanwhile(record, field, settled[0])
-                return self._race(job, record, field, hunt.finalists(), deadline)
-
-    def _race(self, job: Job, record: Record, field: Field, numbers: list[int], deadline: float) -> Record:
-        protected = numbers.index(0) if job.heuristic_first and 0 in numbers else None
-        watch = Stopwatch(
-            self.clock,
-            field.programs,
-            field.leaves,
-            numbers,
-            warmup=self.warmup,
-            deadline=deadline,
-            seed=self.seed,
-            watch=_told_with_gain(job.watch, protected),
-            cfgs=[field.trials[number].cfg for number in numbers],
-            witness=job.witness,
-            past=job.past.rounds,
-        )
-        outcome = watch.race(least_rounds=self.iters, protected=protected, seed=self.seed)
-        record = replace(record, objective=field.objective, clock=watch.clock_name)
-        return _finish(record, job, field, numbers, outcome, late=field.late or time.perf_counter() >= deadline)
+        hunt = Hunt(cfgs, track, deadline=deadline)
+        hunt.run(self.strategy, self._effort, self.seed)
+        return hunt
 
     def _wants_a_worker(self, job: Job, cfgs: Sequence[Any]) -> bool:
         """Demanded, or worth it: ahead of the program that needs the cfg, or where a candidate may have crashed one."""
@@ -234,22 +214,28 @@ class Tuner(Generic[Cfg]):
             return bool(self.isolate)
         return self.clock is None and (job.offline or any(map(job.past.suspected, cfgs)))
 
-    def _run_elsewhere(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
-        from .heat import Isolation
-        from .isolation import tune_elsewhere
+    def _elsewhere(self, job: Job) -> WorkerTrack:
+        # Imported where it is needed: most tunings are of this process.
+        from .isolation import WorkerTrack
+        from .limits import Isolation
 
-        return tune_elsewhere(
-            job,
-            record,
-            cfgs,
-            self.isolate if isinstance(self.isolate, Isolation) else Isolation(),
-            demanded=bool(self.isolate),
-            warmup=self.warmup,
-            iters=self.iters,
-            seed=self.seed,
-            deadline=deadline,
-            finish=_finish,
+        isolation = self.isolate if isinstance(self.isolate, Isolation) else Isolation()
+        return WorkerTrack(
+            job, isolation, demanded=bool(self.isolate), warmup=self.warmup, iters=self.iters, seed=self.seed
         )
+
+
+def _by_one_clock(record: Record, job: Job) -> Record:
+    """Without what an earlier tuning timed by a clock that could not be had now."""
+    before = job.past.rounds.clock
+    if record.clock.startswith(before) or record.stop == "settled":
+        return record
+    message = f"timed by an earlier tuning by another clock ({before})"
+    trials = [
+        replace(t, status="skipped", message=message, samples_s=()) if t.message == CARRIED else t
+        for t in record.trials
+    ]
+    return replace(record, trials=tuple(trials))
 
 
 def _or_from_before(record: Record) -> Record:
@@ -261,72 +247,8 @@ def _or_from_before(record: Record) -> Record:
     return replace(record, winner=best, stop="finished")
 
 
-def _told_with_gain(watch: Watch, heuristic: int | None) -> Callable[[Mapping[int, float], int], None]:
-    """Tells the best of each round, and its gain over the heuristic cfg's latest time."""
-    latest = math.nan
-
-    def tell(seconds: Mapping[int, float], total: int) -> None:
-        nonlocal latest
-        if not seconds:
-            return
-        best = min(seconds.values())
-        latest = latest if heuristic is None else seconds.get(heuristic, latest)
-        gain = latest / best if best > 0 and math.isfinite(latest) else None
-        watch(Step("timing", total - len(seconds), total, best, gain))
-
-    return tell
-
-
-def _finish(record: Record, job: Job, field: Field, numbers: list[int], outcome: Outcome, *, late: bool) -> Record:
-    trials = field.trials
-    for place, number in enumerate(numbers):
-        lane = outcome.lanes[place]
-        trials[number] = replace(trials[number], samples_s=lane.seconds, dropped_round=lane.dropped_round)
-        if lane.failure is not None:
-            status = status_of(lane.failure, "runtime")
-            trials[number] = replace(trials[number], status=status, message=first_line(lane.failure))
-            job.witness.failed(trials[number], field.texts.get(number, ""))
-        elif not lane.samples:
-            trials[number] = replace(trials[number], status="timeout", message="not timed when the time was up")
-    field.share_with_twins()
-    order = [numbers[place] for place in outcome.order]
-    heuristic = 0 if job.heuristic_first else None
-    return replace(
-        record,
-        trials=tuple(trials),
-        winner=order[0] if order else None,
-        runner_up=order[1] if len(order) > 1 else None,
-        heuristic=heuristic,
-        tied=tuple(numbers[place] for place in outcome.tied),
-        gain=_gain(outcome, numbers, heuristic),
-        stop=_stop(bool(order), trials, late),
-    )
-
-
-def _stop(decided: bool, trials: Sequence[Trial], late: bool) -> Stop:
-    """Why a race ended; candidates that only had no time did not fail."""
-    if late and (decided or any(trial.status == "timeout" for trial in trials)):
-        return "deadline"
-    return "finished" if decided else "failed"
-
-
-def _gain(outcome: Outcome, numbers: Sequence[int], heuristic: int | None) -> tuple[float, float, float] | None:
-    """The heuristic's time over the winner's: middle, low and high end of the samples of rounds that had both."""
-    if heuristic is None or heuristic not in numbers or not outcome.order:
-        return None
-    theirs, best = outcome.lanes[numbers.index(heuristic)].samples, outcome.lanes[outcome.order[0]].samples
-    ratios = sorted(math.exp(theirs[r] - best[r]) for r in theirs.keys() & best.keys())
-    if not ratios:
-        return None
-    # An interval for the median from the order of the paired ratios: about 95% by the normal approximation.
-    half = math.ceil(0.98 * math.sqrt(len(ratios)))
-    low = ratios[max(0, len(ratios) // 2 - half)]
-    high = ratios[min(len(ratios) - 1, len(ratios) // 2 + half)]
-    return median(ratios), low, high
-
-
 def _refuse_unless_isolation(isolate: Any) -> None:
-    from .heat import Isolation
+    from .limits import Isolation
 
     if not isinstance(isolate, Isolation):
         raise SettingError(f"isolate={isolate!r} is unknown; use True, False, None or Isolation(...)")

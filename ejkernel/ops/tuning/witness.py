@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, final
 
 from ..core.record import Trial
@@ -75,6 +75,9 @@ class Past(Protocol):
     def rounds(self) -> Rounds:
         """What was timed of those that run again."""
 
+    def samples(self, cfg: Any) -> Sequence[float]:
+        """What was timed of one, whether it runs again or not."""
+
     def suspected(self, cfg: Any) -> bool:
         """Was it at work when a process died, nobody knows of what?"""
 
@@ -84,6 +87,9 @@ class Past(Protocol):
     def afresh(self) -> Past:
         """The same for a final race, in which everybody runs: crashes and failures stay."""
 
+    def without(self, lost: Sequence[Trial]) -> Past:
+        """The same, with those barred that took a worker with them just now."""
+
 
 @final
 @dataclass(frozen=True)
@@ -91,6 +97,11 @@ class NoPast:
     """A first tuning, or one that is told only what was timed before."""
 
     rounds: Rounds = field(default_factory=Rounds)
+    lost: Sequence[Trial] = ()
+
+    def samples(self, cfg: Any) -> Sequence[float]:
+        """None that anybody asks for."""
+        return ()
 
     def suspected(self, cfg: Any) -> bool:
         """Nobody is."""
@@ -104,8 +115,13 @@ class NoPast:
         """The same."""
         return self
 
-    def barred(self, cfg: Any) -> None:
-        """Nobody is."""
+    def without(self, lost: Sequence[Trial]) -> NoPast:
+        """These are not run again."""
+        return replace(self, lost=(*self.lost, *lost))
+
+    def barred(self, cfg: Any) -> Trial | None:
+        """Who was lost just now."""
+        return next((trial for trial in self.lost if repr(trial.cfg) == repr(cfg)), None)
 
     def known(self, cfg: Any, program: str) -> None:
         """Nothing is."""

@@ -6,23 +6,27 @@ import contextlib
 import ctypes
 import faulthandler
 import importlib
+import math
 import os
 import queue
 import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, final
 
 import jax
 
-from ..core.errors import TuningError
-from ..core.record import Objective, Trial
+from .. import _jax
+from ..core.device import default_device
+from ..core.record import Objective, Record, Trial
 from ..timing.program import Program, Staged, first_line
+from .field import Field
 from .job import Job
-from .tuner import Tuner
+from .track import FOR_MEASURING, OwnTrack
 from .wire import Message, Sender, receive, unpack
 from .witness import Doing, NoPast, Rounds, Timed
 
@@ -33,18 +37,12 @@ def main() -> None:
     """Serves until the other side is gone."""
     _die_with_parent()
     # What libraries print must not get between the messages.
-    sender = Sender(os.fdopen(os.dup(1), "wb"))
+    worker = Worker(Sender(os.fdopen(os.dup(1), "wb")))
     os.dup2(2, 1)
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, inbox), daemon=True).start()
     while True:
-        message = inbox.get()
-        try:
-            _VERBS[message.verb](message, sender)
-        # Not a candidate's fault, those are outcomes: then nothing here can be trusted any more.
-        except Exception as error:
-            sender.send("broken", message=first_line(error))
-            raise
+        worker.obey(inbox.get())
 
 
 def _listen(stream: BinaryIO, inbox: queue.SimpleQueue[Message]) -> None:
@@ -65,77 +63,127 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _start(message: Message, sender: Sender) -> None:
-    """Imports what the programs need and takes the device."""
-    head = message.head
-    for name in head["imports"]:
-        importlib.import_module(name)
-    for name, value in head["settings"].items():
-        jax.config.update(name, value)
-    device = jax.devices(head["platform"])[head["device"]]
-    jax.config.update("jax_default_device", device)
-    sender.send("hello", kind=device.device_kind, jax=jax.__version__)
+class Worker:
+    """Does what it is told, and tells what came of it."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._bench: Bench | None = None
+
+    def obey(self, message: Message) -> None:
+        """One message."""
+        do = {"start": self._start, "field": self._field, "run": self._run}[message.verb]
+        try:
+            do(message.head, list(message.parts))
+        # Not a candidate's fault, those are outcomes: then nothing here can be trusted any more.
+        except Exception as error:
+            self._sender.send("broken", message=first_line(error))
+            raise
+
+    def _start(self, head: dict[str, Any], parts: list[bytes]) -> None:
+        """Imports what the programs need and takes the device."""
+        for name in head["imports"]:
+            importlib.import_module(name)
+        for name, value in head["settings"].items():
+            jax.config.update(name, value)
+        device = jax.devices(head["platform"])[head["device"]]
+        jax.config.update("jax_default_device", device)
+        self._sender.send("hello", kind=device.device_kind, jax=jax.__version__)
+
+    def _field(self, head: dict[str, Any], parts: list[bytes]) -> None:
+        """Another tuning: nothing of the last one is kept."""
+        if self._bench is not None:
+            self._bench.track.close()
+        self._bench = Bench(head, parts, Telling(self._sender))
+
+    def _run(self, head: dict[str, Any], parts: list[bytes]) -> None:
+        """Checks and times programs; the outcome is a record whose cfgs are the numbers that they were sent under."""
+        assert self._bench is not None
+        self._sender.send("done", [self._bench.run(head, parts).dumps().encode()])
 
 
-def _tune(message: Message, sender: Sender) -> None:
-    """Checks and races programs; the outcome is a record whose cfgs are the numbers that they were sent under."""
-    head, parts = message.head, list(message.parts)
-    programs = [parts.pop(0) for _ in range(head["programs"])]
-    sets, expected = ([_placed(one, parts) for one in head[name]] for name in ("sets", "expected"))
-    bench = Bench(programs, dict(zip(head["numbers"], head["which"], strict=True)), head["outputs"], head["objective"])
-    draws = iter([*sets, sets[-1]])
-    tuner = Tuner[int](head["warmup"], head["iters"], seed=head["seed"], isolate=False)
-    job = Job(
-        bench.make_fn,
-        sets[0],
-        {},
-        head["numbers"],
-        expected=expected,
-        tolerance=head["tolerance"],
-        heuristic_first=head["heuristic_first"],
-        example=lambda rng: (next(draws), {}),
-        seconds=head["seconds"],
-        witness=Telling(sender),
-        past=NoPast(Rounds(head["clock"], head["rounds"])),
-        workshop=replace(bench, one_by_one=head["one_by_one"]),
-    )
-    try:
-        record = tuner.tune(job)
-    except TuningError:
-        assert tuner.record is not None
-        record = tuner.record
-    sender.send("done", [record.dumps().encode()])
+class Bench:
+    """The programs of one tuning, by the numbers that they were sent under; compiled ones serve every run."""
+
+    def __init__(self, head: dict[str, Any], parts: list[bytes], telling: Telling) -> None:
+        self._outputs = head["outputs"]
+        self._objective: Objective = head["objective"]
+        self._programs: dict[int, bytes] = {}
+        # Where each stands in the field of this process.
+        self._places: dict[int, int] = {}
+        sets, expected = ([_placed(one, parts) for one in head[name]] for name in ("sets", "expected"))
+        draws = iter([*sets, sets[-1]])
+        job = Job(
+            self._make_fn,
+            sets[0],
+            {},
+            (),
+            expected=expected,
+            tolerance=head["tolerance"],
+            example=lambda rng: (next(draws), {}),
+            witness=telling,
+        )
+        field = Field(job, (), seed=head["seed"], device=default_device(), twice=len(sets) > 1)
+        self.track = OwnTrack(field, clock=None, warmup=head["warmup"], iters=head["iters"])
+
+    def run(self, head: dict[str, Any], parts: list[bytes]) -> Record:
+        """Newcomers are compiled and checked; then all runners are timed."""
+        field, seconds = self.track.field, head["seconds"]
+        until = math.inf if seconds is None else time.perf_counter() + seconds
+        past = NoPast(Rounds(head["clock"], head["rounds"]))
+        field.job = replace(field.job, past=past, workshop=Reviving(self._objective, head["one_by_one"]))
+        self._programs.update(zip(head["numbers"], (parts[i] for i in head["which"]), strict=True))
+        self._places.update(zip(head["numbers"], field.enter(head["numbers"]), strict=True))
+        with _jax.clean_room():
+            self.track.compile(until - FOR_MEASURING * (seconds or 0.0))
+            self.track.check(until)
+            return self._look(head, until) if head["looks"] else self._race(head, until)
+
+    def _look(self, head: dict[str, Any], until: float) -> Record:
+        runs, trials = self._runs(head["runners"]), self.track.field.trials
+        kept = next(iter(self._runs([] if head["kept"] is None else [head["kept"]])), None)
+        rows = self.track.look(runs, rounds=head["looks"], kept=kept, deadline=until, seed=head["seed"]) if runs else ()
+        found = []
+        for number in head["runners"]:
+            place = self._places[number]
+            stands_for = self.track.field.runs_as(place)
+            samples = tuple(row[stands_for] for row in rows if stands_for in row)
+            found.append(replace(trials[stands_for], cfg=trials[place].cfg, samples_s=samples))
+        return Record(trials=tuple(found))
+
+    def _race(self, head: dict[str, Any], until: float) -> Record:
+        heuristic = None if head["kept"] is None else self._places[head["kept"]]
+        return self.track.race(Record(), self._runs(head["runners"]), deadline=until, heuristic=heuristic)
+
+    def _runs(self, numbers: Sequence[int]) -> list[int]:
+        """The places of those that may run."""
+        field = self.track.field
+        places = dict.fromkeys(field.runs_as(self._places[number]) for number in numbers)
+        return [place for place in places if place in field.programs]
+
+    def _make_fn(self, number: int) -> Callable[..., Any]:
+        """A candidate as a function of flat arrays: its output, or its output and gradients."""
+        exported = jax.export.deserialize(bytearray(self._programs[number]))
+
+        def fn(*leaves: Any) -> Any:
+            found = exported.call(*leaves)
+            return found if self._objective == "forward" else (found[: self._outputs], found[self._outputs :])
+
+        return fn
 
 
 def _placed(about: Any, parts: list[bytes]) -> list[Any]:
     return [jax.device_put(array) for array in unpack(about, [parts.pop(0) for _ in about])]
 
 
-_VERBS: dict[str, Callable[[Message, Sender], None]] = {"start": _start, "tune": _tune}
-
-
 @final
 @dataclass(frozen=True)
-class Bench:
-    """Exported programs on their way back to running ones."""
+class Reviving:
+    """A workshop of exported programs on their way back to running ones."""
 
-    programs: Sequence[bytes]
-    # Several numbers may have one program.
-    which: dict[int, int]
-    outputs: int
     objective: Objective
     # Then whoever takes the process down is the only one that can have done it.
-    one_by_one: bool = False
-
-    def make_fn(self, number: int) -> Callable[..., Any]:
-        """A candidate as a function of flat arrays: its output, or its output and gradients."""
-        exported = jax.export.deserialize(bytearray(self.programs[self.which[number]]))
-
-        def fn(*leaves: Any) -> Any:
-            found = exported.call(*leaves)
-            return found if self.objective == "forward" else (found[: self.outputs], found[self.outputs :])
-
-        return fn
+    one_by_one: bool
 
     def traced(self, staged: Staged) -> Staged:
         """As it is."""
@@ -155,11 +203,11 @@ class Telling:
 
     def starts(self, cfg: Any, doing: Doing) -> None:
         """Told before it is done."""
-        self.sender.send("starts", number=cfg, doing=doing)
+        self.sender.send("starts", number=cfg, doing=doing, at=time.perf_counter())
 
     def ends(self, cfg: Any, program: str = "") -> None:
         """Told."""
-        self.sender.send("ends", number=cfg)
+        self.sender.send("ends", number=cfg, at=time.perf_counter())
 
     def failed(self, trial: Trial, program: str) -> None:
         """Told, with the reason."""

@@ -34,7 +34,8 @@ def search(
     while wanted:
         wanted = wanted[: most - len(known)]
         found = measure(wanted)
-        known.update({i: found[i] for i in wanted if i in found})
+        # What was measured before may have been measured again.
+        known.update({i: found[i] for i in [*wanted, *found] if i in found})
         if len(known) >= most or any(i not in found for i in wanted) or out_of_time():
             break
         wanted = _fresh(strategy.propose(space, known, min(batch, most - len(known)), rng), known, len(space))
