@@ -100,16 +100,16 @@ class Record:
         return {name: value for name, value in few.items() if len(json.dumps(value)) <= _MOST_TEXT}
 
     def _next_best(self) -> list[Any]:
-        """The fastest cfgs that are unlike the winner and each other, each more so than the one before.
+        """The fastest cfgs that are unlike the winner and each other, then some of quite another kind.
 
-        The first are as good as the winner in another way; the last is for a device where the winner is bad.
+        Those are for a device where the winner and all that is like it are bad.
         """
         timed = [t for t in self.trials if t.status == "ok" and t.samples_s]
         timed.sort(key=lambda t: t.seconds or 0.0)
         try:
             kept = [] if self.winner is None else [codec.encode(self.cfg)]
             for cfg in (codec.encode(t.cfg) for t in timed):
-                if len(kept) <= _NEXT_BEST and all(_unlike(cfg, other, len(kept) + 1) for other in kept):
+                if len(kept) <= _NEXT_BEST and all(_unlike(cfg, other, len(kept) > _ALIKE) for other in kept):
                     kept.append(cfg)
         # What JSON cannot hold is not kept by a store either.
         except ConfigTypeError:
@@ -175,16 +175,17 @@ class Record:
         return record
 
 
-# Configs beside the winner that a summary names, and the most text of one item.
-_NEXT_BEST = 3
+# Configs beside the winner that a summary names, how many of them may be of its kind, and the most text of one item.
+_NEXT_BEST, _ALIKE = 4, 2
 _MOST_TEXT = 2000
 
 
-def _unlike(one: Any, other: Any, fields: int) -> bool:
-    """Do they differ in so many fields, or in all that they have?"""
+def _unlike(one: Any, other: Any, quite: bool) -> bool:
+    """Do they differ in two fields, or in half of them?"""
     if isinstance(one, dict) and isinstance(other, dict):
         names = {*one, *other}
-        return len([name for name in names if one.get(name) != other.get(name)]) >= min(fields, len(names))
+        differ = [name for name in names if one.get(name) != other.get(name)]
+        return len(differ) >= max(2, (len(names) + 1) // 2 if quite else 0)
     return bool(one != other)
 
 
