@@ -91,7 +91,8 @@ def test_streams_that_are_closed_break_nothing(store, closed):
 
 def test_ctrl_c_ends_a_program_that_is_recorded_and_not_the_recording(tmp_path):
     """The program's status is ours, and what was recorded is said."""
-    program = "import sys, threading; print('ready', flush=True); threading.Event().wait(60)"
+    # Many short sleeps: a signal between a look at signals and one long sleep would wait for its end.
+    program = "import time; print('ready', flush=True); [time.sleep(0.05) for _ in range(1200)]"
     words = ("record", "-o", str(tmp_path / "calls.json"), "--", sys.executable, "-c", program)
     status, shown = in_terminal(*words, stop_after="ready\r\n")
     assert status == 130, shown
