@@ -22,6 +22,7 @@ from ..core.abstract import abstractify
 from ..core.batch import BatchAxes, array_leaves, find_batch
 from ..core.bind import bind
 from ..core.device import default_device, device_fingerprint, device_of, get_device_platform, target_device
+from ..core.errors import SettingError
 from ..core.gradients import forward_mode_error
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
@@ -72,6 +73,8 @@ class Executor(Generic[Cfg, Out]):
     """Runs kernels; a cfg is chosen once per trace, by the chooser."""
 
     def __init__(self, chooser: ConfigChooser, stamp_prefix: str = PREFIX) -> None:
+        if not callable(getattr(chooser, "choose", None)):
+            raise SettingError(f"{chooser!r} chooses nothing; give a ConfigSelectorChain, or an object with `choose`")
         self.chooser = chooser
         self.stamp_prefix = stamp_prefix
         self._settings = Settings.read()
@@ -131,6 +134,7 @@ class Executor(Generic[Cfg, Out]):
 
     def choose_config(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Cfg:
         """The cfg that a call would run with."""
+        check_kernel(kernel)
         options, keywords = split(kernel, kwargs)
         taken = take(kernel, args, keywords)
         if all(is_concrete(leaf) or isinstance(leaf, jax.core.Tracer) for leaf in taken.leaves):

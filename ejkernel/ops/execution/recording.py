@@ -122,6 +122,12 @@ def recorded_keys(path: str | os.PathLike[str]) -> list[Key]:
     return sorted(_read(os.path.abspath(path)))
 
 
+def check_there(path: str | os.PathLike[str]) -> None:
+    """An error where there is no file to be read."""
+    if not os.path.exists(path):
+        raise StoreError(f"there is no file of recorded calls at {os.fspath(path)}")
+
+
 def read_calls(path: str | os.PathLike[str], selector: Any) -> tuple[list[Call], list[str]]:
     """The calls of a file that were recorded on this kind of device, and what was left out and why.
 
@@ -129,8 +135,7 @@ def read_calls(path: str | os.PathLike[str], selector: Any) -> tuple[list[Call],
     """
     device = default_device()
     name = device_fingerprint(device)
-    if not os.path.exists(path):
-        raise StoreError(f"there is no file of recorded calls at {os.fspath(path)}")
+    check_there(path)
     calls, left_out = [], []
     for key, signature in _read(os.path.abspath(path)).items():
         if key.device != name:
