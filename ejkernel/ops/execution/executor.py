@@ -17,6 +17,7 @@ import jax
 from .. import _jax
 from ..config import finding, policy
 from ..config.cache import is_shadowed
+from ..config.selection import ConfigSelectorChain, objective_of
 from ..core import changes
 from ..core.abstract import abstractify
 from ..core.batch import BatchAxes, array_leaves, find_batch
@@ -270,7 +271,10 @@ class Executor(Generic[Cfg, Out]):
         surroundings = Surroundings.now()
         record_call(key, kernel, inv, surroundings)
         if self._recording is not None:
-            self._recording.add(key, kernel, inv, surroundings)
+            chooser: object = self.chooser
+            # Of a chooser of the user's own nobody knows what it tunes for.
+            objective = objective_of(chooser.policy) if isinstance(chooser, ConfigSelectorChain) else None
+            self._recording.add(key, kernel, inv, surroundings, objective)
 
     def _with_values(
         self,
