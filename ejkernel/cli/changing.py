@@ -10,7 +10,7 @@ from typing import Any
 from ..ops.config import files
 from ..ops.config.maintenance import Merged, compact, merge, prune
 from ..ops.config.snapshot import Snapshot, line, spell
-from .entries import Row, add_store, note_if_nothing, opened, selected, store_paths, target
+from .entries import Row, add_store, note_if_nothing, opened, refuse_newer, selected, store_paths, target
 from .errors import CommandError, Status, UsageError
 from .filters import add_filters, filter_of
 from .parsing import Command, Parser
@@ -73,7 +73,10 @@ def _prefer_arguments(parser: Parser) -> None:
 def _merge(options: argparse.Namespace) -> int:
     into = target(options.store)
     paths = [path for source in options.sources for path in store_paths(source)]
-    done = [merge(into, opened(path), options.prefer) for path in paths]
+    sources = [opened(path) for path in paths]
+    # Asked before the first entry is brought: all of them are, or none.
+    refuse_newer(into, (op_id for source in sources for _, op_id, _ in source.keys()))
+    done = [merge(into, source, options.prefer) for source in sources]
     total = Merged(
         sum(one.added for one in done),
         sum(one.replaced for one in done),

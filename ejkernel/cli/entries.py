@@ -171,10 +171,14 @@ def selected(paths: Iterable[str], fits: Callable[[Row], bool]) -> list[Row]:
 
 def opened(path: str) -> PersistentCache[Any]:
     """A store to be changed: what keeps it from being written is an error."""
+    _refuse_newer(path)
+    return PersistentCache[Any]("", path, on_fault="raise")
+
+
+def _refuse_newer(path: str) -> None:
     newer = why_newer(path)
     if newer:
         raise CommandError(f"{path} is left as it is: {newer}; install the newer ejkernel-ops")
-    return PersistentCache[Any]("", path, on_fault="raise")
 
 
 def target(store: str | None) -> OperationStores | PersistentCache[Any]:
@@ -182,6 +186,15 @@ def target(store: str | None) -> OperationStores | PersistentCache[Any]:
     if store and store.endswith(".json"):
         return opened(store)
     return OperationStores(store, on_fault="raise")
+
+
+def refuse_newer(into: OperationStores | PersistentCache[Any], operations: Iterable[str]) -> None:
+    """An error where this version cannot write what a target has of these operations."""
+    if isinstance(into, OperationStores):
+        for path in sorted({into.of(operation).path for operation in operations}):
+            # What else is wrong with a place is said by the store that is to be written there.
+            if os.path.isfile(path):
+                _refuse_newer(path)
 
 
 def _number(value: Any) -> float | None:

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from .entries import add_store, target
+from .entries import add_store, refuse_newer, target
 from .errors import CommandError, Status
 from .parsing import Command, Group, Parser
 from .program import program_at
@@ -25,11 +25,14 @@ def _create_arguments(parser: Parser) -> None:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from ..ops import make_pack
+    from ..ops import OperationStores, make_pack
 
     if options.store and not os.path.exists(options.store):
         raise CommandError(f"there is no store at {options.store}; give a folder of stores, or a store's .json file")
-    made = make_pack(options.file, target(options.store), name=options.name, device=options.device, ops=options.op)
+    source = target(options.store)
+    if isinstance(source, OperationStores):
+        refuse_newer(source, options.op or source.operations())
+    made = make_pack(options.file, source, name=options.name, device=options.device, ops=options.op)
     if options.json:
         write_json({"path": made.path, **made.about})
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,13 @@ class ArgumentError(OpsError, ValueError):
 
 class ArgumentTypeError(OpsError, TypeError):
     """An argument of a type or dtype that the operation does not take."""
+
+
+def integer(name: str, value: Any) -> int:
+    """The option as Python's own: numbers of numpy are arrays to a kernel, and options are static."""
+    if not isinstance(value, numbers.Integral):
+        raise ArgumentTypeError(f"{name} must be an integer, got {type(value).__qualname__}")
+    return int(value)
 
 
 def as_array(name: str, value: Any) -> jax.Array:

@@ -254,7 +254,8 @@ def attention(
     places = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     mask, bias = spread("mask", mask, places), spread("bias", bias, places)
     window = window_of(window, causal, q.shape[1])
-    causal = causal or (window is not None and window[1] == 0)
+    # As plain as the window: a truth of numpy is an array to a kernel.
+    causal = bool(causal) or (window is not None and window[1] == 0)
     lengths = [
         lengths_of("query_lengths", query_lengths, q.shape[0], q.shape[1]),
         lengths_of("key_value_lengths", key_value_lengths, q.shape[0], k.shape[1]),

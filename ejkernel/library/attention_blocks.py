@@ -11,6 +11,10 @@ import jax.numpy as jnp
 from .attention_sight import Sight, all_of
 from .varying import varying_like
 
+# The lowest score. A hidden one is this where JAX may compute the scores by themselves, as in an eager gradient: an
+# infinity would be seen there by whoever looks for one with `jax.debug_infs`.
+_LOWEST = float(jnp.finfo(jnp.float32).min)
+
 # Inputs are widened outside a block and narrowed inside it: the compiler takes both away, and the gradients of keys
 # and values, which every block adds to, are then summed in float32.
 
@@ -72,23 +76,28 @@ def chunked(
     return jnp.moveaxis(outs, 0, 1).reshape(batch, -1, heads, depth)[:, :queries]
 
 
-def _scores(q: Any, k: Any, seen: Any, bias: Any, scale: float) -> jax.Array:
+def _scores(q: Any, k: Any, bias: Any, scale: float) -> jax.Array:
     """Scores in float32, of shape (batch, key heads, queries' heads of each, queries, keys)."""
     batch, queries, heads, depth = q.shape
     grouped = q.reshape(batch, queries, k.shape[2], heads // k.shape[2], depth)
     scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32) * scale
     if bias is not None:
         scores += _grouped(bias, scores.shape).astype(jnp.float32)
-    return scores if seen is None else jnp.where(_grouped(seen, scores.shape), scores, -jnp.inf)
+    return scores
+
+
+def _hidden(scores: jax.Array, seen: Any, by: float) -> jax.Array:
+    return scores if seen is None else jnp.where(_grouped(seen, scores.shape), scores, by)
 
 
 def _whole(q: Any, k: Any, v: Any, seen: Any, bias: Any, *, scale: float, dtype: Any) -> jax.Array:
     q, k, v = (x.astype(dtype) for x in (q, k, v))
     if not k.shape[1]:
         return jnp.zeros_like(q)
-    scores = _scores(q, k, seen, bias, scale)
+    scores = _hidden(_scores(q, k, bias, scale), seen, _LOWEST)
     top = _finite(jax.lax.stop_gradient(jnp.max(scores, axis=-1)))
-    weights = jnp.exp(scores - top[..., None])
+    # Hidden once more, since a seen score may be the lowest as well: its weight is not nothing.
+    weights = jnp.exp(_hidden(scores - top[..., None], seen, _LOWEST))
     total = jnp.einsum("bkgts,bskh->bkgth", weights.astype(dtype), v, preferred_element_type=jnp.float32)
     return _merged(total, jnp.sum(weights, axis=-1)).astype(dtype)
 
@@ -96,7 +105,7 @@ def _whole(q: Any, k: Any, v: Any, seen: Any, bias: Any, *, scale: float, dtype:
 def _online(state: Any, q: Any, k: Any, v: Any, seen: Any, bias: Any, *, scale: float, dtype: Any) -> Any:
     total, top, norm = state
     q, k, v = (x.astype(dtype) for x in (q, k, v))
-    scores = _scores(q, k, seen, bias, scale)
+    scores = _hidden(_scores(q, k, bias, scale), seen, -jnp.inf)
     new = jnp.maximum(top, jax.lax.stop_gradient(jnp.max(scores, axis=-1)))
     # Any number does as long as both sides use it: its own gradient cancels.
     base = _finite(new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
-from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, integer_array, known_values, same_dtype
+from .arguments import (
+    ArgumentError,
+    ArgumentTypeError,
+    as_array,
+    float_array,
+    integer,
+    integer_array,
+    known_values,
+    same_dtype,
+)
 from .call import call
 from .linear_cross_entropy_chunks import Terms, at_once, by_tokens, by_words, gradients_by_words
 
@@ -192,8 +202,9 @@ def linear_cross_entropy(
     if depth != hidden.shape[-1]:
         turn = f"; with vocab_first={not vocab_first} it would fit" if words == hidden.shape[-1] else ""
         raise ArgumentError(f"hidden {hidden.shape} and weight {weight.shape} differ in d{turn}")
+    ignore_index = integer("ignore_index", ignore_index)
     flat = _labels(labels, hidden, ignore_index, words)
-    _check_options(ignore_index, z_loss, label_smoothing, reduction, words)
+    _check_options(z_loss, label_smoothing, reduction)
     if not rows.size or not words:
         return jnp.zeros(labels.shape if reduction == "none" else (), jnp.float32)
     loss: jax.Array = call(
@@ -201,7 +212,8 @@ def linear_cross_entropy(
         rows,
         weight,
         flat,
-        vocab_first=vocab_first,
+        # As plain as the rest: a truth of numpy is an array to a kernel.
+        vocab_first=bool(vocab_first),
         ignore_index=ignore_index,
         z_loss=float(z_loss),
         label_smoothing=float(label_smoothing),
@@ -228,13 +240,11 @@ def _labels(labels: Any, hidden: jax.Array, ignore_index: int, words: int) -> ja
     return flat
 
 
-def _check_options(ignore_index: Any, z_loss: Any, smoothing: Any, reduction: Any, words: int) -> None:
+def _check_options(z_loss: Any, smoothing: Any, reduction: Any) -> None:
     if reduction not in ("mean", "sum", "none"):
         raise ArgumentError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    if not isinstance(ignore_index, int):
-        raise ArgumentTypeError(f"ignore_index must be an integer, got {type(ignore_index).__qualname__}")
     for name, value in (("z_loss", z_loss), ("label_smoothing", smoothing)):
-        if not isinstance(value, (int, float)):
+        if not isinstance(value, numbers.Real):
             raise ArgumentTypeError(f"{name} must be a number, got {type(value).__qualname__}")
     if not 0 <= smoothing <= 1:
         raise ArgumentError(f"label_smoothing must be from 0 to 1, got {smoothing}")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ..ops import Executor, Invocation
 from . import reduce
-from .arguments import ArgumentError
+from .arguments import ArgumentError, integer
 from .call import call
 from .reverse import ReverseOnGpu, recomputed
 from .rows import float_rows, rows_refuse
@@ -117,7 +117,8 @@ def softmax(
 ) -> jax.Array:
     """`exp(x) / sum(exp(x))` over an axis, computed in float32; the result has the dtype of `x`."""
     x = float_rows("x", x)
-    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
+    axis = integer("axis", axis)
+    if not -x.ndim <= axis < x.ndim:
         raise ArgumentError(f"axis={axis!r} is no axis of x, whose shape is {x.shape}")
     # Counted from the end, so that one call has one key.
     place = axis if axis < 0 else axis - x.ndim

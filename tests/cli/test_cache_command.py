@@ -219,6 +219,31 @@ def test_a_store_of_a_newer_format_is_read_and_never_written(shell, folder):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("where", [(), ("--store", "theirs"), ("--store", "theirs/op.json")], ids=str)
+@pytest.mark.parametrize(
+    "words", [("cache", "import", "mine.json"), ("cache", "merge", "mine.json"), ("pack", "create", "p")]
+)
+def test_nothing_is_brought_into_or_packed_from_a_store_of_a_newer_format(shell, folder, tmp_path, words, where):
+    """It says what prune and compact say."""
+    write_store(tmp_path / "mine.json", {("op@v1", "bbbb"): raw()})
+    path = write_store((tmp_path / "theirs" if where else folder) / "op.json", {("op@v1", "aaaa"): raw()}, form=9)
+    before = path.read_bytes()
+    refused = shell(*words, *where)
+    assert refused.status == 3
+    last = refused.err.splitlines()[-1]
+    assert "op.json is left as it is: " in last
+    assert "format 9" in last
+    assert last.endswith("install the newer ejkernel-ops")
+    assert path.read_bytes() == before
+
+
+def test_a_newer_store_of_another_operation_is_in_nobodys_way(shell, folder, tmp_path):
+    """Each operation has a file of its own."""
+    write_store(tmp_path / "mine.json", {("norm@v1", "bbbb"): raw()})
+    write_store(folder / "op.json", {("op@v1", "aaaa"): raw()}, form=9)
+    assert shell("cache", "import", "mine.json", "--json").data["added"] == 1
+
+
 def test_prune_removes_what_fits_and_nothing_else(shell, stores):
     """A dry run removes nothing; without a filter nothing is removed at all."""
     assert shell("cache", "prune").status == 2

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 
+import jax.numpy as jnp
 import pytest
 from fakes_cli import HERE, piped, raw, write_store
 
-from ejkernel.ops import AutotuningResult
+from ejkernel.ops import AutotunePolicy, AutotuningResult, ConfigCache, ConfigSelectorChain, Executor
 
 RUN = "import tuned_program; tuned_program.program()"
 
@@ -45,6 +46,17 @@ def test_a_program_is_recorded_tuned_explained_frozen_and_packed(shell, tmp_path
     assert checked.status == 0
     assert "2 compared with their kernels" in checked.out
     assert shell("pack", "list").err.startswith("no pack is installed")
+
+
+def test_a_recorded_call_is_tuned_for_what_its_program_asked(shell, tmp_path, monkeypatch):
+    """Forward and backward together, with no option of the command's."""
+    from tuned_program import RowSum
+
+    monkeypatch.setenv("EJKERNEL_OPS_RECORD", str(tmp_path / "recorded.json"))
+    policy = AutotunePolicy(allow_autotune=False, validate_backward=True)
+    Executor(ConfigSelectorChain(ConfigCache(), policy))(RowSum(), jnp.ones((8, 16)))
+    assert shell("tune", "recorded.json").status == 0
+    assert [row["objective"] for row in shell("cache", "list", "--json").data] == ["forward+backward"]
 
 
 def test_a_function_that_runs_the_program_is_looked_through(shell):

@@ -10,7 +10,7 @@ import pytest
 from fakes import call_of, key_of
 
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Kernel, PersistentCache, Tuner, make_pack
-from ejkernel.ops.config.kin import calls_apart, kin
+from ejkernel.ops.config.kin import kin
 from ejkernel.ops.config.request import ask
 from ejkernel.ops.config.store import StoredEntry
 from ejkernel.ops.config.wrappers import LayeredStore, MemoryStore
@@ -139,17 +139,6 @@ def test_looking_for_kin_promotes_nothing():
 def test_no_store_is_no_kin():
     """Then a search starts from the heuristic alone."""
     assert kin([], asked(Large(), jnp.ones(8)), CFGS) == []
-
-
-def test_calls_are_compared_part_by_part():
-    """Doublings of sizes add up; what has another form counts as far away."""
-    one = {"call.args[0]": "float32[8,8]", "call.args[1]": "2"}
-
-    assert calls_apart(one, one) == 0
-    assert 0 < calls_apart(one, {**one, "call.args[0]": "float32[8,16]"}) < 1.1
-    assert calls_apart(one, {**one, "call.args[0]": "int8[8,8]"}) > calls_apart(
-        one, {**one, "call.args[0]": "float32[64,64]"}
-    )
 
 
 class Keeping(Tuner):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from ejkernel.ops import Invocation
-from ejkernel.ops.core.description import Known, described, nearest, one_line
+from ejkernel.ops.core.description import Known, calls_apart, described, nearest, one_line
 from ejkernel.ops.core.key import Key
 
 
@@ -119,6 +120,29 @@ def test_of_equally_many_fields_the_nearer_numbers_win():
     """A shape of twice the size is nearer than one of a hundred times."""
     far, close = known("a", {"args[0]": "float32[800]"}), known("b", {"args[0]": "float32[16]"})
     assert [key for key, _ in near({"args[0]": "float32[8]"}, far, close)] == ["b", "a"]
+
+
+def test_another_dtype_is_further_than_a_few_doublings():
+    """The numbers of what is of another kind say nothing."""
+    other, larger = known("a", {"args[0]": "int8[8]"}), known("b", {"args[0]": "float32[64]"})
+    assert [key for key, _ in near({"args[0]": "float32[8]"}, other, larger)] == ["b", "a"]
+
+
+def test_numbers_of_any_length_have_a_distance():
+    """A file of entries may hold anything."""
+    assert 0 < calls_apart({"n": "1"}, {"n": "9" * 400}) < math.inf
+    assert 0 < calls_apart({"n": "1"}, {"n": "9" * 5000}) < math.inf
+
+
+def test_calls_are_compared_part_by_part():
+    """Doublings of sizes add up; what has another form counts as far away."""
+    one = {"call.args[0]": "float32[8,8]", "call.args[1]": "2"}
+
+    assert calls_apart(one, one) == 0
+    assert 0 < calls_apart(one, {**one, "call.args[0]": "float32[8,16]"}) < 1.1
+    assert calls_apart(one, {**one, "call.args[0]": "int8[8,8]"}) > calls_apart(
+        one, {**one, "call.args[0]": "float32[64,64]"}
+    )
 
 
 def test_another_version_or_device_is_a_field_of_its_own():

@@ -21,12 +21,16 @@ from ejkernel.ops import (
     Entry,
     Executor,
     Invocation,
+    OpsError,
     PersistentCache,
     Record,
     Trial,
     Tuner,
     autotune,
     autotune_lowered,
+    autotune_recorded,
+    check,
+    explain,
 )
 from ejkernel.ops.core.errors import TuningError
 from ejkernel.ops.core.key import Key
@@ -266,8 +270,10 @@ def test_calls_can_be_given():
 
 
 @pytest.mark.parametrize("program", ["calls.json", [], pytest.param("lowered", id="lowered")])
-def test_who_tunes_must_be_said_where_the_calls_do_not_know(program):
+def test_who_tunes_must_be_said_where_the_calls_do_not_know(program, tmp_path, monkeypatch):
     """Without a selector it is a ValueError that says how to give one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "calls.json").touch()
     program = jax.jit(jnp.sin).lower(X) if program == "lowered" else program
     with pytest.raises(ValueError, match=r"AutotuneOptions\(selector"):
         autotune(program)
@@ -285,6 +291,29 @@ def test_what_is_no_call_is_named():
         autotune(3, tuning=AutotuneOptions(selector=selector_with()))
     with pytest.raises(TypeError, match="pairs"):
         autotune([Times.fresh()()], tuning=AutotuneOptions(selector=selector_with()))
+
+
+LOWERED = jax.jit(jnp.sin).lower(X)
+NOT_THAT = {
+    "options of a function": (lambda: autotune(jnp.sin, X, tuning="x"), "tuning='x' is no AutotuneOptions"),
+    "options of the registry": (lambda: autotune_recorded(selector_with(), tuning="x"), "is no AutotuneOptions"),
+    "options of a program": (lambda: autotune_lowered(selector_with(), LOWERED, tuning=1), "is no AutotuneOptions"),
+    "a program": (lambda: autotune_lowered(selector_with(), 5), "5 is no program"),
+    "a store": (lambda: AutotuningResult("d", ()).save("path"), "'path' is no store"),
+    "a chooser": (lambda: Executor(5), "5 chooses nothing"),
+    "a kernel to explain": (lambda: explain(5, X), "5 is no kernel"),
+    "a kernel to choose for": (lambda: executor_with().choose_config(5, X), "5 is no kernel"),
+    "a kernel to check": (lambda: check(5, X), "5 is no kernel"),
+    "an executor": (lambda: explain(Asked(), X, executor=5), "executor=5 is no Executor"),
+    "a file": (lambda: autotune("missing.json"), "no file of recorded calls at missing.json"),
+}
+
+
+@pytest.mark.parametrize(("act", "words"), NOT_THAT.values(), ids=NOT_THAT)
+def test_what_is_something_else_is_named(act, words):
+    """In a sentence that says what to give, where it is given."""
+    with pytest.raises(OpsError, match=words):
+        act()
 
 
 @pytest.mark.parametrize("settings", [{"seconds": 0}, {"seconds": math.nan}, {"repetitions": 0}, {"seconds": "1"}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,12 +14,23 @@ import numpy as np
 import pytest
 import recorded_kernels
 from fakes import child
-from fakes_execution import Picking, Times, executor_with, mesh_of, selector_with
+from fakes_execution import HEURISTICS, Asked, Picking, Times, executor_with, mesh_of, selector_with
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from recorded_kernels import Mean, Nested, Plain, Rank
 
-from ejkernel.ops import AutotuneOptions, Tuner, autotune, autotune_recorded, device_fingerprint, get_invocations
+from ejkernel.ops import (
+    AutotuneOptions,
+    AutotunePolicy,
+    Executor,
+    PersistentCache,
+    Tuner,
+    autotune,
+    autotune_recorded,
+    device_fingerprint,
+    forward_autotune_only,
+    get_invocations,
+)
 from ejkernel.ops.execution.recording import RecordingWarning
 
 X = jnp.arange(1.0, 5.0)
@@ -143,6 +155,67 @@ def test_a_relative_path_is_that_of_the_moment(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path / "elsewhere")
     executor(Plain(), X)
     assert len(calls_in(tmp_path / "calls.json")) == 1
+
+
+# What a call is tuned for.
+
+BOTH = AutotunePolicy(validate_backward=True)
+
+
+class Objectives(Picking):
+    """Remembers for which tunings forward and backward count together."""
+
+    def __init__(self):
+        super().__init__()
+        self.backward = []
+
+    def autotune(self, make_fn, args, kwargs, candidates):
+        offered = list(candidates)
+        self.backward.append(make_fn(offered[0])._ejk_validate_backward)
+        return super().autotune(make_fn, args, kwargs, offered)
+
+
+def test_a_program_that_tunes_both_passes_finds_them_tuned(file, tmp_path):
+    """Each call of a recording is tuned for what its own program asked, and not again by that program."""
+    selector = selector_with(policy=replace(HEURISTICS, validate_backward=True))
+    run = Executor(selector)
+    run(Plain(), X)
+    with forward_autotune_only():
+        run(Plain(), X[:2])
+    assert [call["objective"] for call in calls_in(file)].count("forward+backward") == 1
+
+    store, tuner = PersistentCache("op", tmp_path / "op.json"), Objectives()
+    mine = selector_with(tuner, persistent=store)
+    autotune(file, tuning=AutotuneOptions(selector=mine, progress=False))
+    assert sorted(tuner.backward) == [False, True]
+    assert not autotune(file, tuning=AutotuneOptions(selector=mine, progress=False)).notes
+    program = Objectives()
+    executor_with(program, persistent=store, policy=BOTH)(Plain(), X)
+    assert (tuner.calls, program.calls) == (2, 0)
+
+
+def test_a_policy_can_ask_for_more_than_was_recorded(file):
+    """Forward and backward for every call, as `--backward` does."""
+    executor_with()(Plain(), X)
+    tuner = Objectives()
+    autotune(file, tuning=AutotuneOptions(selector=selector_with(tuner, policy=BOTH), progress=False))
+    assert tuner.backward == [True]
+
+
+def test_the_wider_objective_of_two_programs_stays(file):
+    """Whichever of them was recorded last."""
+    for policy in (HEURISTICS, replace(HEURISTICS, validate_backward=True), HEURISTICS):
+        executor_with(policy=policy)(Plain(), X)
+    assert [call["objective"] for call in calls_in(file)] == ["forward+backward"]
+
+
+def test_an_objective_may_be_missing(file):
+    """A chooser of the user's own says none, and older files have none: the policy alone decides."""
+    Executor(Asked())(Plain(), X)
+    assert "objective" not in calls_in(file)[0]
+    tuner = Objectives()
+    tuned(file, tuner)
+    assert tuner.backward == [False]
 
 
 # What cannot be written.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 import inspect
 import pickle
@@ -379,6 +380,53 @@ def test_a_tuned_parameter_cannot_be_passed_by_itself():
     """The message says how to choose by hand."""
     with pytest.raises(TypeError, match=r"rows of .*scale@v0 is chosen by tuning.*cfg=\{...\}"):
         scale(X, Y, rows=2)
+
+
+MISFITS = {
+    "missing": (lambda f: f(X), "missing 1 required positional argument: 'y'"),
+    "too many": (lambda f: f(X, Y, Y), "takes 2 positional arguments but 3"),
+    "unknown": (lambda f: f(X, Y, z=1), "got an unexpected keyword argument 'z'"),
+    "twice": (lambda f: f(X, Y, x=X), "got multiple values for argument 'x'"),
+    "chosen": (lambda f: f.choose(X), "missing 1 required positional argument: 'y'"),
+    "tuned": (lambda f: f.tune(X), "missing 1 required positional argument: 'y'"),
+    "checked": (lambda f: f.check(X), "missing 1 required positional argument: 'y'"),
+    "traced": (lambda f: jax.jit(f)(X), "missing 1 required positional argument: 'y'"),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), MISFITS.values(), ids=MISFITS)
+@pytest.mark.parametrize("decorate", [lambda f: f, jax.jit], ids=["plain", "jitted"])
+def test_arguments_that_do_not_fit_are_an_error_before_anything_is_tuned(decorate, call, words):
+    """In Python's own words, with the function's name."""
+    tuner = TableTuner({})
+
+    @tunable(rows=[2, 4], executor=Executor(ConfigSelectorChain(ConfigCache(), tuner=tuner)))
+    @decorate
+    def double(x, y, *, rows):
+        return x + y
+
+    with pytest.raises(TypeError, match=rf"double\(\) {words}") as error:
+        call(double)
+    assert error.value.__context__ is None, "nothing else is said"
+    assert not tuner.calls
+
+
+def test_a_decorator_may_give_arguments_of_its_own():
+    """What it shows of the function inside says nothing about the calls that it takes."""
+
+    def with_y(function):
+        @functools.wraps(function)
+        def wrapper(x, **chosen):
+            return function(x, Y, **chosen)
+
+        return wrapper
+
+    @tunable(rows=[2, 4], executor=untuned())
+    @with_y
+    def double(x, y, *, rows):
+        return x + y
+
+    np.testing.assert_array_equal(double(X), X + Y)
 
 
 @pytest.mark.parametrize("cfg", [{"rows": 2}, 7, {"rows": 3, "way": "direct"}])

@@ -131,6 +131,33 @@ OPTIONS = {
 FEW = ["window mask", "bias lengths"]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_an_eager_gradient_makes_no_infinity(way):
+    """Whoever looks for infinities and for what is no number finds none in what is hidden."""
+    q, k, v, _ = inputs()
+
+    def loss(q, k, v):
+        return jnp.sum(attention(q, k, v, mask=jnp.asarray(MASK), window=2, cfg=WAYS[way], executor=UNTUNED) ** 2)
+
+    with jax.debug_infs(True), jax.debug_nans(True):
+        grads = jax.grad(loss, (0, 1, 2))(q, k, v)
+    for grad in grads:
+        assert np.all(np.isfinite(grad))
+
+
+@pytest.mark.parametrize("way", ["sliced", "chunked"])
+def test_a_seen_key_of_the_lowest_score_is_seen(way):
+    """A bias may be as low as float32 goes, which hides nothing by itself; minus infinity does."""
+    q, k, v, _ = inputs()
+    mask = np.zeros((1, 1, 13, 17), bool)
+    mask[..., 3] = True
+    lowest = jnp.full((1, 1, 13, 17), jnp.finfo(jnp.float32).min)
+    only = attention(q, k, v, mask=jnp.asarray(mask), bias=lowest, cfg=WAYS[way], executor=UNTUNED)
+    np.testing.assert_allclose(only, np.broadcast_to(np.repeat(v[:, 3:4], 2, axis=2), only.shape), rtol=1e-6)
+    none = attention(q, k, v, mask=jnp.asarray(mask), bias=lowest - jnp.inf, cfg=WAYS[way], executor=UNTUNED)
+    assert not np.any(none)
+
+
 @pytest.mark.parametrize("option", FEW)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_implementation_agrees_with_float64(way, option):

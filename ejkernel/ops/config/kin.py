@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+from ..core.description import calls_apart
 from ..core.errors import ConfigTypeError
 from ..core.kernel import Kernel
 from ..core.key import Key
@@ -22,12 +21,9 @@ from .wrappers import LayeredStore
 _MOST_LOOKED = 256
 _MOST_ENTRIES = 6
 MOST_SEEDS = 8
-# How far another device, another platform, or a part of the call that is not comparable is: in doublings of a size.
+# How far another device or another platform is: in doublings of a size, as between calls.
 _OTHER_DEVICE = 2.0
 _OTHER_PLATFORM = 8.0
-_OTHER_PART = 8.0
-
-_NUMBER = re.compile(r"\d+")
 
 
 def kin(stores: Sequence[Store], request: Request, candidates: Sequence[Any]) -> list[Any]:
@@ -94,17 +90,3 @@ def _apart(request: Request, key: Key, entry: StoredEntry) -> float:
     if key.call_key == request.key.call_key:
         return distance
     return distance + calls_apart(request.call, entry.call)
-
-
-def calls_apart(one: Mapping[str, str], other: Mapping[str, str]) -> float:
-    """How far two calls are, by their named parts: doublings of sizes, and a lump for what cannot be compared."""
-    return sum(_parts_apart(one.get(name, ""), str(other.get(name, ""))) for name in {*one, *other})
-
-
-def _parts_apart(one: str, other: str) -> float:
-    if one == other:
-        return 0.0
-    if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
-        return _OTHER_PART
-    sizes = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
-    return sum(abs(math.log2((int(a) + 1) / (int(b) + 1))) for a, b in sizes)

@@ -124,6 +124,9 @@ class Near:
 
 # More differences than this make it another call altogether.
 _FIELDS = 6
+# How far a part of a call that is not comparable is: in doublings of a size.
+_OTHER_PART = 8.0
+_NUMBER = re.compile(r"\d+")
 
 
 def _difference(name: str, there: str | None, here: str | None) -> str:
@@ -145,15 +148,28 @@ def nearest(key: Key, call: Mapping[str, str], known: Iterable[Known], most: int
 
 
 def _apart(near: Near) -> float:
-    """How far the numbers in the differing fields are apart, as ratios: a shape of twice the size is near."""
-    total = 0.0
-    for pair in near.fields.values():
-        there, here = (re.findall(r"\d+", text or "") for text in pair)
-        if len(there) != len(here):
-            total += 100.0
-            continue
-        total += sum(abs(math.log((1 + int(a[:18])) / (1 + int(b[:18])))) for a, b in zip(there, here, strict=True))
-    return total
+    there, here = ({name: pair[side] or "" for name, pair in near.fields.items()} for side in (0, 1))
+    return calls_apart(here, there)
+
+
+def calls_apart(one: Mapping[str, str], other: Mapping[str, str]) -> float:
+    """How far two calls are, by their named parts: doublings of sizes, and a lump for what cannot be compared."""
+    # In one order, since the sum of floats depends on it.
+    return sum(_parts_apart(one.get(name, ""), str(other.get(name, ""))) for name in sorted({*one, *other}))
+
+
+def _parts_apart(one: str, other: str) -> float:
+    if one == other:
+        return 0.0
+    if _NUMBER.sub("#", one) != _NUMBER.sub("#", other):
+        return _OTHER_PART
+    sizes = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
+    return sum(abs(math.log2((_size(a) + 1) / (_size(b) + 1))) for a, b in sizes)
+
+
+def _size(digits: str) -> int:
+    # A float holds no more, and a file may say anything.
+    return int(digits[:300])
 
 
 def _operation(key: Key) -> str:

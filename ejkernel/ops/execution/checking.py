@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config.jobs import candidates, job_for
 from ..config.request import ask
-from ..core.kernel import Kernel
+from ..core.kernel import Kernel, check_kernel
 from ..core.record import Trial
 from ..tuning.field import Field
 from ..tuning.job import distinct
@@ -21,6 +21,7 @@ def check(kernel: Kernel[Any, Any], /, *args: Any, **kwargs: Any) -> tuple[Trial
 
     The heuristic cfg, which comes first, or the kernel's `reference` says what is right. Nothing is timed or kept.
     """
+    check_kernel(kernel)
     options, keywords = split(kernel, kwargs)
     inv = invocation_of(kernel, args, keywords, options)
     request = ask(inv, kernel, "forward+backward")

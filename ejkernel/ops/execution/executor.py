@@ -17,11 +17,13 @@ import jax
 from .. import _jax
 from ..config import finding, policy
 from ..config.cache import is_shadowed
+from ..config.selection import ConfigSelectorChain, objective_of
 from ..core import changes
 from ..core.abstract import abstractify
 from ..core.batch import BatchAxes, array_leaves, find_batch
 from ..core.bind import bind
 from ..core.device import default_device, device_fingerprint, device_of, get_device_platform, target_device
+from ..core.errors import SettingError
 from ..core.gradients import forward_mode_error
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
@@ -72,6 +74,8 @@ class Executor(Generic[Cfg, Out]):
     """Runs kernels; a cfg is chosen once per trace, by the chooser."""
 
     def __init__(self, chooser: ConfigChooser, stamp_prefix: str = PREFIX) -> None:
+        if not callable(getattr(chooser, "choose", None)):
+            raise SettingError(f"{chooser!r} chooses nothing; give a ConfigSelectorChain, or an object with `choose`")
         self.chooser = chooser
         self.stamp_prefix = stamp_prefix
         self._settings = Settings.read()
@@ -131,6 +135,7 @@ class Executor(Generic[Cfg, Out]):
 
     def choose_config(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Cfg:
         """The cfg that a call would run with."""
+        check_kernel(kernel)
         options, keywords = split(kernel, kwargs)
         taken = take(kernel, args, keywords)
         if all(is_concrete(leaf) or isinstance(leaf, jax.core.Tracer) for leaf in taken.leaves):
@@ -266,7 +271,10 @@ class Executor(Generic[Cfg, Out]):
         surroundings = Surroundings.now()
         record_call(key, kernel, inv, surroundings)
         if self._recording is not None:
-            self._recording.add(key, kernel, inv, surroundings)
+            chooser: object = self.chooser
+            # Of a chooser of the user's own nobody knows what it tunes for.
+            objective = objective_of(chooser.policy) if isinstance(chooser, ConfigSelectorChain) else None
+            self._recording.add(key, kernel, inv, surroundings, objective)
 
     def _with_values(
         self,

@@ -112,6 +112,8 @@ class _Asking:
 def _selector(executor: Executor[Any, Any] | None, selector: Any) -> ConfigSelectorChain[Any, Any]:
     if executor is not None and selector is not None:
         raise SettingError("explain was given both executor= and selector=; give the one that would choose")
+    if executor is not None and not isinstance(executor, Executor):
+        raise SettingError(f"executor={executor!r} is no Executor; leave it out for the default one")
     asked = default_executor() if executor is None and selector is None else executor
     chooser = selector if asked is None else asked.chooser
     if not isinstance(chooser, ConfigSelectorChain):

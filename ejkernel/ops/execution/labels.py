@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..core.device import device_fingerprint
-from ..core.errors import RecordFormatError
+from ..core.errors import RecordFormatError, SettingError
 
 PREFIX = "ejkernel_ops"
 
@@ -68,6 +68,8 @@ def extract_labels_from_hlo_text(text: str, prefix: str | None = None) -> list[s
 
 def find_labels_in_lowered(lowered: Any, prefix: str | None = None) -> list[str]:
     """The labels in what `jax.jit(f).lower(...)` gave, or in its compiled form."""
+    if not callable(getattr(lowered, "as_text", None)):
+        raise SettingError(f"{lowered!r} is no program; give what `jax.jit(f).lower(...)` gave, or its compiled form")
     try:
         text = lowered.as_text(debug_info=True)
     # A compiled program has no debug_info switch: its text always has the names.

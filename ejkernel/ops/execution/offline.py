@@ -25,7 +25,7 @@ from .campaign import AutotuneOptions as AutotuneOptions
 from .campaign import Campaign
 from .finding import find
 from .labels import find_labels_in_lowered, parse_label
-from .recording import read_calls
+from .recording import check_there, read_calls
 from .results import AutotuningResult
 
 # A tuned cfg may bring kernels inside it that the traced one had not; each round goes one kernel deeper.
@@ -44,11 +44,13 @@ def autotune(program: Any, /, *args: Any, tuning: AutotuneOptions | None = None,
     calls, or `(kernel, invocation)` pairs; the latter three need `AutotuneOptions(selector=...)`. `tuning` is the only
     keyword that does not reach the function.
     """
-    options = tuning or AutotuneOptions()
+    options = _checked(tuning) or AutotuneOptions()
     if callable(program) and not _is_lowered(program):
         return _tune_function(program, args, kwargs, options)
     if args or kwargs:
         raise SettingError(f"only a function takes arguments, and {type(program).__qualname__} is none")
+    if isinstance(program, (str, os.PathLike)):
+        check_there(program)
     if options.selector is None:
         raise SettingError("who tunes? A function's calls know it; else pass tuning=AutotuneOptions(selector=...)")
     if _is_lowered(program):
@@ -72,7 +74,7 @@ def autotune_recorded(
     """
     if not isinstance(repetition_count, int) or isinstance(repetition_count, bool) or repetition_count < 1:
         raise SettingError(f"repetition_count={repetition_count!r} is not a whole number of at least 1")
-    options = tuning or AutotuneOptions(again=True, repetitions=repetition_count, progress=show_progress)
+    options = _checked(tuning) or AutotuneOptions(again=True, repetitions=repetition_count, progress=show_progress)
     if recording is None:
         return tune_calls(_registered(selector), options)
     calls, left_out = read_calls(recording, selector)
@@ -81,12 +83,21 @@ def autotune_recorded(
 
 def autotune_lowered(selector: Any, lowered: Any, *, tuning: AutotuneOptions | None = None) -> AutotuningResult:
     """Tunes the labelled calls of a lowered program, as far as the registry saw them."""
+    options = _checked(tuning) or AutotuneOptions(again=True, progress=False)
     program = lowered.lower() if isinstance(lowered, jax.stages.Traced) else lowered
     wanted = {parse_label(name) for name in find_labels_in_lowered(program)}
     calls = [call for call in _registered(selector) if call.key[1:] in wanted]
     unknown = sorted(wanted - {call.key[1:] for call in calls})
     left_out = [f"{op} (call {key}): not tuned: it was not recorded; set EJKERNEL_OPS_RECORD" for op, key in unknown]
-    return tune_calls(calls, tuning or AutotuneOptions(again=True, progress=False), left_out)
+    return tune_calls(calls, options, left_out)
+
+
+def _checked(tuning: AutotuneOptions | None) -> AutotuneOptions | None:
+    if tuning is None or isinstance(tuning, AutotuneOptions):
+        return tuning
+    raise SettingError(
+        f"tuning={tuning!r} is no AutotuneOptions; write tuning=AutotuneOptions(seconds=60), or leave it out"
+    )
 
 
 def _tune_function(

@@ -13,17 +13,21 @@ import filelock
 
 from .. import _jax
 from ..config import files
+from ..config.policy import Frame
 from ..core.device import default_device, device_fingerprint, get_device_platform
 from ..core.errors import KeyPartError, RecordFormatError, SignatureError, StoreError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, kernel_path, key_builder_of, versioned
 from ..core.key import Key
+from ..core.record import Objective
 from ..core.surroundings import Surroundings
 from . import signatures
 from .calls import Call
 
 KIND = "ejkernel.ops recorded calls"
 VERSION = 1
+
+_BOTH: Objective = "forward+backward"
 
 # Another process writes for milliseconds.
 _WAIT_SECONDS = 30.0
@@ -38,20 +42,28 @@ class Recording:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._seen: set[Key] = set()
+        self._seen: set[tuple[Key, Objective | None]] = set()
         self._said: set[str] = set()
         self._broken = False
         self._lock = threading.Lock()
 
-    def add(self, key: Key, kernel: Kernel[Any, Any], inv: Invocation[Any, Any], surroundings: Surroundings) -> None:
-        """Writes a call, or says once why it cannot be written."""
+    def add(
+        self,
+        key: Key,
+        kernel: Kernel[Any, Any],
+        inv: Invocation[Any, Any],
+        surroundings: Surroundings,
+        objective: Objective | None = None,
+    ) -> None:
+        """Writes a call and what it is tuned for, where that is known, or says once why it cannot be written."""
         with self._lock:
-            if key in self._seen or self._broken:
+            if (key, objective) in self._seen or self._broken:
                 return
-            self._seen.add(key)
+            self._seen.add((key, objective))
             try:
                 signature = signatures.written(kernel, inv, surroundings)
                 _check_round_trip(signature, key)
+                signature |= {} if objective is None else {"objective": objective}
             except SignatureError as error:
                 self._say(f"a call of kernel {versioned(kernel)} ({kernel_path(kernel)}) is not recorded: {error}")
                 return
@@ -90,7 +102,10 @@ def _call_key(kernel: Any, inv: Invocation[Any, Any]) -> str:
 def _merge(path: str, fresh: Mapping[Key, Mapping[str, Any]]) -> None:
     files.make_folder(os.path.dirname(path))
     with filelock.FileLock(f"{path}.lock", timeout=_WAIT_SECONDS):
-        calls = {**_read(path), **fresh}
+        known = _read(path)
+        # What is tuned for forward and backward serves the forward pass alone as well.
+        kept = {key: {"objective": _BOTH} for key in fresh if known.get(key, {}).get("objective") == _BOTH}
+        calls = {**known, **{key: {**call, **kept.get(key, {})} for key, call in fresh.items()}}
         head = f'"kind": {json.dumps(KIND)},\n"version": {VERSION},\n"calls": [\n'
         lines = ",\n".join(json.dumps({**key._asdict(), **calls[key]}, allow_nan=False) for key in sorted(calls))
         files.write(path, ("{" + head + lines + "\n]}\n").encode(), durable=False)
@@ -122,6 +137,12 @@ def recorded_keys(path: str | os.PathLike[str]) -> list[Key]:
     return sorted(_read(os.path.abspath(path)))
 
 
+def check_there(path: str | os.PathLike[str]) -> None:
+    """An error where there is no file to be read."""
+    if not os.path.exists(path):
+        raise StoreError(f"there is no file of recorded calls at {os.fspath(path)}")
+
+
 def read_calls(path: str | os.PathLike[str], selector: Any) -> tuple[list[Call], list[str]]:
     """The calls of a file that were recorded on this kind of device, and what was left out and why.
 
@@ -129,8 +150,7 @@ def read_calls(path: str | os.PathLike[str], selector: Any) -> tuple[list[Call],
     """
     device = default_device()
     name = device_fingerprint(device)
-    if not os.path.exists(path):
-        raise StoreError(f"there is no file of recorded calls at {os.fspath(path)}")
+    check_there(path)
     calls, left_out = [], []
     for key, signature in _read(os.path.abspath(path)).items():
         if key.device != name:
@@ -146,5 +166,10 @@ def read_calls(path: str | os.PathLike[str], selector: Any) -> tuple[list[Call],
             left_out.append(f"{key}: not tuned: {error}")
             continue
         current = Key(key.device, versioned(kernel), key.call_key)
-        calls.append(Call(current, kernel, inv, (selector,), device, surroundings))
+        calls.append(Call(current, kernel, inv, (selector,), device, surroundings, _frames(selector, signature)))
     return calls, left_out
+
+
+def _frames(selector: Any, signature: Mapping[str, Any]) -> tuple[Frame, ...]:
+    """The policy under which a recorded call is tuned: never for less than the program that made it asks."""
+    return (Frame(selector, (("validate_backward", True),)),) if signature.get("objective") == _BOTH else ()

@@ -13,7 +13,7 @@ from ..config.cache import Plain, overlay_cache
 from ..config.store import Store, StoredEntry
 from ..core import codec, tabular
 from ..core.description import described_in
-from ..core.errors import ConfigTypeError, ScopeError, TuningError
+from ..core.errors import ConfigTypeError, ScopeError, SettingError, TuningError
 from ..core.key import Key
 from ..core.record import Record
 from . import result_file
@@ -143,6 +143,8 @@ class AutotuningResult:
 
     def save(self, store: Any) -> int:
         """Puts the cfgs into a store, with their records where it takes them, and says how many; guesses stay out."""
+        if not isinstance(store, Store) and not callable(getattr(store, "put", None)):
+            raise SettingError(f"{store!r} is no store; save into a PersistentCache(...), or write a file with dump")
         kept = {key: entry for key, entry in self.by_key().items() if not entry.is_guess}
         for key, entry in kept.items():
             if entry.is_plain and getattr(store, "dumper", None) is not None:

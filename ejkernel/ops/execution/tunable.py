@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -9,6 +10,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from ..config.selection import ConfigSelectorChain, Decision
 from ..core.errors import KernelError
@@ -103,7 +106,9 @@ class TunableKernel(Kernel[Any, Any]):
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> Any:
         """What the declaration says, else the first cfg that the constraint allows."""
+        # Every choice starts here: a call that cannot be made is an error before it is tuned.
         self._refuse_chosen(inv.kwargs)
+        self._refuse_misfit(inv)
         if self.guess is None:
             found = next((cfg for cfg in self.space.cfgs() if self._allows(inv, cfg) is True), None)
             if found is None:
@@ -140,6 +145,18 @@ class TunableKernel(Kernel[Any, Any]):
                 f"{', '.join(given)} of {versioned(self)} is chosen by tuning; to choose it yourself pass "
                 f"cfg={{...}} with a value for each of {', '.join(self.space.names)}"
             )
+
+    def _refuse_misfit(self, inv: Invocation[Any, Any]) -> None:
+        # What jit wraps has the words; what another decorator wraps may take other arguments than it shows.
+        function: Any = self.function
+        if isinstance(function, jax.stages.Wrapped):
+            function = function.__wrapped__  # type: ignore[attr-defined]
+        keywords = {**dict.fromkeys(self.space.names), **inv.kwargs}
+        with contextlib.suppress(TypeError):
+            inspect.signature(function, follow_wrapped=False).bind(*inv.args, **keywords)
+            return
+        # Python itself says best why this cannot be called, and goes no further than that.
+        function(*inv.args, **keywords)
 
 
 class Tunable:
