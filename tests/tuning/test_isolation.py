@@ -311,6 +311,20 @@ def test_a_worker_that_is_killed_before_it_is_ready_is_started_again(monkeypatch
         tuner.autotune(doubling, (X,), {}, ["slow", "fast"])
 
 
+def test_of_two_workers_that_are_alike_one_is_kept_and_none_left_behind(monkeypatch):
+    """A kernel inside a kernel is tuned while the worker of the outer one waits for its next batch."""
+    ended = []
+    monkeypatch.setattr(process.WorkerProcess, "end", lambda self: ended.append(self))
+    inner, outer = (process.WorkerProcess.__new__(process.WorkerProcess) for _ in range(2))
+    inner._head = outer._head = {"platform": "cpu"}
+
+    with process.kept_workers():
+        inner.leave()
+        outer.leave()
+
+    assert ended == [outer, inner]
+
+
 def test_a_worker_that_breaks_while_it_starts_says_why():
     """A module that it cannot import is named."""
     with pytest.raises(IsolationError, match="no_such_module"):

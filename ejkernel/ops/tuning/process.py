@@ -185,11 +185,12 @@ class WorkerProcess:
 
     def leave(self) -> None:
         """Done with it: kept for another tuning where there may be one, else ended."""
-        spare = _spare.get()
-        if spare is None:
+        spare, name = _spare.get(), json.dumps(self._head)
+        # A kernel inside a kernel is tuned while the outer one's worker waits: one of the two is enough.
+        if spare is None or name in spare:
             self.end()
         else:
-            spare[json.dumps(self._head)] = self
+            spare[name] = self
 
     def end(self) -> None:
         """Ends it and lets go of everything."""
