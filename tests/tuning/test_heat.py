@@ -171,13 +171,12 @@ def test_where_several_were_at_work_they_are_tried_one_by_one():
     assert statuses(made) == ["ok", "crash", "ok"]
 
 
-def test_one_kill_from_outside_is_forgiven():
-    """Somebody, or the system for want of memory: the candidate gets a second chance, and no third."""
-    once, _ = heat(Scripted([starts(1)], -signal.SIGKILL), Scripted([done(0, 1, 2)]))
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_one_kill_from_outside_is_forgiven(kill):
+    """Somebody, a scheduler, or the system for want of memory: the candidate gets a second chance, and no third."""
+    once, _ = heat(Scripted([starts(1)], -kill), Scripted([done(0, 1, 2)]))
     once.run()
-    twice, _ = heat(
-        Scripted([starts(1)], -signal.SIGKILL), Scripted([starts(1)], -signal.SIGKILL), Scripted([done(0, 2)])
-    )
+    twice, _ = heat(Scripted([starts(1)], -kill), Scripted([starts(1)], -kill), Scripted([done(0, 2)]))
     twice.run()
 
     assert (statuses(once), statuses(twice)) == (["ok"] * 3, ["ok", "crash", "ok"])

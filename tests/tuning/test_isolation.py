@@ -311,6 +311,21 @@ def test_a_worker_that_is_killed_before_it_is_ready_is_started_again(monkeypatch
         tuner.autotune(doubling, (X,), {}, ["slow", "fast"])
 
 
+def test_an_interrupt_of_the_terminal_does_not_end_a_worker():
+    """Ctrl-C reaches all processes of a terminal; a program that handles it goes on, and so do its candidates."""
+    head = {"platform": "cpu", "device": 0, "settings": {}, "imports": []}
+    worker = process.worker_for(**head)
+    try:
+        os.kill(worker.pid, signal.SIGINT)
+        worker.send("start", **head)
+        while (answer := worker.hear()) is None:
+            pass
+    finally:
+        worker.end()
+
+    assert answer.verb == "hello"
+
+
 def test_of_two_workers_that_are_alike_one_is_kept_and_none_left_behind(monkeypatch):
     """A kernel inside a kernel is tuned while the worker of the outer one waits for its next batch."""
     ended = []

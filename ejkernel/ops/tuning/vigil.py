@@ -22,6 +22,8 @@ _HOPELESS_TIMES = 100.0
 _HOPELESS_SECONDS = 5.0
 # A process that dies this often while no candidate is at work will not do better.
 _UNEXPLAINED = 3
+# What a person, a scheduler, a terminal that closes or the system for want of memory sends, and no program's mistake.
+_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP}
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Vigil:
         # With one at a time nobody else can have done it.
         self.one_by_one = False
         self.at_work: dict[int, _Turn] = {}
-        # Killed once from outside while at work: by the system for want of memory, or by anybody. Twice is no accident.
+        # Ended once from outside while at work: by the system for want of memory, or by anybody. Twice is no accident.
         self._struck: set[int] = set()
         self._unexplained = 0
         self._memory_limit = math.inf
@@ -137,7 +139,7 @@ class Vigil:
         doing = suspects[number].doing
         if ended is not None:
             return Verdict(number, "memory", f"{ended.message} ({doing})")
-        if status == -signal.SIGKILL and number not in self._struck:
+        if status in _FROM_OUTSIDE and number not in self._struck:
             self._struck.add(number)
             return None
         return Verdict(number, "crash", f"the process died ({doing}; {words})")
