@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -210,6 +211,38 @@ def test_under_a_deadline_a_turn_is_measured_by_those_of_others(monkeypatch, too
 
     assert statuses(made) == ["ok", "timeout", "ok"]
     assert (("lost", "b", "timeout") in watch.told, found is None) == ((True, False) if took < 1 else (False, True))
+
+
+def test_the_first_turn_in_a_new_worker_is_not_measured_by_those_of_the_last_one(monkeypatch):
+    """It also loads what all need; once somebody was checked there, the others are held to that."""
+    monkeypatch.setattr(vigil, "_HOPELESS_SECONDS", 0.01)
+    watched = vigil.Vigil(Isolation(run_seconds=3600))
+    watched.begin(time.perf_counter() + 3600)
+    limits = []
+    for _ in range(2):
+        watched.new_worker()
+        limits.append(watched._limit("check"))
+        watched.starts(0, "check", 0.0)
+        watched.ends(0, 0.001)
+        limits.append(watched._limit("check"))
+
+    assert limits == [3600, 0.1, 3600, 0.1]
+
+
+def test_a_time_in_which_everything_stood_still_is_nobodys(monkeypatch):
+    """Ctrl-Z stops a worker with its parent: an hour later nobody has hung, and who hangs then is found out."""
+    now = [0.0]
+    monkeypatch.setattr(vigil, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    watched = vigil.Vigil(Isolation(run_seconds=10, memory_bytes=1))
+    watched.begin(math.inf)
+    watched.starts(0, "check", 0.0)
+    seen = []
+    for later in (0.05, 3600.0, *(3600 + step / 2 for step in range(1, 21))):
+        now[0] = later
+        seen.append(watched.look(0, usable=True))
+
+    assert seen[:-1] == [None] * (len(seen) - 1)
+    assert seen[-1].status == "timeout"
 
 
 def test_nobody_waits_for_one_that_still_compiles_once_others_run():

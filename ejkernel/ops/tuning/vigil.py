@@ -20,6 +20,8 @@ _GRACE_SECONDS = 2.0
 # Where there is a deadline: so many times as long as another one needed, and at least so many seconds, is a hang.
 _HOPELESS_TIMES = 100.0
 _HOPELESS_SECONDS = 5.0
+# Looks come many times a second: after such a gap this process stood still, and the worker with it (Ctrl-Z stops both).
+_ASLEEP_SECONDS = 1.0
 # A process that dies this often while no candidate is at work will not do better.
 _UNEXPLAINED = 3
 # What a person, a scheduler, a terminal that closes or the system for want of memory sends, and no program's mistake.
@@ -65,17 +67,18 @@ class Vigil:
         self._unexplained = 0
         self._memory_limit = math.inf
         self._deadline = math.inf
-        # The shortest check of all.
+        # The shortest check in this worker: the first one in a new worker also loads what all need.
         self._quickest = math.inf
+        self._looked = math.inf
 
     def begin(self, deadline: float) -> None:
         """Another batch has other reasons."""
-        self._deadline = deadline
+        self._deadline, self._looked = deadline, time.perf_counter()
         self.one_by_one, self._unexplained = False, 0
 
     def new_worker(self) -> None:
         """One that starts now may hold what is free now."""
-        self._memory_limit = self.isolation.memory_limit
+        self._memory_limit, self._quickest = self.isolation.memory_limit, math.inf
 
     def starts(self, number: int, doing: Doing, began: float) -> None:
         """A turn begins."""
@@ -97,6 +100,7 @@ class Vigil:
     def look(self, held: int, *, usable: bool) -> Ended | None:
         """Why a worker has to end: it takes too much, or too long. Without anybody who is right no time is up."""
         now = time.perf_counter()
+        self._pass_over_sleep(now)
         if held > self._memory_limit:
             allowed = self._memory_limit / 2**20
             return Ended("memory", f"the process held {held / 2**20:,.0f} MiB where {allowed:,.0f} are allowed")
@@ -109,6 +113,11 @@ class Vigil:
         if usable and now > self._deadline + _GRACE_SECONDS:
             return Ended("deadline", "still at work when the time was up")
         return None
+
+    def _pass_over_sleep(self, now: float) -> None:
+        gap, self._looked = now - self._looked, now
+        if gap > _ASLEEP_SECONDS:
+            self.at_work = {n: turn._replace(since=min(turn.since + gap, now)) for n, turn in self.at_work.items()}
 
     def _limit(self, doing: Doing) -> float:
         if doing == "compile":
