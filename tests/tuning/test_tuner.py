@@ -712,13 +712,14 @@ def test_without_the_heuristic_in_time_nothing_is_better(held):
 def test_candidates_that_all_had_no_time_did_not_fail(held, monkeypatch, count):
     """Nothing is wrong with them, nobody is told to correct the kernel, and none is waited for beyond the deadline."""
     monkeypatch.setattr("ejkernel.ops.timing.compiling._STRAGGLER_SECONDS", 3600.0)
+    cfgs = [(n,) for n in range(count)]
     tuner = Tuner(seconds=0.2, strategy=RandomSearch())
     # Who waits all the same gets an answer, in the end.
     rescue = threading.Timer(60.0, held.release.set)
     rescue.start()
 
     with pytest.raises(OutOfTimeError, match="before the heuristic cfg was measured"):
-        tuner.tune(Job(lambda n: lambda x: held(x) * n[0], (X,), {}, [(n,) for n in range(count)], heuristic_first=True))
+        tuner.tune(Job(lambda n: lambda x: held(x) * n[0], (X,), {}, cfgs, heuristic_first=True))
     rescue.cancel()
     assert not held.release.is_set()
     assert tuner.record.stop == "deadline"
