@@ -295,18 +295,18 @@ def test_without_a_worker_and_without_a_demand_it_is_done_here(no_python):
 def test_a_worker_that_is_killed_before_it_is_ready_is_started_again(monkeypatch):
     """Once or twice is somebody's kill; three times is an error."""
     begin = process.WorkerProcess._begin
-    kills = [True, True, False]
+    kills = [signal.SIGTERM, signal.SIGINT, None]
 
     def killing(self):
-        if kills.pop(0):
-            self.kill()
+        if (kill := kills.pop(0)) is not None:
+            os.kill(self.pid, kill)
         begin(self)
 
     monkeypatch.setattr(process.WorkerProcess, "_begin", killing)
     tuner = Tuner(isolate=True)
     assert tuner.autotune(doubling, (X,), {}, ["slow", "fast"]) == "fast"
 
-    kills[:] = [True] * 3
+    kills[:] = [signal.SIGKILL] * 3
     with pytest.raises(IsolationError, match="SIGKILL"):
         tuner.autotune(doubling, (X,), {}, ["slow", "fast"])
 

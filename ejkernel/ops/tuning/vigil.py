@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
@@ -11,6 +10,7 @@ from typing import Literal, NamedTuple, final
 from ..core.errors import IsolationError
 from ..core.record import Status
 from .limits import Isolation
+from .process import FROM_OUTSIDE
 from .witness import Doing
 
 # A compilation may take so many times as long as a run.
@@ -24,8 +24,6 @@ _HOPELESS_SECONDS = 5.0
 _ASLEEP_SECONDS = 1.0
 # A process that dies this often while no candidate is at work will not do better.
 _UNEXPLAINED = 3
-# What a person, a scheduler, a terminal that closes or the system for want of memory sends, and no program's mistake.
-_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP}
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ class Vigil:
         doing = suspects[number].doing
         if ended is not None:
             return Verdict(number, "memory", f"{ended.message} ({doing})")
-        if status in _FROM_OUTSIDE and number not in self._struck:
+        if status in FROM_OUTSIDE and number not in self._struck:
             self._struck.add(number)
             return None
         return Verdict(number, "crash", f"the process died ({doing}; {words})")
