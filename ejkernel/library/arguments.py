@@ -35,8 +35,8 @@ def as_array(name: str, value: Any) -> jax.Array:
     """The argument as an array."""
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         raise ArgumentTypeError(f"{name} must be an array, got {type(value).__qualname__}")
-    # Converting costs more than a small call, even where there is nothing to convert.
-    return value if isinstance(value, jax.Array) and not value.weak_type else jnp.asarray(value)
+    # Converting costs more than a small call, even where there is nothing to convert. Random keys have no weak types.
+    return value if isinstance(value, jax.Array) and not getattr(value, "weak_type", False) else jnp.asarray(value)
 
 
 def float_array(name: str, value: Any, form: Sequence[str]) -> jax.Array:

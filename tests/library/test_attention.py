@@ -358,6 +358,7 @@ BAD = [
     ((Q[:1], K, V), {}, ValueError, "q and k differ in batch: 1 and 2"),
     ((Q[..., :4], K, V), {}, ValueError, "head_dim: 4 and 8"),
     ((Q[:, :, :3], K, V), {}, ValueError, "multiple of those of k: 3 and 2"),
+    ((jax.random.key(0), K, V), {}, TypeError, "q is key<fry>"),
     ((Q.astype(jnp.int32), K, V), {}, TypeError, "q is int32"),
     ((Q.astype(jnp.bfloat16), K, V), {}, TypeError, "q is bfloat16 and k is float32"),
     ((Q, K, V), {"mask": jnp.ones((3, 17), bool)}, ValueError, r"mask of shape \(3, 17\).*\(2, 4, 13, 17\)"),

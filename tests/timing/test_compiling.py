@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 
 import jax
 import pytest
@@ -155,6 +156,13 @@ def test_after_the_deadline_one_program_is_still_waited_for(held):
         return held()
 
     assert outcomes({0: slow, 1: endless}, deadline=LONG_AGO) == {0: "program"}
+
+
+def test_a_reference_is_not_the_program_that_is_waited_for():
+    """It is compiled beside the candidates, under a number below zero: one of them there must be, however late."""
+    jobs = {-1: lambda: "reference", 0: lambda: time.sleep(0.2) or "program"}
+
+    assert outcomes(jobs, deadline=LONG_AGO, workers=1)[0] == "program"
 
 
 def test_where_a_program_is_there_already_the_deadline_holds_for_all(held):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -171,13 +172,12 @@ def test_where_several_were_at_work_they_are_tried_one_by_one():
     assert statuses(made) == ["ok", "crash", "ok"]
 
 
-def test_one_kill_from_outside_is_forgiven():
-    """Somebody, or the system for want of memory: the candidate gets a second chance, and no third."""
-    once, _ = heat(Scripted([starts(1)], -signal.SIGKILL), Scripted([done(0, 1, 2)]))
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_one_kill_from_outside_is_forgiven(kill):
+    """Somebody, a scheduler, or the system for want of memory: the candidate gets a second chance, and no third."""
+    once, _ = heat(Scripted([starts(1)], -kill), Scripted([done(0, 1, 2)]))
     once.run()
-    twice, _ = heat(
-        Scripted([starts(1)], -signal.SIGKILL), Scripted([starts(1)], -signal.SIGKILL), Scripted([done(0, 2)])
-    )
+    twice, _ = heat(Scripted([starts(1)], -kill), Scripted([starts(1)], -kill), Scripted([done(0, 2)]))
     twice.run()
 
     assert (statuses(once), statuses(twice)) == (["ok"] * 3, ["ok", "crash", "ok"])
@@ -213,6 +213,38 @@ def test_under_a_deadline_a_turn_is_measured_by_those_of_others(monkeypatch, too
     assert (("lost", "b", "timeout") in watch.told, found is None) == ((True, False) if took < 1 else (False, True))
 
 
+def test_the_first_turn_in_a_new_worker_is_not_measured_by_those_of_the_last_one(monkeypatch):
+    """It also loads what all need; once somebody was checked there, the others are held to that."""
+    monkeypatch.setattr(vigil, "_HOPELESS_SECONDS", 0.01)
+    watched = vigil.Vigil(Isolation(run_seconds=3600))
+    watched.begin(time.perf_counter() + 3600)
+    limits = []
+    for _ in range(2):
+        watched.new_worker()
+        limits.append(watched._limit("check"))
+        watched.starts(0, "check", 0.0)
+        watched.ends(0, 0.001)
+        limits.append(watched._limit("check"))
+
+    assert limits == [3600, 0.1, 3600, 0.1]
+
+
+def test_a_time_in_which_everything_stood_still_is_nobodys(monkeypatch):
+    """Ctrl-Z stops a worker with its parent: an hour later nobody has hung, and who hangs then is found out."""
+    now = [0.0]
+    monkeypatch.setattr(vigil, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    watched = vigil.Vigil(Isolation(run_seconds=10, memory_bytes=1))
+    watched.begin(math.inf)
+    watched.starts(0, "check", 0.0)
+    seen = []
+    for later in (0.05, 3600.0, *(3600 + step / 2 for step in range(1, 21))):
+        now[0] = later
+        seen.append(watched.look(0, usable=True))
+
+    assert seen[:-1] == [None] * (len(seen) - 1)
+    assert seen[-1].status == "timeout"
+
+
 def test_nobody_waits_for_one_that_still_compiles_once_others_run():
     """Its time may be up; the others' race is not ended for that."""
     slow = Scripted([starts(0, "compile"), starts(1)], None)
@@ -229,6 +261,19 @@ def test_too_much_memory_ends_the_one_at_work():
 
     assert statuses(made) == ["ok", "ok", "memory"]
     assert ("lost", "c", "memory") in watch.told
+
+
+def test_what_all_batches_took_together_is_nobodys_fault():
+    """A worker keeps what it has compiled; the next one begins with the batch that did not fit any more."""
+    worker, anew = Scripted([done(0)]), Scripted([starts(1), done(1, 2)])
+    made, watch = heat(worker, anew)
+    made.run(numbers=[0])
+    worker.says, worker.ended, worker.held = [starts(1)], None, 2000
+    made.run(numbers=[1, 2])
+
+    assert statuses(made) == ["ok"] * 3
+    assert anew.order["runners"] == [1, 2]
+    assert not [line for line in watch.told if line[0] == "lost"]
 
 
 def test_a_deadline_ends_a_worker_that_does_not():

@@ -295,20 +295,49 @@ def test_without_a_worker_and_without_a_demand_it_is_done_here(no_python):
 def test_a_worker_that_is_killed_before_it_is_ready_is_started_again(monkeypatch):
     """Once or twice is somebody's kill; three times is an error."""
     begin = process.WorkerProcess._begin
-    kills = [True, True, False]
+    kills = [signal.SIGTERM, signal.SIGINT, None]
 
     def killing(self):
-        if kills.pop(0):
-            self.kill()
+        if (kill := kills.pop(0)) is not None:
+            os.kill(self.pid, kill)
         begin(self)
 
     monkeypatch.setattr(process.WorkerProcess, "_begin", killing)
     tuner = Tuner(isolate=True)
     assert tuner.autotune(doubling, (X,), {}, ["slow", "fast"]) == "fast"
 
-    kills[:] = [True] * 3
+    kills[:] = [signal.SIGKILL] * 3
     with pytest.raises(IsolationError, match="SIGKILL"):
         tuner.autotune(doubling, (X,), {}, ["slow", "fast"])
+
+
+def test_an_interrupt_of_the_terminal_does_not_end_a_worker():
+    """Ctrl-C reaches all processes of a terminal; a program that handles it goes on, and so do its candidates."""
+    head = {"platform": "cpu", "device": 0, "settings": {}, "imports": []}
+    worker = process.worker_for(**head)
+    try:
+        os.kill(worker.pid, signal.SIGINT)
+        worker.send("start", **head)
+        while (answer := worker.hear()) is None:
+            pass
+    finally:
+        worker.end()
+
+    assert answer.verb == "hello"
+
+
+def test_of_two_workers_that_are_alike_one_is_kept_and_none_left_behind(monkeypatch):
+    """A kernel inside a kernel is tuned while the worker of the outer one waits for its next batch."""
+    ended = []
+    monkeypatch.setattr(process.WorkerProcess, "end", lambda self: ended.append(self))
+    inner, outer = (process.WorkerProcess.__new__(process.WorkerProcess) for _ in range(2))
+    inner._head = outer._head = {"platform": "cpu"}
+
+    with process.kept_workers():
+        inner.leave()
+        outer.leave()
+
+    assert ended == [outer, inner]
 
 
 def test_a_worker_that_breaks_while_it_starts_says_why():

@@ -202,6 +202,18 @@ def test_one_process_at_a_time_writes_a_journal(tmp_path):
         assert path_of(tmp_path).read_bytes() == before
 
 
+def test_whoever_took_a_worker_down_does_not_run_here_whatever_its_cfg_is(tmp_path):
+    """A cfg without a stable form has no name in a journal, and is left out all the same."""
+    crasher, other = object(), object()
+    with journalled(job_of(None, [crasher, other], tmp_path), [crasher, other], 0, "wall") as (job, journal):
+        trial = Trial(crasher, "crash", "the process died")
+        journal.lost(trial, "")
+        past = job.past.without([trial])
+
+        assert cfg_id(crasher) is None
+        assert (past.barred(crasher), past.barred(other)) == (trial, None)
+
+
 def test_without_a_place_to_write_tuning_works_and_says_so_once(tmp_path, monkeypatch):
     """One warning for a folder, however many tunings."""
     monkeypatch.setattr(journals, "_said", set())

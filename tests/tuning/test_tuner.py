@@ -13,7 +13,7 @@ import pytest
 from fakes import Ran, TableClock, child
 from fakes_tuning import Held
 
-from ejkernel.ops import OpsError, Tuner
+from ejkernel.ops import OpsError, RandomSearch, Tuner
 from ejkernel.ops.core.errors import OutOfTimeError
 from ejkernel.ops.timing.program import Staged
 from ejkernel.ops.tuning import field
@@ -708,18 +708,20 @@ def test_without_the_heuristic_in_time_nothing_is_better(held):
     assert status_of(tuner) == {"heuristic": "timeout", "quick": "ok"}
 
 
-def test_candidates_that_all_had_no_time_did_not_fail(held, monkeypatch):
+@pytest.mark.parametrize("count", [2, 40], ids=["race", "search"])
+def test_candidates_that_all_had_no_time_did_not_fail(held, monkeypatch, count):
     """Nothing is wrong with them, nobody is told to correct the kernel, and none is waited for beyond the deadline."""
     monkeypatch.setattr("ejkernel.ops.timing.compiling._STRAGGLER_SECONDS", 3600.0)
-    functions = {"heuristic": held, "other": lambda x: held(x) * 2}
-    tuner = Tuner(seconds=0.2)
+    cfgs = [(n,) for n in range(count)]
+    tuner = Tuner(seconds=0.2, strategy=RandomSearch())
     # Who waits all the same gets an answer, in the end.
     rescue = threading.Timer(60.0, held.release.set)
     rescue.start()
 
     with pytest.raises(OutOfTimeError, match="before the heuristic cfg was measured"):
-        tuner.tune(Job(functions.get, (X,), {}, list(functions), heuristic_first=True))
+        tuner.tune(Job(lambda n: lambda x: held(x) * n[0], (X,), {}, cfgs, heuristic_first=True))
     rescue.cancel()
+    assert not held.release.is_set()
     assert tuner.record.stop == "deadline"
     assert tuner.record.winner is None
 

@@ -183,8 +183,9 @@ class CompilePool:
                 continue
             needed.discard(built.number)
             taken.append(built.seconds)
-            # A number stands for another one's program, which may be still to come.
-            usable = usable or not (built.failed or isinstance(built.outcome, int))
+            # A number stands for another one's program, which may be still to come; what has a number below zero is a
+            # reference, which is no candidate.
+            usable = usable or not (built.number < 0 or built.failed or isinstance(built.outcome, int))
             last = time.perf_counter()
             yield built
 

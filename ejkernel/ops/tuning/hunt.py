@@ -109,7 +109,8 @@ class Hunt:
     def _measure(self, wanted: Sequence[int]) -> Mapping[int, float]:
         entered = self.field.enter([self.cfgs[i] for i in wanted])
         self.numbers.update(zip(wanted, entered, strict=True))
-        self.track.compile(self._until)
+        # Without a heuristic cfg to fall back on one candidate there must be, however late.
+        self.track.compile(self._until, self.deadline if self.job.heuristic_first else math.inf)
         with self.job.turn(self.deadline - time.perf_counter()):
             self.settled = self.job.settled()
             if self.settled is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import final
@@ -94,14 +95,14 @@ class WorkerTrack:
         )
         record = replace(record, objective=self.field.objective, clock=f"{self.clock or 'wall'} (in a worker process)")
         if found is None:
-            return self._by_what_is_known(record, numbers, heuristic)
+            return self._by_what_is_known(record, numbers, heuristic, deadline)
         for trial in found.trials:
             # What a first look has timed stays known where no time was left.
             timed_before = trial.status == "timeout" and self.field.trials[trial.cfg].samples_s
             if trial.cfg in numbers and not timed_before:
                 self._settle(trial, trial.samples_s)
         if found.winner is None:
-            return self._by_what_is_known(record, numbers, heuristic)
+            return self._by_what_is_known(record, numbers, heuristic, deadline)
         self.field.share_with_twins()
         places = [trial.cfg for trial in found.trials]
         return replace(
@@ -112,7 +113,8 @@ class WorkerTrack:
             heuristic=heuristic,
             tied=tuple(places[place] for place in found.tied),
             gain=found.gain,
-            stop=found.stop,
+            # Who was not written down in time was not raced: the heuristic cfg may be among them.
+            stop="deadline" if self.field.late else found.stop,
         )
 
     def close(self) -> None:
@@ -128,15 +130,24 @@ class WorkerTrack:
         if found.status != "ok":
             self.field.programs.pop(found.cfg, None)
 
-    def _by_what_is_known(self, record: Record, numbers: Sequence[int], heuristic: int | None) -> Record:
+    def _by_what_is_known(
+        self, record: Record, numbers: Sequence[int], heuristic: int | None, deadline: float
+    ) -> Record:
         """What the rounds say that were run until the time was up, or until nobody was left; else a first look."""
         field = self.field
         numbers = [number for number in numbers if number in field.programs]
         places = {number: place for place, number in enumerate(numbers)}
         rounds = [dict(row) for row in self._heat.rounds] or _first_looks(field, numbers)
         rows = [{places[n]: s for n, s in row.items() if n in places} for row in rounds]
-        outcome = race(len(numbers), lambda order: {}, earlier=[row for row in rows if row], out_of_time=lambda: True)
-        record = finished(record, field, numbers, outcome, heuristic=heuristic, late=bool(numbers))
+        outcome = race(
+            len(numbers),
+            lambda order: {},
+            protected=None if heuristic is None else places.get(heuristic),
+            earlier=[row for row in rows if row],
+            out_of_time=lambda: True,
+        )
+        late = bool(numbers) or time.perf_counter() >= deadline
+        record = finished(record, field, numbers, outcome, heuristic=heuristic, late=late)
         right = sorted(self._heat.right & set(numbers))
         if record.winner is not None or not right:
             return record

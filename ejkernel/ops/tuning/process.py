@@ -23,6 +23,8 @@ from .wire import Message, Sender, receive
 
 # Importing JAX and taking a device takes seconds, on a busy machine many.
 _START_SECONDS = 120.0
+# What a person, a scheduler, a terminal or the system for want of memory sends, and no program's mistake.
+FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
 # How often one is started anew that was killed before it was ready.
 _BIRTHS = 3
 # How often what cannot be heard is looked at: the memory, and whether time is up.
@@ -121,7 +123,7 @@ class WorkerProcess:
                 if time.perf_counter() > until:
                     raise IsolationError(f"the worker process was not ready after {_START_SECONDS:g} s")
         except Gone as error:
-            kind = _KilledAtBirth if self.status() == -signal.SIGKILL else IsolationError
+            kind = _KilledAtBirth if self.status() in FROM_OUTSIDE else IsolationError
             raise kind(f"the worker process ended before it was ready ({self.last_words()})") from error
         if message.verb != "hello":
             raise IsolationError(f"the worker process cannot be used: {message.head.get('message')}")
@@ -185,11 +187,12 @@ class WorkerProcess:
 
     def leave(self) -> None:
         """Done with it: kept for another tuning where there may be one, else ended."""
-        spare = _spare.get()
-        if spare is None:
+        spare, name = _spare.get(), json.dumps(self._head)
+        # A kernel inside a kernel is tuned while the outer one's worker waits: one of the two is enough.
+        if spare is None or name in spare:
             self.end()
         else:
-            spare[json.dumps(self._head)] = self
+            spare[name] = self
 
     def end(self) -> None:
         """Ends it and lets go of everything."""

@@ -41,6 +41,8 @@ class Remembered:
     carried: frozenset[str] = frozenset()
     # Runs in a process of its own: then nobody is barred on suspicion.
     isolated: bool = False
+    # Who took a worker down just now: a history knows no cfg that has no stable form.
+    gone: Sequence[Trial] = ()
     _changed: set[str] = field(default_factory=set)
 
     def suspected(self, cfg: Any) -> bool:
@@ -57,8 +59,8 @@ class Remembered:
         return replace(self, carried=frozenset())
 
     def without(self, lost: Sequence[Trial]) -> Remembered:
-        """The same: whoever was lost stands in the history at once."""
-        return self
+        """These are not run again."""
+        return replace(self, gone=(*self.gone, *lost))
 
     def barred(self, cfg: Any) -> Trial | None:
         """Who crashed or hung; outside a process of its own also who was at work at two deaths."""
@@ -67,7 +69,7 @@ class Remembered:
             return _lost(cfg, self.history.lost[one])
         deaths = 0 if self.isolated else len(self.history.suspects.get(one or "", ()))
         if deaths < _NO_ACCIDENT:
-            return None
+            return next((trial for trial in self.gone if repr(trial.cfg) == repr(cfg)), None)
         return Trial(cfg, "crash", f"at work when the processes of {deaths} earlier tunings died; {AGAIN}")
 
     def known(self, cfg: Any, program: str) -> Trial | None:

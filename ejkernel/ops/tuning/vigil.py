@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
@@ -11,6 +10,7 @@ from typing import Literal, NamedTuple, final
 from ..core.errors import IsolationError
 from ..core.record import Status
 from .limits import Isolation
+from .process import FROM_OUTSIDE
 from .witness import Doing
 
 # A compilation may take so many times as long as a run.
@@ -20,6 +20,8 @@ _GRACE_SECONDS = 2.0
 # Where there is a deadline: so many times as long as another one needed, and at least so many seconds, is a hang.
 _HOPELESS_TIMES = 100.0
 _HOPELESS_SECONDS = 5.0
+# Looks come many times a second: after such a gap this process stood still, and the worker with it (Ctrl-Z stops both).
+_ASLEEP_SECONDS = 1.0
 # A process that dies this often while no candidate is at work will not do better.
 _UNEXPLAINED = 3
 
@@ -58,22 +60,26 @@ class Vigil:
         # With one at a time nobody else can have done it.
         self.one_by_one = False
         self.at_work: dict[int, _Turn] = {}
-        # Killed once from outside while at work: by the system for want of memory, or by anybody. Twice is no accident.
+        # Ended once from outside while at work: by the system for want of memory, or by anybody. Twice is no accident.
         self._struck: set[int] = set()
         self._unexplained = 0
         self._memory_limit = math.inf
+        # Does the worker hold what earlier batches left? It keeps their programs.
+        self._burdened = False
         self._deadline = math.inf
-        # The shortest check of all.
+        # The shortest check in this worker: the first one in a new worker also loads what all need.
         self._quickest = math.inf
+        self._looked = math.inf
 
     def begin(self, deadline: float) -> None:
         """Another batch has other reasons."""
-        self._deadline = deadline
-        self.one_by_one, self._unexplained = False, 0
+        self._deadline, self._looked = deadline, time.perf_counter()
+        self.one_by_one, self._unexplained, self._burdened = False, 0, True
 
     def new_worker(self) -> None:
         """One that starts now may hold what is free now."""
-        self._memory_limit = self.isolation.memory_limit
+        self._memory_limit, self._quickest = self.isolation.memory_limit, math.inf
+        self._burdened = False
 
     def starts(self, number: int, doing: Doing, began: float) -> None:
         """A turn begins."""
@@ -95,6 +101,7 @@ class Vigil:
     def look(self, held: int, *, usable: bool) -> Ended | None:
         """Why a worker has to end: it takes too much, or too long. Without anybody who is right no time is up."""
         now = time.perf_counter()
+        self._pass_over_sleep(now)
         if held > self._memory_limit:
             allowed = self._memory_limit / 2**20
             return Ended("memory", f"the process held {held / 2**20:,.0f} MiB where {allowed:,.0f} are allowed")
@@ -107,6 +114,11 @@ class Vigil:
         if usable and now > self._deadline + _GRACE_SECONDS:
             return Ended("deadline", "still at work when the time was up")
         return None
+
+    def _pass_over_sleep(self, now: float) -> None:
+        gap, self._looked = now - self._looked, now
+        if gap > _ASLEEP_SECONDS:
+            self.at_work = {n: turn._replace(since=min(turn.since + gap, now)) for n, turn in self.at_work.items()}
 
     def _limit(self, doing: Doing) -> float:
         if doing == "compile":
@@ -124,6 +136,9 @@ class Vigil:
         suspects, self.at_work = self.at_work, {}
         if ended is not None and ended.number is not None:
             return Verdict(ended.number, "timeout", ended.message)
+        if ended is not None and self._burdened:
+            # All of them together: the next worker begins with this batch alone.
+            return None
         if not suspects:
             self._unexplained += 1
             if self._unexplained >= _UNEXPLAINED:
@@ -137,7 +152,7 @@ class Vigil:
         doing = suspects[number].doing
         if ended is not None:
             return Verdict(number, "memory", f"{ended.message} ({doing})")
-        if status == -signal.SIGKILL and number not in self._struck:
+        if status in FROM_OUTSIDE and number not in self._struck:
             self._struck.add(number)
             return None
         return Verdict(number, "crash", f"the process died ({doing}; {words})")

@@ -54,6 +54,8 @@ def _listen(stream: BinaryIO, inbox: queue.SimpleQueue[Message]) -> None:
 
 def _die_with_parent() -> None:
     faulthandler.enable()
+    # A terminal's Ctrl-C reaches every process that it started: whether that is the end is the parent's to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The first to go when memory ends, instead of who started it. Elsewhere than on Linux there is no such file.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
