@@ -263,19 +263,6 @@ def test_too_much_memory_ends_the_one_at_work():
     assert ("lost", "c", "memory") in watch.told
 
 
-def test_what_all_batches_took_together_is_nobodys_fault():
-    """A worker keeps what it has compiled; the next one begins with the batch that did not fit any more."""
-    worker, anew = Scripted([done(0)]), Scripted([starts(1), done(1, 2)])
-    made, watch = heat(worker, anew)
-    made.run(numbers=[0])
-    worker.says, worker.ended, worker.held = [starts(1)], None, 2000
-    made.run(numbers=[1, 2])
-
-    assert statuses(made) == ["ok"] * 3
-    assert anew.order["runners"] == [1, 2]
-    assert not [line for line in watch.told if line[0] == "lost"]
-
-
 def test_a_deadline_ends_a_worker_that_does_not():
     """Who was at work had no time; that is no crash."""
     say = [starts(0), says("ends", 0), starts(1)]

@@ -52,11 +52,6 @@ class WorkerTrack:
         self._heat = Heat(self.field, starter(device, isolation), isolation, warmup=warmup, iters=iters)
 
     @property
-    def clock(self) -> str:
-        """The worker's."""
-        return self._heat.clock
-
-    @property
     def lost(self) -> Sequence[Trial]:
         """Who took a worker down."""
         return self._heat.lost
@@ -93,7 +88,8 @@ class WorkerTrack:
         found = self._heat.run(
             numbers, kept=kept, past=job.past.rounds, deadline=deadline, told=lambda row: tell(row, len(numbers))
         )
-        record = replace(record, objective=self.field.objective, clock=f"{self.clock or 'wall'} (in a worker process)")
+        clock = f"{self._heat.clock or 'wall'} (in a worker process)"
+        record = replace(record, objective=self.field.objective, clock=clock)
         if found is None:
             return self._by_what_is_known(record, numbers, heuristic, deadline)
         for trial in found.trials:

@@ -28,10 +28,6 @@ class Track(Protocol):
 
     field: Field
 
-    @property
-    def clock(self) -> str:
-        """By what the latest rounds were timed; empty before the first."""
-
     def compile(self, deadline: float, latest: float = math.inf) -> None:
         """Makes programs of all that entered the field, before a device is claimed; the first one until `latest`."""
 
@@ -54,7 +50,6 @@ class OwnTrack:
 
     def __init__(self, field: Field, *, clock: Clock | None, warmup: int, iters: int) -> None:
         self.field = field
-        self.clock = ""
         self._given = clock
         self._warmup = warmup
         self._iters = iters
@@ -73,7 +68,6 @@ class OwnTrack:
         watch = self._stopwatch(numbers, deadline)
         place = None if kept is None else numbers.index(kept)
         outcome = watch.race(least_rounds=rounds, most_rounds=rounds, protected=place, seed=seed)
-        self.clock = watch.clock.name
         rows: list[dict[int, float]] = [{} for _ in range(outcome.rounds)]
         for number, lane in zip(numbers, outcome.lanes, strict=True):
             if lane.failure is not None:
@@ -88,7 +82,6 @@ class OwnTrack:
         place = numbers.index(heuristic) if heuristic is not None and heuristic in numbers else None
         watch = self._stopwatch(numbers, deadline, told=told_with_gain(self.field.job.watch, place), goes_on=True)
         outcome = watch.race(least_rounds=self._iters, protected=place, seed=self.field.seed)
-        self.clock = watch.clock.name
         record = replace(record, objective=self.field.objective, clock=watch.clock_name)
         late = self.field.late or time.perf_counter() >= deadline
         return finished(record, self.field, numbers, outcome, heuristic=heuristic, late=late)

@@ -64,8 +64,6 @@ class Vigil:
         self._struck: set[int] = set()
         self._unexplained = 0
         self._memory_limit = math.inf
-        # Does the worker hold what earlier batches left? It keeps their programs.
-        self._burdened = False
         self._deadline = math.inf
         # The shortest check in this worker: the first one in a new worker also loads what all need.
         self._quickest = math.inf
@@ -74,12 +72,11 @@ class Vigil:
     def begin(self, deadline: float) -> None:
         """Another batch has other reasons."""
         self._deadline, self._looked = deadline, time.perf_counter()
-        self.one_by_one, self._unexplained, self._burdened = False, 0, True
+        self.one_by_one, self._unexplained = False, 0
 
     def new_worker(self) -> None:
         """One that starts now may hold what is free now."""
         self._memory_limit, self._quickest = self.isolation.memory_limit, math.inf
-        self._burdened = False
 
     def starts(self, number: int, doing: Doing, began: float) -> None:
         """A turn begins."""
@@ -136,9 +133,6 @@ class Vigil:
         suspects, self.at_work = self.at_work, {}
         if ended is not None and ended.number is not None:
             return Verdict(ended.number, "timeout", ended.message)
-        if ended is not None and self._burdened:
-            # All of them together: the next worker begins with this batch alone.
-            return None
         if not suspects:
             self._unexplained += 1
             if self._unexplained >= _UNEXPLAINED:
