@@ -280,6 +280,29 @@ def test_candidates_run_while_others_compile(monkeypatch, pipelined):
     assert list(found.programs) == [0, 1, 2], found.trials
 
 
+def test_who_was_left_behind_does_not_hold_up_the_next_batch(monkeypatch, pipelined):
+    """The next batch is checked while it compiles, as the first was."""
+    if not pipelined:
+        pytest.skip("here all are compiled first")
+    monkeypatch.setattr("ejkernel.ops.timing.compiling._STRAGGLER_SECONDS", 0.1)
+    straggler = hold(monkeypatch, "lower", waits=2, for_whom=None)
+    functions = {"a": lambda x: x * 2, "b": lambda x: x + x, "c": lambda x: x * 4 / 2, "d": lambda x: x * 8 / 4}
+    found = Field(Job(functions.get, (X,), {}, list(functions)), ["a", "b", "c"], seed=0, device=jax.devices()[0])
+    found.compile(math.inf)
+    found.check()
+    assert statuses(found) == ["ok", "ok", "timeout"]
+
+    released = hold(monkeypatch, "compile", waits=3, for_whom=None)
+    found.enter(["d"])
+    # Would wait for ever if it did not return once all of the batch are lowered.
+    found.compile(math.inf)
+    released.set()
+    straggler.set()
+    found.check()
+
+    assert list(found.programs) == [0, 1, 3], found.trials
+
+
 def test_the_first_candidate_is_the_reference_however_late_it_comes(monkeypatch):
     """Without a reference nobody is judged before the first has run: it is the second one that is wrong."""
     hold(monkeypatch, "compile", waits=0, for_whom=1)

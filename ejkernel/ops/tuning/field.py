@@ -150,6 +150,9 @@ class Field:
         self._time_out()
         self._settle_twins()
         self._agree_on_objective()
+        # Whoever is left behind is not waited for by the next batch.
+        self._coming.clear()
+        self._unlowered.clear()
 
     def _trace(self, number: int, trial: Trial) -> None:
         start = time.perf_counter()
