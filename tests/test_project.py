@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,11 @@ def inside(module: str) -> str | None:
 
 
 # Rooms.
+
+
+def test_the_version_of_the_code_is_that_of_the_distribution():
+    """It is written once, and the build reads it from there."""
+    assert ejkernel.ops.__version__ == metadata.version("ejkernel-ops")
 
 
 def test_every_file_is_in_a_known_room():

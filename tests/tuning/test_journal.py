@@ -294,10 +294,8 @@ def test_a_finished_failure_is_not_repeated(tmp_path):
 
 def test_a_killed_race_goes_on_from_what_was_timed(tmp_path):
     """Samples of before the kill count, those who had been dropped stay out, and the clock must be the same."""
-    ran = Ran()
     times = {"a": 2.0, "slow": 9.0, "b": 1.0}
-    job = job_of(ran.make_fn, list(times), tmp_path)
-    _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+    ran, job = _killed_race(times, tmp_path)
     ran.log.clear()
 
     record = Tuner(1, 5, clock=_Clock(ran, times)).tune(job)
@@ -312,10 +310,8 @@ def test_a_killed_race_goes_on_from_what_was_timed(tmp_path):
 
 def test_another_clock_begins_anew(tmp_path):
     """Times of two clocks do not compare."""
-    ran = Ran()
     times = {"a": 2.0, "b": 1.0}
-    job = job_of(ran.make_fn, list(times), tmp_path)
-    _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+    _, job = _killed_race(times, tmp_path)
 
     record = Tuner(1, 4).tune(job)
 
@@ -324,10 +320,8 @@ def test_another_clock_begins_anew(tmp_path):
 
 def test_samples_of_another_clock_are_not_taken_over(tmp_path):
     """Who had been dropped by another clock runs again, and is told by this one."""
-    ran = Ran()
     times = {"a": 2.0, "slow": 9.0, "b": 1.0}
-    job = job_of(ran.make_fn, list(times), tmp_path)
-    _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+    ran, job = _killed_race(times, tmp_path)
     ran.log.clear()
     other = _Clock(ran, {"a": 3.0, "slow": 0.5, "b": 4.0})
     other.name = "another"
@@ -718,6 +712,14 @@ class _Told(Unseen):  # type: ignore[misc]
 
 class _Stop(BaseException):
     """A kill, as far as the journal can tell: nothing is written after it."""
+
+
+def _killed_race(times, folder):
+    """A race of candidates that take so long, which ended after three rounds, and the job to go on with."""
+    ran = Ran()
+    job = job_of(ran.make_fn, list(times), folder)
+    _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+    return ran, job
 
 
 def _stopped(job, *, after, times=1, clock=None):

@@ -98,12 +98,13 @@ class Field:
         self.trials += [Trial(cfg) for cfg in cfgs]
         return range(len(self.trials) - len(cfgs), len(self.trials))
 
-    def compile(self, deadline: float, latest: float = math.inf) -> None:
+    def compile(self, deadline: float, end: float = math.inf) -> None:
         """Traces every new candidate on this thread while others lower and compile what is traced already.
 
         Kernels inside kernels are tuned now, before a device is claimed. Equal programs are compiled once, and nobody
         waits for a straggler. A pipelined field is back once all are lowered: the compiler then leaves Python to us,
-        and `check` takes what comes. The first one that can be used is waited for beyond the deadline, until `latest`.
+        and `check` takes what comes. The first one that can be used is waited for beyond the deadline: until `end`, the
+        tuning's own, where there is a heuristic cfg to fall back on; else one there must be, however late.
         """
         fresh = range(self._sent, len(self.trials))
         self._sent = len(self.trials)
@@ -124,6 +125,7 @@ class Field:
         # Candidates with and without gradients are told apart when all are there.
         pipelined = self.pipelined and len({staged.objective for staged in self._staged.values()}) == 1
         needed = self._coming & {_REFERENCE, *((0,) if self.job.heuristic_first else ())}
+        latest = end if self.job.heuristic_first else math.inf
         self._results = self._pool.results(deadline, usable=bool(self.programs), needed=needed, latest=latest)
         for built in self._results:
             self._arrived(built)

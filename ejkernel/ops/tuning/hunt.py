@@ -109,8 +109,7 @@ class Hunt:
     def _measure(self, wanted: Sequence[int]) -> Mapping[int, float]:
         entered = self.field.enter([self.cfgs[i] for i in wanted])
         self.numbers.update(zip(wanted, entered, strict=True))
-        # Without a heuristic cfg to fall back on one candidate there must be, however late.
-        self.track.compile(self._until, self.deadline if self.job.heuristic_first else math.inf)
+        self.track.compile(self._until, self.deadline)
         with self.job.turn(self.deadline - time.perf_counter()):
             self.settled = self.job.settled()
             if self.settled is not None:

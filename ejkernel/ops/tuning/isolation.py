@@ -56,9 +56,9 @@ class WorkerTrack:
         """Who took a worker down."""
         return self._heat.lost
 
-    def compile(self, deadline: float, latest: float = math.inf) -> None:
+    def compile(self, deadline: float, end: float = math.inf) -> None:
         """Written down; a `NotExportedError` where somebody cannot be, need not be, and nobody has run yet."""
-        self.field.compile(deadline, latest)
+        self.field.compile(deadline, end)
         if self._workshop.refused and not self._demanded and not self._heat.right:
             raise NotExportedError(self._workshop.refused[0])
         self.field.prepare()

@@ -28,8 +28,8 @@ class Track(Protocol):
 
     field: Field
 
-    def compile(self, deadline: float, latest: float = math.inf) -> None:
-        """Makes programs of all that entered the field, before a device is claimed; the first one until `latest`."""
+    def compile(self, deadline: float, end: float = math.inf) -> None:
+        """Makes programs of all that entered the field, before a device is claimed; `end` is the tuning's."""
 
     def check(self, deadline: float) -> None:
         """Drops whoever fails or computes something else, where that can be known before anybody is timed."""
@@ -54,9 +54,9 @@ class OwnTrack:
         self._warmup = warmup
         self._iters = iters
 
-    def compile(self, deadline: float, latest: float = math.inf) -> None:
+    def compile(self, deadline: float, end: float = math.inf) -> None:
         """Compiled, and what is right is known."""
-        self.field.compile(deadline, latest)
+        self.field.compile(deadline, end)
         self.field.prepare()
 
     def check(self, deadline: float) -> None:

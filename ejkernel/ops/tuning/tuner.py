@@ -188,9 +188,7 @@ class Tuner(Generic[Cfg]):
                 record = replace(record, space=len(cfgs))
             else:
                 track.field.enter(cfgs)
-                # Without a heuristic cfg to fall back on one candidate there must be, however late.
-                latest = deadline if job.heuristic_first else math.inf
-                track.compile(deadline - FOR_MEASURING * (record.budget_s or 0.0), latest)
+                track.compile(deadline - FOR_MEASURING * (record.budget_s or 0.0), deadline)
             with job.turn(deadline - time.perf_counter()):
                 settled = (hunt and hunt.settled) or job.settled()
                 if settled is not None:
