@@ -13,6 +13,7 @@ from fakes_store import DEV, OP, Disk, cfgs, entries, entry_files, keep, key, on
 
 from ejkernel.ops import PersistentCache
 from ejkernel.ops.config import ledger
+from ejkernel.ops.config.maintenance import export_store
 from ejkernel.ops.config.persistent import StoreWarning
 from ejkernel.ops.core.errors import SettingError, StoreError
 
@@ -45,6 +46,35 @@ def ask(servant, act, *args):
     answer, status = json.loads(servant.stdout.readline())
     assert status == "read-write"
     return answer
+
+
+@pytest.mark.parametrize("seen", ["get", "keys", "export"])
+def test_a_slow_reader_finds_a_key_that_is_put_and_folded_all_the_time(folder, monkeypatch, seen):
+    """Whenever it comes to read an entry file, a peer has put again and folded that file away."""
+    monkeypatch.setattr(ledger, "SMALL", -1)
+    reader, peer = store(folder), store(folder)
+    for name in ("one", "two"):
+        keep(peer, name, 1)
+    reads = []
+
+    def late(file_name, entry=reader._ledger._entry):
+        reads.append(file_name)
+        keep(peer, "one", len(reads) + 1)
+        assert peer.fold()
+        keep(peer, "one", len(reads) + 1)
+        return entry(file_name)
+
+    monkeypatch.setattr(reader._ledger, "_entry", late)
+    if seen == "get":
+        assert value(reader, "one") > 1
+    elif seen == "keys":
+        assert {tuple(key("one")), tuple(key("two"))} <= set(reader.keys())
+    else:
+        export_store(reader, folder / "exported.json")
+        assert cfgs(folder / "exported.json").items() >= {("two", 1)}
+        assert cfgs(folder / "exported.json")["one"] > 1
+    assert reads
+    assert reader.status == "read-write"
 
 
 def test_a_put_is_seen_by_a_process_that_has_the_store_open(folder):

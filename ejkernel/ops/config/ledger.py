@@ -96,10 +96,13 @@ class Ledger:
         count = files.size(self.counter)
         # The folder before the snapshot: what a fold removes from the one is in the other by then.
         self._index(files.names(self.folder))
-        if files.identity(self.path) != self._snapshot_id or self._snapshot_id is None:
-            self._load()
+        self._refresh()
         self._count = count
         self.looks += 1
+
+    def _refresh(self) -> None:
+        if files.identity(self.path) != self._snapshot_id or self._snapshot_id is None:
+            self._load()
 
     def _index(self, names: list[str]) -> None:
         self._pending = {}
@@ -147,15 +150,19 @@ class Ledger:
 
     def _find(self, name: str) -> Found | _Gone | None:
         best: Found | None = None
+        gone = 0
         for file_name in list(self._pending.get(key_hash(name), ())):
             # Two writers that had seen the same entries count alike: then the clock decides, so both are read.
             if best is not None and _sequence(file_name) < order(best.raw)[0]:
                 break
             entry = self._entry(file_name)
             if isinstance(entry, _Gone):
-                return entry
-            if entry is not None and (best is None or order(entry[1].raw) > order(best.raw)):
+                gone = max(gone, _sequence(file_name))
+            elif entry is not None and (best is None or order(entry[1].raw) > order(best.raw)):
                 best = entry[1]
+        # What a fold took is in the snapshot by now: no look at the folder, which others may change for ever.
+        if gone:
+            self._refresh()
         raw = self._snapshot.find(name)
         if raw is None and name in self._snapshot.lines:
             self._load(thoroughly=True)
@@ -163,7 +170,8 @@ class Ledger:
         # The same put may lie in both after a fold that was cut short: then the line, which may have been edited.
         if raw is not None and (best is None or order(raw) >= order(best.raw)):
             best = Found(raw, self._owner(raw))
-        return best
+        held = 0 if best is None else order(best.raw)[0]
+        return best if held >= gone else _Gone()
 
     def _owner(self, raw: Raw) -> int:
         # A mark is believed only where this user wrote it.
@@ -203,12 +211,18 @@ class Ledger:
 
     def keys(self) -> list[Key]:
         """Every key, sorted."""
-        found = {read_key(name) for name in self._snapshot.lines}
+        found: set[str] = set()
+        gone = False
         for chain in list(self._pending.values()):
-            entries = (self._entry(file_name) for file_name in list(chain))
-            name = next((entry[0] for entry in entries if isinstance(entry, tuple)), None)
-            found.update(() if name is None else (read_key(name),))
-        return sorted(found)
+            for file_name in list(chain):
+                entry = self._entry(file_name)
+                gone = gone or isinstance(entry, _Gone)
+                if isinstance(entry, tuple):
+                    found.add(entry[0])
+                    break
+        if gone:
+            self._refresh()
+        return sorted(read_key(name) for name in found.union(self._snapshot.lines))
 
     def next_seq(self, key: Key) -> int:
         """One more than any put of this key that was seen."""
@@ -321,6 +335,9 @@ class Ledger:
     def merge(self) -> tuple[Snapshot, list[_Folded]]:
         """The snapshot with the entry files in it, as of the last look, and what was taken from which file."""
         mine = os.getuid()
+        entries = [(name, self._entry(name)) for chain in list(self._pending.values()) for name in list(chain)]
+        if any(isinstance(entry, _Gone) for _, entry in entries):
+            self._refresh()
         merged = Snapshot(dict(self._snapshot.lines))
         if self._snapshot_owner not in (-1, mine):
             for name in merged.lines:
@@ -328,8 +345,7 @@ class Ledger:
                 if raw is not None:
                     merged.lines[name] = line(name, owned(name, raw, self._snapshot_owner))
         folded: list[_Folded] = []
-        for file_name in [name for chain in self._pending.values() for name in chain]:
-            entry = self._entry(file_name)
+        for file_name, entry in entries:
             if not isinstance(entry, tuple):
                 continue
             name, found = entry
