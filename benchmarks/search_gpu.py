@@ -40,8 +40,8 @@ from ejkernel.ops.timing.profiler import ProfilerClock, ProfilerUnavailable
 OFF, SHARE = 0.03, 0.1
 # What an H200 has: bytes of shared memory for a block, and accumulators that a thread can hold without spilling.
 SHARED, ACCUMULATORS = 227 * 1024, 128
-# Programs in one trace, rounds of the exhaustive profile, rounds of the last race and how many take part.
-CHUNK, ROUNDS, LAST_ROUNDS, LAST = 64, 3, 40, 8
+# Programs and rounds in one trace, rounds of the exhaustive profile, rounds of the last race and how many take part.
+CHUNK, A_TRACE, ROUNDS, LAST_ROUNDS, LAST = 64, 4, 4, 40, 8
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class LargeMatmul(Subject):
 
     def candidate_cfgs(self, inv):
         blocks = (32, 64, 128, 256)
-        every = itertools.product(blocks, blocks, (16, 32, 64, 128), (2, 4, 8, 16), (1, 2, 3, 4, 5, 6), (1, 2, 4, 8))
+        every = itertools.product(blocks, blocks, (16, 32, 64, 128), (2, 4, 8, 16), (1, 2, 3, 4, 5, 6), (1, 4, 8))
         return [Tiling(*values) for values in every]
 
     def valid_cfg(self, inv, cfg):
@@ -160,6 +160,8 @@ def build(kernel: Any, inv: Invocation, cfg: Any, number: int) -> Any:
 def compiled(kernel: Any, inv: Invocation, cfgs: Sequence[Any], seconds: float) -> tuple[dict[int, Any], Counter[str]]:
     """Every candidate that compiles in time, and why the others did not."""
     jobs = [(n, functools.partial(build, kernel, inv, cfg, n)) for n, cfg in enumerate(cfgs)]
+    # Should the time be up before the end, what was compiled is a fair sample.
+    random.Random(0).shuffle(jobs)
     programs, failures = {}, Counter[str]()
     for built in compile_all(jobs, workers=16, deadline=time.perf_counter() + seconds):
         if built.failed:
@@ -183,17 +185,16 @@ def raced(programs: dict[int, Any], args: Any, rounds: int, failures: Counter[st
         # Whatever a candidate raises is the candidate's outcome.
         except Exception as error:
             failures[f"run: {str(error).splitlines()[0][:100]}"] += 1
-    for _ in range(rounds):
-        order = list(samples)
-        shuffled.shuffle(order)
-        runs = [Run(n, f"all_{n}", programs[n], args) for n in order]
+    for first in range(0, rounds, A_TRACE):
+        orders = [shuffled.sample(sorted(samples), len(samples)) for _ in range(min(A_TRACE, rounds - first))]
+        schedule = [[Run(n, f"all_{n}", programs[n], args) for n in order] for order in orders]
         try:
-            found = profiler.round(runs) if gpu else in_turns(WallClock(), runs)
-        # A trace that lost events costs its round.
+            found = profiler.rounds(schedule) if gpu else [in_turns(WallClock(), runs) for runs in schedule]
+        # A trace that lost events costs its rounds.
         except ProfilerUnavailable as error:
             failures[f"trace: {error}"] += 1
             continue
-        for number, seconds in found.items():
+        for number, seconds in (pair for row in found for pair in row.items()):
             if not isinstance(seconds, Exception):
                 samples[number].append(seconds)
     return {number: median(found) for number, found in samples.items() if found}

@@ -190,6 +190,21 @@ def test_rounds_in_one_trace_are_told_apart_by_time(monkeypatch, quiet_profiler)
     assert ProfilerClock().rounds([[one, two], [two, one]]) == [{4: 1.0, 7: 6.0}, {4: 2.0, 7: 8.0}]
 
 
+def test_the_end_of_a_trace_is_nobody_s_turn(monkeypatch, quiet_profiler):
+    """Whoever ran last is done before the session is closed, which takes seconds the first time."""
+    trace_says(monkeypatch, {"one": 6.0})
+    log = []
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: log.append("stop"))
+
+    def turn(number, name, call):
+        return Run(number, name, call, (1,), 1, lambda: log.append(f"{name} starts"), lambda: log.append(f"{name} ends"))
+
+    ProfilerClock().rounds([[turn(0, "one", abs), turn(1, "two", lambda x: 1 / 0)]] * 2)
+    assert log == ["one starts", "two starts", "one starts", "one ends", "stop"]
+    assert ProfilerClock().round([]) == {}
+    assert log[-1] == "stop"
+
+
 def test_rounds_that_cannot_be_told_apart_are_one(monkeypatch, quiet_profiler):
     """Three events in two rounds belong to no round for sure: their mean counts once."""
     trace_says(monkeypatch, {"one": [(1, 2.0), (2, 2.0), (3, 4.0)], "two": [(1, 1.0), (2, 3.0)]})

@@ -23,6 +23,8 @@ class Run:
     calls: int = 1
     # Says whose turn it is, should it be the last one.
     before: Callable[[], None] = lambda: None
+    # Says that it is over, where the next thing to happen is nobody's turn.
+    after: Callable[[], None] = lambda: None
 
 
 class Clock(Protocol):

@@ -170,7 +170,8 @@ class Stopwatch:
     def _run(self, place: int) -> Run:
         call, calls = self.programs[place].call, self._calls[place]
         before = functools.partial(self._witness.starts, self._cfgs[place], "run")
-        return Run(place, self.names[place], call, self.leaves, calls, before)
+        after = functools.partial(self._witness.ends, self._cfgs[place])
+        return Run(place, self.names[place], call, self.leaves, calls, before, after)
 
     def _warm(self, places: Sequence[int]) -> dict[int, Exception]:
         """Runs newcomers as often as asked before any sample counts, and finds how many calls make a sample."""
