@@ -104,15 +104,13 @@ def _selector(options: argparse.Namespace) -> Any:
 
 
 def _tuned(program: Program, tuning: Any) -> Any:
-    from dataclasses import replace
-
     from ..ops import autotune
     from ..ops.execution.offline import tune_calls
 
     if program.fn is not None:
         return autotune(program.fn, *program.args, tuning=tuning, **program.kwargs)
     mine = tuning.selector
-    calls = program.calls if mine is None else [replace(call, selectors=(mine,)) for call in program.calls]
+    calls = program.calls if mine is None else [call.by(mine) for call in program.calls]
     return tune_calls(calls, tuning, program.notes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import signal
@@ -31,6 +32,7 @@ from ejkernel.ops import (
     autotune_recorded,
     check,
     explain,
+    forward_autotune_only,
 )
 from ejkernel.ops.core.errors import TuningError
 from ejkernel.ops.core.key import Key
@@ -200,6 +202,16 @@ def test_another_selector_may_tune():
     autotune(three(executor), X, tuning=AutotuneOptions(selector=other.chooser, progress=False))
     assert executor.chooser.cache.size() == 0
     assert other.chooser.cache.size() == 3
+
+
+@pytest.mark.parametrize("scoped", [False, True])
+def test_another_selector_tunes_for_what_the_program_asks(scoped):
+    """A call that is tuned forward and backward stays one: for less, the program would not take the answer."""
+    kernel, other = Times.fresh()(), selector_with(Tuner(warmup=1, iters=1))
+    executor = executor_with(policy=AutotunePolicy(allow_autotune=False, validate_backward=True))
+    with forward_autotune_only() if scoped else contextlib.nullcontext():
+        result = autotune(executor, kernel, X, tuning=AutotuneOptions(selector=other, progress=False))
+    assert [entry.record.objective for entry in result.entries] == ["forward" if scoped else "forward+backward"]
 
 
 def test_keywords_reach_the_function():

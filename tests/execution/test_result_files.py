@@ -396,3 +396,11 @@ def test_numbers_of_numpy_are_named():
     """What is no JSON is refused with its place, not written as something else."""
     with pytest.raises(TypeError, match="int64"):
         AutotuningResult(DEVICE, (Entry("op@v0", "00", {"size": np.int64(1)}),)).dumps()
+
+
+def test_what_is_neither_a_path_nor_a_file_is_named():
+    """On both ways."""
+    with pytest.raises(TypeError, match=r"5 is neither a path nor a file with a method write\(\)"):
+        FULL.dump(5)
+    with pytest.raises(OpsError, match=r"5 is neither a path nor a file with a method read\(\)"):
+        AutotuningResult.load(5)

@@ -197,7 +197,9 @@ def test_the_end_of_a_trace_is_nobody_s_turn(monkeypatch, quiet_profiler):
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: log.append("stop"))
 
     def turn(number, name, call):
-        return Run(number, name, call, (1,), 1, lambda: log.append(f"{name} starts"), lambda: log.append(f"{name} ends"))
+        return Run(
+            number, name, call, (1,), 1, lambda: log.append(f"{name} starts"), lambda: log.append(f"{name} ends")
+        )
 
     ProfilerClock().rounds([[turn(0, "one", abs), turn(1, "two", lambda x: 1 / 0)]] * 2)
     assert log == ["one starts", "two starts", "one starts", "one ends", "stop"]

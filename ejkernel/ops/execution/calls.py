@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -35,6 +35,13 @@ class Call:
     order: int = 0
     # The calls whose kernels this one is inside of.
     outer: frozenset[Key] = frozenset()
+
+    def by(self, selector: Any) -> Call:
+        """The same, tuned by another one: never for less than the program asks."""
+        with self.restored():
+            both = any(each.policy.validate_backward for each in self.selectors)
+        more = (policy.Frame(selector, (("validate_backward", True),)),) if both else ()
+        return replace(self, selectors=(selector,), frames=(*self.frames, *more))
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -137,7 +136,7 @@ def _campaign(options: AutotuneOptions) -> Campaign:
 
 
 def _with(selector: Any, call: Call) -> Call:
-    return call if selector is None else replace(call, selectors=(selector,))
+    return call if selector is None else call.by(selector)
 
 
 def _registered(selector: Any) -> list[Call]:

@@ -92,6 +92,7 @@ def _check(data: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
 def put(target: Any, text: str) -> None:
     """Writes a text into an open file, or whole under a path: a reader sees the old file or the new one."""
     if not isinstance(target, (str, os.PathLike)):
+        _must_have(target, "write")
         target.write(text)
     elif os.path.exists(target) and not os.path.isfile(target):
         # A device or a pipe is written into, never replaced.
@@ -105,5 +106,11 @@ def taken(source: Any) -> str:
     """The text of an open file, or under a path."""
     if isinstance(source, (str, os.PathLike)):
         return Path(source).read_text(encoding="utf-8")
+    _must_have(source, "read")
     text = source.read()
     return text.decode() if isinstance(text, bytes) else str(text)
+
+
+def _must_have(file: Any, act: str) -> None:
+    if not hasattr(file, act):
+        raise ConfigTypeError(f"{file!r} is neither a path nor a file with a method {act}()")
