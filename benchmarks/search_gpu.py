@@ -93,7 +93,7 @@ class LargeMatmul(Subject):
 
     def candidate_cfgs(self, inv):
         blocks = (32, 64, 128, 256)
-        every = itertools.product(blocks, blocks, (16, 32, 64, 128), (2, 4, 8, 16), (1, 2, 3, 4, 5, 6), (1, 4, 8))
+        every = itertools.product(blocks, blocks, (16, 32, 64, 128), (2, 4, 8, 16), (1, 2, 3, 4, 5, 6), (1, 2, 4, 8))
         return [Tiling(*values) for values in every]
 
     def valid_cfg(self, inv, cfg):

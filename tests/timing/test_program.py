@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ejkernel.ops.timing import program
 from ejkernel.ops.timing.inputs import take_apart
 from ejkernel.ops.timing.program import first_line, forward_and_backward, stage
 
@@ -157,3 +158,29 @@ def test_an_error_is_one_line():
     """Its type and the first line of what it says."""
     assert first_line(ValueError("first\nsecond")) == "ValueError: first"
     assert first_line(ValueError()) == "ValueError: "
+
+
+def test_what_runs_once_is_not_compiled_for_speed(monkeypatch):
+    """The compiler need not time its own ways; where it does not know the option, it compiles as ever."""
+    asked = []
+
+    class Lowered:
+        def compile(self, compiler_options=None):
+            asked.append(compiler_options)
+            if compiler_options and len(asked) == 1:
+                raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option")
+            return lambda x: x
+
+    one = staged(lambda x: x * 2)
+    assert one.compile(Lowered(), for_speed=False).call(3) == 3
+    assert one.compile(Lowered(), for_speed=False).call(3) == 3
+    assert one.compile(Lowered()).call(3) == 3
+    quick = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+    assert asked == [quick, None, quick, None]
+
+
+def test_the_options_that_spare_time_are_known_here():
+    """What the compiler of this machine refuses would be compiled twice."""
+    lowered, _ = staged(lambda x: x @ x.T, jnp.ones((4, 4))).lower()
+
+    assert lowered.compile(compiler_options=program._UNTUNED)(jnp.ones((4, 4)))[0, 0] == 4

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fakes_tuning import Held
 
 from ejkernel.ops.timing.program import Staged
 from ejkernel.ops.tuning.field import Field, status_of
@@ -170,6 +172,19 @@ def test_the_reference_is_one_program():
     assert traced == [True]
 
 
+def test_a_reference_is_waited_for_until_the_end_of_the_tuning():
+    """The time for compiling may be over before it: as long as the tuning's own is not, it decides who is right."""
+    held = Held()
+    job = Job(lambda cfg: lambda x: x * 3, (X,), {}, "a", reference=lambda x: held(x) * 2, heuristic_first=True)
+    found = Field(job, "a", seed=0, device=jax.devices()[0])
+    found.compile(0.0, time.perf_counter() + 600)
+    held.release.set()
+    found.prepare()
+    found.check()
+
+    assert statuses(found) == ["wrong"]
+
+
 def test_a_tolerance_of_the_kernel_is_the_limit():
     """A kernel may allow more than its dtype, or less."""
     functions = {"right": lambda x: x * 2, "off": lambda x: x * 2.1}
@@ -244,12 +259,12 @@ def hold(monkeypatch, step, waits, for_whom):
     done = threading.Event()
     original = getattr(Staged, step)
 
-    def held(staged, *args):
+    def held(staged, *args, **more):
         number = staged.name.rpartition("_")[2]
         if number == str(waits):
             assert done.wait(60)
         try:
-            return original(staged, *args)
+            return original(staged, *args, **more)
         finally:
             if number == str(for_whom):
                 done.set()

@@ -137,6 +137,17 @@ class CompilePool:
         finally:
             self.leave()
 
+    def late(self, number: int, until: float) -> Built | None:
+        """One that had not ended when the results did, should it end by then."""
+        while (left := until - time.perf_counter()) > 0:
+            try:
+                built = self._done.get(timeout=left)
+            except queue.Empty:
+                break
+            if built is not None and built.number == number:
+                return built
+        return None
+
     def has_news(self) -> bool:
         """Has one ended that was not given yet?"""
         return not self._done.empty()

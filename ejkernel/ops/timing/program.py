@@ -20,6 +20,9 @@ UNTRACEABLE = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+# On GPUs the compiler times its own ways to multiply, which pays for what runs often: an attention's reference took 8 s
+# to compile on an H200, and 0.3 s so.
+_UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 # What JAX says where a function was compiled beforehand.
 _COMPILED = "lowered and compiled for a particular signature"
 # What JAX raises where a function has no derivative, or not one of this kind.
@@ -64,16 +67,24 @@ class Staged:
         own = self.name if "callback" in text else ""
         return lowered, own + short_hash(text.replace(self.name, ""))
 
-    def compile(self, lowered: Any) -> Program:
+    def compile(self, lowered: Any, *, for_speed: bool = True) -> Program:
         """The program, ready to run."""
-        executable = lowered.compile()
+        executable = lowered.compile() if for_speed else _compiled_quickly(lowered)
         return Program(self.finish(executable), self.objective, self.notes, executable)
 
-    def build(self) -> Program:
+    def build(self, *, for_speed: bool = True) -> Program:
         """Lowers and compiles at once."""
         if self.as_it_is is not None:
             return Program(self.as_it_is, self.objective, self.notes)
-        return self.compile(self.lower()[0])
+        return self.compile(self.lower()[0], for_speed=for_speed)
+
+
+def _compiled_quickly(lowered: Any) -> Any:
+    try:
+        return lowered.compile(compiler_options=_UNTUNED)
+    # Another compiler's options may have other names.
+    except jax.errors.JaxRuntimeError:
+        return lowered.compile()
 
 
 def stage(

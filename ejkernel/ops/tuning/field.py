@@ -7,7 +7,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +18,11 @@ from ..core.record import Objective, Record, Status, Trial
 from ..timing import check, inputs
 from ..timing.compiling import Built, CompilePool, workers_for
 from ..timing.memory import free_memory, needed_memory
-from ..timing.program import Program, Staged, first_line, forward, stage
+from ..timing.program import Program, Staged, first_line, stage
 from .job import Job
 from .progress import Step
+from .reference import NUMBER as REFERENCE
+from .reference import Reference
 from .witness import OWN
 
 
@@ -35,10 +37,6 @@ class _Inputs:
 
 # The hash in a lowered text's name; what stands before it is its own, where the text does not tell which function runs.
 _TEXT = 16
-
-
-# The number under which the reference is compiled.
-_REFERENCE = -1
 
 
 class Field:
@@ -76,10 +74,8 @@ class Field:
         self._coming: set[int] = set()
         self._unlowered: set[int] = set()
         self._done = 0
-        # The kernel's own reference: traced, and once it is compiled.
-        self._reference: Staged | None = None
-        self._right: Callable[..., Any] | None = None
-        self._compile_until = math.inf
+        self._reference: Reference | None = None
+        self._compile_until = self._end = math.inf
         # Was the time for compiling up before all were there?
         self.late = False
         self._rank: dict[int, int] = {}
@@ -108,10 +104,11 @@ class Field:
         """
         fresh = range(self._sent, len(self.trials))
         self._sent = len(self.trials)
-        self._compile_until = deadline
+        self._compile_until, self._end = deadline, end
         # Should one of these have ended a process, the next death shows which.
         wary = any(self.job.past.suspected(self.trials[number].cfg) for number in fresh)
-        self._pool = CompilePool(1 if wary or self.job.workshop.one_by_one else workers_for(len(fresh)))
+        jobs = len(fresh) + (self.job.reference is not None and self._reference is None)
+        self._pool = CompilePool(1 if wary or self.job.workshop.one_by_one else workers_for(jobs))
         self._stage_reference(self._pool)
         for number in fresh:
             self._trace(number, self.trials[number])
@@ -124,7 +121,7 @@ class Field:
                 break
         # Candidates with and without gradients are told apart when all are there.
         pipelined = self.pipelined and len({staged.objective for staged in self._staged.values()}) == 1
-        needed = self._coming & {_REFERENCE, *((0,) if self.job.heuristic_first else ())}
+        needed = self._coming & {REFERENCE, *((0,) if self.job.heuristic_first else ())}
         latest = end if self.job.heuristic_first else math.inf
         self._results = self._pool.results(deadline, usable=bool(self.programs), needed=needed, latest=latest)
         for built in self._results:
@@ -134,12 +131,11 @@ class Field:
         self._all_arrived()
 
     def _stage_reference(self, pool: CompilePool) -> None:
-        """What is right is compiled beside the candidates: run as it is, every operation of it would be compiled."""
         if self.job.reference is None or self._reference is not None:
             return
-        self._reference = staged = stage(self.job.reference, self.call, self.leaves, "forward", name="reference")
-        self._coming.add(_REFERENCE)
-        pool.give(_REFERENCE, staged.build)
+        self._reference = Reference(self.job.reference, self.call, self.leaves)
+        self._coming.add(REFERENCE)
+        self._reference.begin(pool)
 
     def close(self) -> None:
         """Lets the compiling threads go."""
@@ -233,9 +229,8 @@ class Field:
             return
         number = built.number
         self._coming.discard(number)
-        if number == _REFERENCE:
-            # What cannot be compiled may still run.
-            self._right = None if built.failed else built.outcome.call
+        if number == REFERENCE and self._reference is not None:
+            self._reference.arrived(built)
             return
         self._done += 1
         self.job.watch(Step("compiling", self._done, len(self.trials)))
@@ -285,12 +280,24 @@ class Field:
 
     def prepare(self) -> None:
         """Makes both sets of inputs and what they should give: the user's code, so before a device is claimed."""
-        while _REFERENCE in self._coming and self._results is not None:
+        while REFERENCE in self._coming and self._results is not None:
             try:
                 self._arrived(next(self._results))
             except StopIteration:
                 self._all_arrived()
-        self.sets()
+        # Where there is a heuristic cfg to fall back on, a deadline is one for the reference too.
+        bounded = self.job.heuristic_first and math.isfinite(self._end)
+        if self._reference is not None and bounded and not self._reference.is_there_by(self._end):
+            self._without_reference()
+        else:
+            self.sets()
+
+    def _without_reference(self) -> None:
+        self.late = True
+        message = "the reference was still being compiled when the time was up"
+        for number in self.programs:
+            self.trials[number] = replace(self.trials[number], status="timeout", message=message)
+        self.programs.clear()
 
     def check(self, deadline: float = math.inf) -> None:
         """Runs every program on two sets of inputs and drops those that fail or compute something else."""
@@ -339,10 +346,9 @@ class Field:
                     self._input_sets.append(_Inputs(leaves))
             for given, known in zip(self._input_sets, self.job.expected, strict=False):
                 given.expected = (known,)
-            if self.job.reference is not None:
-                right = self._right or forward(self.job.reference, self.call)
+            if self._reference is not None:
                 for given in self._input_sets:
-                    given.expected = (jax.block_until_ready(right(*given.leaves)),)
+                    given.expected = (self._reference(given.leaves),)
         return self._input_sets
 
     def _check_on(self, given: _Inputs, number: int) -> None:
