@@ -726,14 +726,15 @@ def test_candidates_that_all_had_no_time_did_not_fail(held, monkeypatch, count):
     assert tuner.record.winner is None
 
 
+@pytest.mark.parametrize("isolate", [False, True], ids=["here", "in a worker"])
 @pytest.mark.parametrize("count", [2, 40], ids=["race", "search"])
-def test_a_reference_that_is_not_compiled_in_time_ends_the_tuning(held, count):
+def test_a_reference_that_is_not_compiled_in_time_ends_the_tuning(held, count, isolate):
     """Nobody can be judged without it, and run as it is it could take as long again: the heuristic cfg stays."""
     cfgs = [(n,) for n in range(count)]
     job = Job(
         lambda n: lambda x: x * 2 + 0 * n[0], (X,), {}, cfgs, reference=lambda x: held(x) * 2, heuristic_first=True
     )
-    tuner = Tuner(seconds=1.0, strategy=RandomSearch())
+    tuner = Tuner(seconds=1.0, strategy=RandomSearch(), isolate=isolate)
 
     with pytest.raises(OutOfTimeError, match="before the heuristic cfg was measured"):
         tuner.tune(job)

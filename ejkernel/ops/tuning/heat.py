@@ -64,7 +64,9 @@ class Heat:
         """
         self._begin(numbers, past or Rounds(), deadline)
         self._told = told
-        self._refuse_other_structures()
+        # Without anybody to compare, what is right may not be known either.
+        if numbers:
+            self._refuse_other_structures()
         while runners := [number for number in numbers if number in self.field.programs]:
             if self._worker is None and self.right and time.perf_counter() >= deadline:
                 return None
