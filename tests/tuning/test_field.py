@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from fakes_tuning import Held
 
+from ejkernel.ops.timing.compiling import CompilePool
 from ejkernel.ops.timing.program import Staged
 from ejkernel.ops.tuning.field import Field, status_of
 from ejkernel.ops.tuning.job import Job
@@ -172,17 +173,24 @@ def test_the_reference_is_one_program():
     assert traced == [True]
 
 
-def test_a_reference_is_waited_for_until_the_end_of_the_tuning():
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_reference_is_waited_for_until_the_end_of_the_tuning(monkeypatch, in_time):
     """The time for compiling may be over before it: as long as the tuning's own is not, it decides who is right."""
     held = Held()
     job = Job(lambda cfg: lambda x: x * 3, (X,), {}, "a", reference=lambda x: held(x) * 2, heuristic_first=True)
     found = Field(job, "a", seed=0, device=jax.devices()[0])
     found.compile(0.0, time.perf_counter() + 600)
-    held.release.set()
+    if in_time:
+        held.release.set()
+    else:
+        monkeypatch.setattr(CompilePool, "late", lambda pool, number, until: None)
     found.prepare()
     found.check()
+    held.release.set()
 
-    assert statuses(found) == ["wrong"]
+    assert statuses(found) == ["wrong" if in_time else "timeout"]
+    assert in_time or found.trials[0].message == "the reference was still being compiled when the time was up"
+    assert in_time or found.late
 
 
 def test_a_tolerance_of_the_kernel_is_the_limit():

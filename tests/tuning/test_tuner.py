@@ -739,7 +739,6 @@ def test_a_reference_that_is_not_compiled_in_time_ends_the_tuning(held, count, i
     with pytest.raises(OutOfTimeError, match="before the heuristic cfg was measured"):
         tuner.tune(job)
     assert not held.release.is_set()
-    assert "the reference was still being compiled" in tuner.record.trials[0].message
 
 
 def test_a_compilation_that_never_ends_is_left_behind_without_a_deadline(held, monkeypatch):
