@@ -65,6 +65,10 @@ def test_labels_out_of_range_read_the_nearest():
         _, at_label, total = sums(logits, np.array([-100, 120, 7], dtype), total=False, block=64)
         assert at_label.tolist() == [0.0, 199.0, 207.0]
         assert total == 0.0
+    # An interpreted kernel never reads outside of an array; a GPU would, so the program itself must see to it.
+    shapes = jax.ShapeDtypeStruct((3, 100), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.int32)
+    program = jax.make_jaxpr(lambda *a: row_sums(*a, total=False, block=64, num_warps=4, interpret=False))(*shapes)
+    assert "clip" in str(program)
 
 
 def test_blocks_that_no_program_could_hold_are_refused():
