@@ -165,7 +165,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         return LinearCrossEntropyConfig("chunked_tokens", _fitting(*_sizes(inv), _CHUNKS["gpu"][2]))
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
-        """The kernel, in as few chunks as may be, on GPUs that have it measured; elsewhere chunks without it."""
+        """The kernel, in as few chunks as may be, on NVIDIA GPUs; elsewhere chunks, or all at once where small."""
         from .triton.rows import is_measured
 
         largest = _by_kernel(*_sizes(inv))[0]

@@ -75,7 +75,7 @@ def test_small_logits_are_computed_at_once_on_a_gpu(monkeypatch):
     ],
 )
 def test_logits_are_read_once_in_as_few_chunks_as_may_be(monkeypatch, tokens, words, chunk):
-    """By the kernel where that was measured: all at once where small, else half of them up to 2 GiB, else up to 1."""
+    """By the kernel on NVIDIA GPUs: all at once where small, else half of them up to 2 GiB, else up to 1."""
     on_a("NVIDIA H200", monkeypatch)
     kernel, inv = LinearCrossEntropy(), tokens_and_words(tokens, words)
     chosen = kernel.heuristic_cfg_gpu(inv)
