@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
+from ..ops.core.device import device_of, get_device_platform
 from .arguments import (
     ArgumentError,
     ArgumentTypeError,
@@ -23,30 +24,37 @@ from .arguments import (
     same_dtype,
 )
 from .call import call
-from .linear_cross_entropy_chunks import Terms, at_once, by_tokens, by_words, gradients_by_words
+from .linear_cross_entropy_chunks import Look, Terms, at_once, by_tokens, by_words, gradients_by_words
 
 _ARRAYS = ("hidden", "weight", "labels")
 # All logits at once only where they are as small as a chunk would be: in float32, this many bytes.
 WHOLE_BYTES = 64 << 20
 # A chunk's logits in float32: on a CPU within reach of its caches, on a GPU enough rows for its matrix units.
 _CHUNKS = {"cpu": (1 << 20, 4 << 20, 16 << 20), "gpu": (256 << 20, 512 << 20, 1 << 30)}
+# Half of the tokens may be a larger chunk than those: two chunks cost less than four.
+_HALF_BYTES = 2 << 30
+# The kernel's block of words and its warps, the first where none are given.
+_LAUNCHES = ((4096, 8), (8192, 16), (2048, 4))
 
 
 @dataclass(frozen=True)
 class LinearCrossEntropyConfig:
-    """Which way, how many tokens or words a chunk has, and whether narrow inputs are widened to float32 before."""
+    """Which way, a chunk's tokens or words, whether narrow inputs are widened to float32, and how a kernel runs."""
 
     implementation: str
     chunk: int | None = None
     wide: bool = False
+    block: int | None = None
+    num_warps: int | None = None
 
 
 class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
     """Cross entropy of `hidden` (tokens, d) times `weight`; arguments as `linear_cross_entropy` makes them.
 
     Implementations: "chunked_tokens" (each chunk's gradients are computed with its logits, where one number is asked
-    for), "chunked_vocab" (a running sum of exponentials; logits are computed again for gradients) and "xla" (all
-    logits at once; only where they take at most 64 MiB).
+    for), "triton" (the same, with a Pallas kernel that reads logits once; without a chunk, for all tokens at once),
+    "chunked_vocab" (a running sum of exponentials; logits are computed again for gradients) and "xla" (all logits at
+    once). All at once only where that takes at most 64 MiB.
     """
 
     op_id = "library.linear_cross_entropy"
@@ -65,6 +73,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         label_smoothing: float = 0.0,
         reduction: str = "mean",
         cfg: LinearCrossEntropyConfig,
+        interpret: bool = False,
     ) -> jax.Array:
         """The loss by the cfg's implementation."""
         hidden, weight = _widened(cfg, hidden, weight)
@@ -76,12 +85,26 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             chunk = _chunk(cfg, _words(weight, terms))
             losses, _ = by_words(hidden, weight, labels, terms=terms, chunk=chunk)
         else:
-            chunk = _token_chunk(cfg, hidden)
-            losses, _ = by_tokens(hidden, weight, labels, counted, terms=terms, chunk=chunk, gradients=False)
+            way = _way(cfg, hidden.shape[0], interpret)
+            losses, _ = by_tokens(hidden, weight, labels, counted, terms=terms, gradients=False, **way)
         return _reduced(losses, counted, reduction)
 
-    def fwd_with_residuals(
+    # Its arrays are named once more: the executor turns those given by name into positions, by this signature.
+    def run_cpu(
         self, hidden: Any, weight: Any, labels: Any, *, cfg: LinearCrossEntropyConfig, **kwargs: Any
+    ) -> jax.Array:
+        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        return self.run(hidden, weight, labels, cfg=cfg, interpret=True, **kwargs)
+
+    def fwd_with_residuals(
+        self,
+        hidden: Any,
+        weight: Any,
+        labels: Any,
+        *,
+        cfg: LinearCrossEntropyConfig,
+        interpret: bool = False,
+        **kwargs: Any,
     ) -> tuple[jax.Array, Any]:
         """The loss, with its gradients where it is one number, else with what they need."""
         if cfg.implementation == "xla":
@@ -93,12 +116,14 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             chunk = _chunk(cfg, _words(weight, terms))
             losses, kept = by_words(hidden, weight, labels, terms=terms, chunk=chunk)
         else:
-            chunk = _token_chunk(cfg, hidden)
+            way = _way(cfg, hidden.shape[0], interpret)
             # Not divided by the count yet: numbers of that size would be lost in float16.
-            losses, kept = by_tokens(
-                hidden, weight, labels, counted, terms=terms, chunk=chunk, gradients=reduction != "none"
-            )
+            losses, kept = by_tokens(hidden, weight, labels, counted, terms=terms, gradients=reduction != "none", **way)
         return _reduced(losses, counted, reduction), kept
+
+    def fwd_with_residuals_cpu(self, *args: Any, cfg: LinearCrossEntropyConfig, **kwargs: Any) -> tuple[jax.Array, Any]:
+        """The same."""
+        return self.fwd_with_residuals(*args, cfg=cfg, interpret=True, **kwargs)
 
     def vjp(
         self,
@@ -110,6 +135,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         labels: Any,
         *,
         cfg: LinearCrossEntropyConfig,
+        interpret: bool = False,
         **kwargs: Any,
     ) -> tuple[jax.Array, jax.Array, None]:
         """Gradients of hidden states and weight."""
@@ -124,18 +150,28 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             chunk = _chunk(cfg, _words(weight, terms))
             grads = gradients_by_words(hidden, weight, labels, counted * scale, residuals, terms=terms, chunk=chunk)
         elif reduction == "none":
-            chunk = _token_chunk(cfg, hidden)
-            _, grads = by_tokens(hidden, weight, labels, counted * scale, terms=terms, chunk=chunk, gradients=True)
+            way = _way(cfg, hidden.shape[0], interpret)
+            _, grads = by_tokens(hidden, weight, labels, counted * scale, terms=terms, gradients=True, **way)
         else:
             grads = tuple(x.astype(jnp.float32) * scale for x in residuals)
         return grads[0].astype(dtypes[0]), grads[1].astype(dtypes[1]), None
+
+    def vjp_cpu(self, *args: Any, cfg: LinearCrossEntropyConfig, **kwargs: Any) -> tuple[jax.Array, jax.Array, None]:
+        """The same."""
+        return self.vjp(*args, cfg=cfg, interpret=True, **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
         """Chunks of tokens: their gradients need no second computation of the logits."""
         return LinearCrossEntropyConfig("chunked_tokens", _fitting(*_sizes(inv), _CHUNKS["gpu"][2]))
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
-        """The same, unless all logits are small: at once they take 0.87 of the time on an H200."""
+        """The kernel, in as few chunks as may be, on NVIDIA GPUs; elsewhere chunks, or all at once where small."""
+        from .triton.rows import is_measured
+
+        largest = _by_kernel(*_sizes(inv))[0]
+        if is_measured(inv) and self.valid_cfg(inv, largest) is True:
+            return largest
+        # Small logits at once take 0.87 of the time of chunks on an H200.
         whole = LinearCrossEntropyConfig("xla")
         return whole if self.valid_cfg(inv, whole) is True else self.heuristic_cfg(inv)
 
@@ -147,6 +183,10 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         """Chunks of tokens and of words, of several sizes, and all at once where that is small."""
         return _candidates(inv, _CHUNKS["gpu"])
 
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
+        """The kernel as well; its launch is varied for the largest chunk alone."""
+        return [*_candidates(inv, _CHUNKS["gpu"]), *_by_kernel(*_sizes(inv))]
+
     def candidate_cfgs_cpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
         """The same with smaller chunks, and for narrow inputs in float32 too: not every CPU has narrow products."""
         found = _candidates(inv, _CHUNKS["cpu"])
@@ -155,12 +195,19 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         return [*found, *(replace(cfg, wide=True) for cfg in found if cfg.implementation != "chunked_vocab")]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: LinearCrossEntropyConfig) -> bool | str:
-        """Refuses all logits at once where they are more than a chunk may be."""
+        """Refuses all logits at once where they are more than a chunk may be, and the kernel where it cannot run."""
         tokens, words = _sizes(inv)
+        by_kernel = cfg.implementation == "triton"
         size = tokens * words * 4
-        if cfg.implementation == "xla" and size > WHOLE_BYTES:
+        if (cfg.implementation == "xla" or (by_kernel and (cfg.chunk or tokens) >= tokens)) and size > WHOLE_BYTES:
             return f"all logits take {size >> 20} MiB, over the {WHOLE_BYTES >> 20} MiB that may be held at once"
-        return True
+        if not by_kernel:
+            return True
+        if get_device_platform(device_of(inv)) != "gpu":
+            return "triton runs on GPUs alone"
+        from .triton.cross_entropy import refuses
+
+        return refuses(*_launch(cfg)) or True
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Labels of any word, where a trace hides the real ones."""
@@ -271,7 +318,11 @@ def _reduced(losses: jax.Array, counted: jax.Array, reduction: str) -> jax.Array
     losses = jnp.where(counted > 0, losses, 0.0)
     if reduction == "none":
         return losses
-    return jnp.sum(losses) / (jnp.maximum(jnp.sum(counted), 1) if reduction == "mean" else 1)
+    if reduction == "sum":
+        return jnp.sum(losses)
+    # Both sums at once: each alone would be a program of its own on a GPU, and take as long as both.
+    sums = jnp.sum(jnp.stack([losses, counted]), axis=1)
+    return sums[0] / jnp.maximum(sums[1], 1)
 
 
 def _widened(cfg: LinearCrossEntropyConfig, hidden: Any, weight: Any) -> tuple[Any, Any]:
@@ -282,10 +333,31 @@ def _words(weight: Any, terms: Terms) -> int:
     return int(weight.shape[0 if terms.vocab_first else 1])
 
 
-def _token_chunk(cfg: LinearCrossEntropyConfig, hidden: Any) -> int:
+def _way(cfg: LinearCrossEntropyConfig, tokens: int, interpret: bool) -> dict[str, Any]:
+    """How `by_tokens` goes about it."""
+    if cfg.implementation == "triton":
+        return {"chunk": min(cfg.chunk or tokens, tokens), "look": _kernel(cfg, interpret)}
     if cfg.implementation != "chunked_tokens":
-        raise ArgumentError(f"{cfg} names no way to compute this; use chunked_tokens, chunked_vocab or xla")
-    return _chunk(cfg, hidden.shape[0])
+        raise ArgumentError(f"{cfg} names no way to compute this; use chunked_tokens, triton, chunked_vocab or xla")
+    return {"chunk": _chunk(cfg, tokens)}
+
+
+def _kernel(cfg: LinearCrossEntropyConfig, interpret: bool) -> Look:
+    from .triton.cross_entropy import row_sums
+
+    block, num_warps = _launch(cfg)
+
+    def look(logits: jax.Array, labels: jax.Array, terms: Terms) -> Any:
+        launch: dict[str, Any] = {"block": block, "num_warps": num_warps, "interpret": interpret}
+        return row_sums(logits, labels, total=bool(terms.smoothing), **launch)
+
+    return look
+
+
+def _launch(cfg: LinearCrossEntropyConfig) -> tuple[int, int]:
+    """The kernel's block of words and its warps."""
+    block, num_warps = _LAUNCHES[0]
+    return cfg.block or block, cfg.num_warps or num_warps
 
 
 def _chunk(cfg: LinearCrossEntropyConfig, most: int) -> int:
@@ -315,3 +387,16 @@ def _candidates(inv: Invocation[Any, Any], sizes: Iterable[int]) -> list[LinearC
     found += [LinearCrossEntropyConfig("chunked_tokens", _fitting(tokens, words, size)) for size in sizes]
     found += [LinearCrossEntropyConfig("chunked_vocab", _fitting(words, tokens, size)) for size in sizes]
     return list(dict.fromkeys(found))
+
+
+def _by_kernel(tokens: int, words: int) -> list[LinearCrossEntropyConfig]:
+    """The kernel's candidates, the largest chunk first: all tokens where that is small, else about half of them."""
+    sizes = {_fitting(tokens, words, size) for size in _CHUNKS["gpu"]}
+    half = -(-tokens // 256) * 128
+    if half < tokens and half * words * 4 <= _HALF_BYTES:
+        sizes.add(half)
+    chunks: list[int | None] = [*sorted(sizes, reverse=True)]
+    if tokens * words * 4 <= WHOLE_BYTES:
+        chunks.insert(0, None)
+    tried = [(chunks[0], *launch) for launch in _LAUNCHES] + [(chunk, *_LAUNCHES[0]) for chunk in chunks[1:]]
+    return [LinearCrossEntropyConfig("triton", chunk, block=b, num_warps=w) for chunk, b, w in tried]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,12 @@ class Terms:
         return _lifted(form, slopes, hidden)
 
 
+# What a token's loss needs of its logits: their normaliser, the label's, whatever it is for a label out of range, and
+# the sum of all where they share the label.
+Sums = tuple[jax.Array, jax.Array, jax.Array | float]
+Look = Callable[[jax.Array, jax.Array, Terms], Sums]
+
+
 def _lifted(form: str, slopes: Any, other: Any) -> jax.Array:
     # Shares of a large vocabulary are too small for float16, so they are lifted above its smallest numbers.
     lift = 1024.0 if other.dtype == jnp.float16 else 1.0
@@ -52,21 +59,28 @@ def _lifted(form: str, slopes: Any, other: Any) -> jax.Array:
     return product / lift
 
 
-def _looked_up(logits: jax.Array, labels: jax.Array, terms: Terms) -> tuple[jax.Array, jax.Array | float]:
-    """The labels' logits, whatever it is for a label out of range, and the sums of all where they are needed."""
+def _looked_up(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
+    normaliser = jax.nn.logsumexp(logits, axis=1)
     at_label = jnp.take_along_axis(logits, labels[:, None], axis=1, mode="clip")[:, 0]
-    return at_label, jnp.sum(logits, axis=1) if terms.smoothing else 0.0
+    return normaliser, at_label, jnp.sum(logits, axis=1) if terms.smoothing else 0.0
 
 
 def at_once(hidden: Any, weight: Any, labels: Any, *, terms: Terms) -> Any:
     """Losses of tokens from all logits, as anybody would write it."""
     logits = terms.logits(hidden, weight)
-    normaliser = jax.nn.logsumexp(logits, axis=1)
-    return terms.losses(normaliser, *_looked_up(logits, labels, terms), logits.shape[1])
+    return terms.losses(*_looked_up(logits, labels, terms), logits.shape[1])
 
 
 def by_tokens(
-    hidden: Any, weight: Any, labels: Any, scales: Any, *, terms: Terms, chunk: int, gradients: bool
+    hidden: Any,
+    weight: Any,
+    labels: Any,
+    scales: Any,
+    *,
+    terms: Terms,
+    chunk: int,
+    gradients: bool,
+    look: Look = _looked_up,
 ) -> tuple[jax.Array, Any]:
     """Losses of tokens, and, if asked for, the gradients of their sum weighted by `scales`: each chunk's at once."""
     tokens, words = hidden.shape[0], weight.shape[0 if terms.vocab_first else 1]
@@ -77,14 +91,14 @@ def by_tokens(
         shapes = ((hidden.shape, hidden.dtype), (weight.shape, jnp.float32))
         grads = tuple(varying_like(jnp.zeros(*shape), *given) for shape in shapes)
 
-    def step(state: Any, number: jax.Array) -> tuple[Any, None]:
+    def step(state: Any, number: Any) -> tuple[Any, None]:
         losses, grads = state
         # The last chunk begins early enough to be whole; what it does again counts once.
         start = jnp.minimum(number * chunk, tokens - chunk)
         mine, label, scale = (jax.lax.dynamic_slice_in_dim(x, start, chunk) for x in (hidden, labels, scales))
         logits = terms.logits(mine, weight)
-        normaliser = jax.nn.logsumexp(logits, axis=1)
-        part = terms.losses(normaliser, *_looked_up(logits, label, terms), words)
+        normaliser, at_label, total = look(logits, label, terms)
+        part = terms.losses(normaliser, at_label, total, words)
         losses = jax.lax.dynamic_update_slice_in_dim(losses, part, start, 0)
         if grads is not None:
             slopes = terms.slopes(logits, normaliser, jnp.arange(words)[None, :] == label[:, None], words)
@@ -94,7 +108,10 @@ def by_tokens(
             grads = (d_hidden, grads[1] + terms.of_weight(slopes, (mine * once).astype(hidden.dtype)))
         return (losses, grads), None
 
-    (losses, grads), _ = jax.lax.scan(step, (losses, grads), jnp.arange(-(-tokens // chunk)))
+    # One chunk needs no loop.
+    count = -(-tokens // chunk)
+    state = (losses, grads)
+    (losses, grads), _ = step(state, 0) if count == 1 else jax.lax.scan(step, state, jnp.arange(count))
     return losses, None if grads is None else (grads[0], grads[1].astype(weight.dtype))
 
 

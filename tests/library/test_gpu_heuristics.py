@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ejkernel.library import Attention, AttentionConfig, LayerNorm, LinearCrossEntropy, Softmax
+from ejkernel.library import (
+    Attention,
+    AttentionConfig,
+    LayerNorm,
+    LinearCrossEntropy,
+    LinearCrossEntropyConfig,
+    Softmax,
+)
 from ejkernel.ops import Invocation
 
 
@@ -33,15 +40,62 @@ def test_rows_have_blocks_of_their_own_where_that_was_measured(monkeypatch, kern
     assert kernel.heuristic_cfg_gpu(inv).implementation == implementation
 
 
-def test_small_logits_are_computed_at_once_on_a_gpu():
+def tokens_and_words(tokens, words):
+    """A call of linear_cross_entropy."""
+    shapes = ((tokens, 64), jnp.bfloat16), ((64, words), jnp.bfloat16), ((tokens,), jnp.int32)
+    return Invocation("x", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes), {})
+
+
+def on_a(kind, monkeypatch):
+    """Calls of linear_cross_entropy have this device."""
+    found = SimpleNamespace(device_kind=kind, platform="cuda" if kind.startswith("NVIDIA") else "rocm")
+    monkeypatch.setattr("ejkernel.library.triton.rows.device_of", lambda inv: found)
+    monkeypatch.setattr(sys.modules[LinearCrossEntropy.__module__], "device_of", lambda inv: found)
+
+
+def test_small_logits_are_computed_at_once_on_a_gpu(monkeypatch):
     """Up to the size that may be held; beyond it in chunks."""
+    on_a("AMD Instinct MI300X", monkeypatch)
 
     def chosen(tokens, words):
-        shapes = ((tokens, 64), jnp.bfloat16), ((64, words), jnp.bfloat16), ((tokens,), jnp.int32)
-        inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes), {})
-        return LinearCrossEntropy().heuristic_cfg_gpu(inv).implementation
+        return LinearCrossEntropy().heuristic_cfg_gpu(tokens_and_words(tokens, words)).implementation
 
     assert (chosen(512, 32_000), chosen(8192, 32_000)) == ("xla", "chunked_tokens")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words", "chunk"),
+    [
+        (512, 32_000, None),
+        (4096, 151_936, 2048),
+        (8192, 131_072, 4096),
+        (16384, 131_072, 2048),
+        (8191, 32_000, 4096),
+        (1, 32_000, None),
+    ],
+)
+def test_logits_are_read_once_in_as_few_chunks_as_may_be(monkeypatch, tokens, words, chunk):
+    """By the kernel on NVIDIA GPUs: all at once where small, else half of them up to 2 GiB, else up to 1."""
+    on_a("NVIDIA H200", monkeypatch)
+    kernel, inv = LinearCrossEntropy(), tokens_and_words(tokens, words)
+    chosen = kernel.heuristic_cfg_gpu(inv)
+    assert chosen == LinearCrossEntropyConfig("triton", chunk, block=4096, num_warps=8)
+    assert kernel.valid_cfg(inv, chosen) is True
+
+
+@pytest.mark.parametrize(("tokens", "words"), [(2, 5), (512, 32_000), (1000, 50), (4096, 151_936), (8192, 1 << 20)])
+def test_candidates_of_the_kernel_are_few_and_can_run(monkeypatch, tokens, words):
+    """Each chunk once, three launches for the largest, and never all logits beyond what may be held."""
+    on_a("NVIDIA H200", monkeypatch)
+    kernel, inv = LinearCrossEntropy(), tokens_and_words(tokens, words)
+    found = list(kernel.candidate_cfgs_gpu(inv))
+    by_kernel = [cfg for cfg in found if cfg.implementation == "triton"]
+    assert [cfg for cfg in found if cfg.implementation != "triton"] == list(kernel.candidate_cfgs(inv))
+    assert all(kernel.valid_cfg(inv, cfg) is True for cfg in by_kernel)
+    assert kernel.heuristic_cfg_gpu(inv) == by_kernel[0]
+    assert len(set(by_kernel)) == len(by_kernel) == len({cfg.chunk for cfg in by_kernel}) + 2
+    assert all(cfg.chunk is None or cfg.chunk < tokens for cfg in by_kernel)
+    assert (None in {cfg.chunk for cfg in by_kernel}) == (tokens * words <= 1 << 24)
 
 
 def test_where_cudnn_has_no_gradient_another_s_serves(monkeypatch):

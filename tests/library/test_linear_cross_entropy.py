@@ -20,12 +20,14 @@ from ejkernel.ops import (
     check,
 )
 
-# Chunks that divide neither tokens nor words.
+# Chunks and blocks that divide neither tokens nor words.
 WAYS = {
     "xla": LinearCrossEntropyConfig("xla"),
     "tokens": LinearCrossEntropyConfig("chunked_tokens", 5),
     "vocab": LinearCrossEntropyConfig("chunked_vocab", 8),
     "wide": LinearCrossEntropyConfig("chunked_tokens", 4, wide=True),
+    "triton": LinearCrossEntropyConfig("triton", 5, block=8),
+    "triton whole": LinearCrossEntropyConfig("triton"),
 }
 TOKENS, DEPTH, WORDS = 13, 6, 29
 LIMITS = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
@@ -89,19 +91,28 @@ def compare(way, dtype=jnp.float32, reduction="mean", **options):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("way", ["xla", "tokens", "vocab"])
+@pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton", "triton whole"])
 def test_every_implementation_agrees_with_float64(way, reduction):
     """Values and gradients, with labels to ignore, and chunks that divide nothing."""
     compare(WAYS[way], reduction=reduction)
 
 
-@pytest.mark.parametrize("way", ["xla", "tokens", "vocab"])
+@pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton", "triton whole"])
 def test_all_options_together_agree_with_float64(way):
     """The weight the other way round, a share for all words, a price on the normaliser, a plain sum."""
     compare(WAYS[way], reduction="sum", vocab_first=True, z_loss=0.1, label_smoothing=0.2)
 
 
-@pytest.mark.parametrize(("way", "dtype"), [("tokens", jnp.bfloat16), ("vocab", jnp.float16), ("wide", jnp.float16)])
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [
+        ("tokens", jnp.bfloat16),
+        ("vocab", jnp.float16),
+        ("wide", jnp.float16),
+        ("triton", jnp.bfloat16),
+        ("triton whole", jnp.float16),
+    ],
+)
 def test_narrow_inputs_are_summed_in_float32(way, dtype):
     """The loss is float32; gradients have the inputs' dtypes and are as right as those allow."""
     compare(WAYS[way], dtype)
@@ -188,14 +199,14 @@ def test_a_label_out_of_range_counts_for_nothing_under_a_trace():
     """Where nobody can look, it is as if it were to be ignored."""
     hidden, weight = inputs()
     wrong = np.where(LABELS < 0, WORDS + 7, LABELS)
-    for way in ("xla", "tokens", "vocab"):
+    for way in ("xla", "tokens", "vocab", "triton"):
         loss = jax.jit(
             lambda labels, way=way: linear_cross_entropy(hidden, weight, labels, cfg=WAYS[way], executor=UNTUNED)
         )
         close(loss(jnp.asarray(wrong)), truth(hidden, weight, LABELS, 1.0)[0].sum() / 11)
 
 
-@pytest.mark.parametrize("way", ["tokens", "vocab"])
+@pytest.mark.parametrize("way", ["tokens", "vocab", "triton"])
 def test_losses_are_mapped(way):
     """A vmap over hidden states and labels gives each example's own."""
     hidden, weight = inputs()
@@ -211,7 +222,7 @@ def test_losses_are_mapped(way):
         close(grad, d_hidden)
 
 
-@pytest.mark.parametrize("way", ["tokens", "vocab"])
+@pytest.mark.parametrize("way", ["tokens", "vocab", "triton"])
 def test_losses_are_sharded_over_tokens(way):
     """Each shard's own sum, added up; the gradient of the weight that all share is summed too."""
     hidden, weight = inputs()
@@ -221,12 +232,33 @@ def test_losses_are_sharded_over_tokens(way):
         part = linear_cross_entropy(hidden, weight, labels, reduction="sum", cfg=WAYS[way], executor=UNTUNED)
         return jax.lax.psum(part, "tokens")
 
-    sharded = jax.shard_map(loss, mesh=mesh, in_specs=(P("tokens"), P(), P("tokens")), out_specs=P())
+    # JAX interprets Pallas kernels without that check alone.
+    specs = {"in_specs": (P("tokens"), P(), P("tokens")), "check_vma": way != "triton"}
+    sharded = jax.shard_map(loss, mesh=mesh, out_specs=P(), **specs)
     value, grads = jax.jit(jax.value_and_grad(sharded, argnums=(0, 1)))(hidden[:12], weight, jnp.asarray(LABELS[:12]))
     want, *right = truth(hidden[:12], weight, LABELS[:12], 1.0)
     close(value, want.sum())
     for got, one in zip(grads, right, strict=True):
         close(got, one)
+
+
+def test_arrays_may_be_given_by_name():
+    """The kernel takes them so, with gradients, whatever the platform's own method is."""
+    hidden, weight = inputs()
+    given = {"labels": jnp.asarray(LABELS), "cfg": WAYS["tokens"]}
+    grad = jax.grad(lambda weight: UNTUNED(LinearCrossEntropy(), hidden=hidden, weight=weight, **given))(weight)
+    close(grad, truth(hidden, weight, LABELS, 1 / 11)[2])
+
+
+def test_what_does_not_count_need_not_be_a_number():
+    """A hidden state that is NaN is left out where its label is to be ignored."""
+    hidden, weight = inputs()
+    broken = hidden.at[3].set(jnp.nan)
+    for way in ("xla", "tokens", "triton"):
+        for reduction, count in (("mean", 11), ("sum", 1)):
+            given = (broken, weight, LABELS)
+            loss = linear_cross_entropy(*given, reduction=reduction, cfg=WAYS[way], executor=UNTUNED)
+            close(loss, truth(hidden, weight, LABELS, 1.0)[0].sum() / count)
 
 
 def test_every_candidate_agrees_and_the_call_is_tuned():

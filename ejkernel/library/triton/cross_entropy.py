@@ -1,0 +1,77 @@
+"""What cross entropy needs of logits, read once: each row's normaliser, its label's logit and its sum."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from .launch import inside, launch, load, power_of_two
+
+# A running maximum begins here and not at -inf, which would be as large as a logit of -inf and count it.
+_LOWEST = float(jnp.finfo(jnp.float32).min)
+# Elements of a block for each thread: it holds a maximum and a sum, and loads a logit, for each of them.
+_MOST_EACH = 64
+
+
+def row_sums(
+    logits: jax.Array, labels: jax.Array, *, total: bool, block: int, num_warps: int, interpret: bool
+) -> tuple[jax.Array, jax.Array, jax.Array | float]:
+    """`logsumexp` of each row, its label's logit, the nearest for a label out of range, and, if asked, its sum."""
+    rows, words = logits.shape
+    block = min(block, power_of_two(words))
+    whole, rest = divmod(words, block)
+
+    def kernel(logits_ref: Any, labels_ref: Any, out_ref: Any) -> None:
+        row = pl.program_id(0)
+
+        def step(number: Any, state: Any, mask: Any = None) -> Any:
+            top, norm, added = state
+            values = load(logits_ref.at[row, number * block + jnp.arange(block)], mask, -math.inf)
+            # One exponential for each logit: of what is smaller, it or the maximum before, against the larger.
+            less = jnp.where(values == top, 1.0, jnp.exp(-jnp.abs(top - values)))
+            norm = jnp.where(values > top, norm * less + 1.0, norm + less)
+            if total:
+                added = added + (values if mask is None else jnp.where(mask, values, 0.0))
+            return jnp.maximum(top, values), norm, added
+
+        zeros = jnp.zeros(block, jnp.float32)
+        state: Any = (zeros + _LOWEST, zeros, zeros if total else None)
+        if whole:
+            state = jax.lax.fori_loop(jnp.int32(0), jnp.int32(whole), step, state)
+        if rest:
+            state = step(whole, state, inside(whole, block, words, 0, (block,)))
+        top, norm, added = state
+        highest = jnp.max(top)
+        share = jnp.where(top == highest, 1.0, jnp.exp(top - highest))
+        label = jnp.clip(labels_ref[row], 0, words - 1)
+        out_ref[0, row] = highest + jnp.log(jnp.sum(norm * share))
+        out_ref[1, row] = logits_ref[row, label]
+        if total:
+            out_ref[2, row] = jnp.sum(added)
+
+    made = launch(
+        kernel,
+        [logits, labels.astype(jnp.int32)],
+        out=jax.ShapeDtypeStruct((3 if total else 2, rows), jnp.float32),
+        grid=(rows,),
+        in_specs=[pl.BlockSpec(), pl.BlockSpec()],
+        out_specs=pl.BlockSpec(),
+        num_warps=num_warps,
+        num_stages=1,
+        interpret=interpret,
+        name="library_row_sums",
+    )
+    return made[0], made[1], made[2] if total else 0.0
+
+
+def refuses(block: int, num_warps: int) -> str:
+    """Why rows cannot be read so; empty where they can."""
+    if block < 1 or num_warps < 1 or block & (block - 1) or num_warps & (num_warps - 1):
+        return f"block={block} and num_warps={num_warps} must be powers of two"
+    if block // (32 * num_warps) > _MOST_EACH:
+        return f"a block of {block} is too much for the registers of {num_warps} warps"
+    return ""
