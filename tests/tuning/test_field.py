@@ -364,3 +364,16 @@ def test_the_first_of_equal_programs_counts_whoever_compiles_it(monkeypatch):
 def test_memory_is_told_from_other_failures(error, status):
     """By its type or by what it says."""
     assert status_of(error, "runtime") == status
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("RESOURCE_EXHAUSTED: ptxas fatal : Insufficient registers (128) to compile instruction", "compile"),
+        ("RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 300000, available 232448", "compile"),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9000000000 bytes", "memory"),
+    ],
+)
+def test_what_a_program_asks_of_a_core_is_no_want_of_memory(text, status):
+    """More memory would not help."""
+    assert status_of(RuntimeError(text), "compile") == status
