@@ -1,0 +1,119 @@
+"""Gradients of norms in one pass: each program goes through some rows of x and dy, and adds up what vectors get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+
+from .launch import inside, launch_all, load, power_of_two, store
+from .rows import warps_for
+
+# A step holds about seven arrays of its rows in float32 (x, dy, weight, normed, dx and two sums), and a multiprocessor
+# has 64 Ki registers: rows up to 8192 wide fit. Not measured; wider ones would spill.
+_WIDEST = 1 << 13
+# Narrow rows are taken several at a time, so that a warp has 16 elements a thread as it has for wide ones.
+_STEP_ELEMENTS = 1 << 9
+# Each program writes its sums as a row in float32, so few programs are wanted, but every multiprocessor must have its
+# share. With 112 and some registers a thread about 16 warps run at once on each of an H200's 132: this is two rounds of
+# them, and 8 MiB of sums for each vector, whatever the width. Not measured.
+_WARPS_OF_ALL = 4096
+
+
+def norm_gradients(
+    x: jax.Array,
+    dy: jax.Array,
+    *,
+    weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    centred: bool,
+    eps: float,
+    interpret: bool,
+    name: str,
+) -> tuple[jax.Array, ...]:
+    """What x gets and then each vector that is given; `centred` rows had their mean taken off."""
+    width = x.shape[-1]
+    flat, pulled = x.reshape(-1, width), dy.reshape(-1, width)
+    count, block = flat.shape[0], power_of_two(width)
+    num_warps = warps_for(width)
+    tall, steps = _tall_and_steps(count, width, num_warps)
+    each = tall * steps
+    shape, programs = (tall, block), pl.cdiv(count, each)
+    ragged_columns, ragged_rows = block != width, count % each != 0
+    scales = [] if weight is None else [weight]
+    vectors = [vector for vector in (weight, bias) if vector is not None]
+
+    def mean(values: jax.Array) -> jax.Array:
+        return jnp.sum(values, axis=1, keepdims=True) / width
+
+    def kernel(x_ref: Any, dy_ref: Any, *refs: Any) -> None:
+        scale_refs, dx_ref, sum_refs = refs[: len(scales)], refs[len(scales)], refs[len(scales) + 1 :]
+        program = pl.program_id(0)
+        columns = inside(0, block, width, 1, shape) if ragged_columns else None
+        along = inside(0, block, width, 0, (block,)) if ragged_columns else None
+        scale = [load(ref, along).astype(jnp.float32)[None, :] for ref in scale_refs]
+
+        def step(number: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            mask = columns
+            if ragged_rows:
+                real = inside(program * steps + number, tall, count, 0, shape)
+                mask = real if mask is None else mask & real
+            here = (pl.ds(number * tall, tall), slice(None))
+            given = load(dy_ref.at[here], mask).astype(jnp.float32)
+            off = load(x_ref.at[here], mask).astype(jnp.float32)
+            if centred:
+                off = off - mean(off)
+                off = off if columns is None else jnp.where(columns, off, 0.0)
+            over = jax.lax.rsqrt(mean(off * off) + eps)
+            normed = off * over
+            towards = given * scale[0] if scale else given
+            back = towards - normed * mean(towards * normed)
+            back = back - mean(towards) if centred else back
+            store(dx_ref.at[here], (over * back).astype(dx_ref.dtype), mask)
+            shares = [] if weight is None else [given * normed]
+            if ragged_rows:
+                # Without eps, rows beyond the last one are zero times infinity.
+                shares = [jnp.where(mask, share, 0.0) for share in shares]
+            shares += [] if bias is None else [given]
+            return tuple(total + share for total, share in zip(sums, shares, strict=True))
+
+        zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in vectors)
+        # Bounds of 32 bits: with jax_enable_x64 Python's would have 64.
+        sums = jax.lax.fori_loop(np.int32(0), np.int32(steps), step, zeros)
+        ends = inside(0, block, width, 1, (1, block)) if ragged_columns else None
+        for ref, total in zip(sum_refs, sums, strict=True):
+            store(ref, total if tall == 1 else jnp.sum(total, axis=0, keepdims=True), ends)
+
+    whole = pl.BlockSpec((each, block), lambda i: (i, 0))
+    dx, *partial = launch_all(
+        kernel,
+        [flat, pulled, *scales],
+        out=[
+            jax.ShapeDtypeStruct(flat.shape, flat.dtype),
+            *(jax.ShapeDtypeStruct((programs, width), jnp.float32) for _ in vectors),
+        ],
+        grid=(programs,),
+        in_specs=[whole, whole, *(pl.BlockSpec((block,), lambda i: (0,)) for _ in scales)],
+        out_specs=[whole, *(pl.BlockSpec((1, block), lambda i: (i, 0)) for _ in vectors)],
+        num_warps=num_warps,
+        num_stages=1,
+        interpret=interpret,
+        name=f"{name}_gradient",
+    )
+    sums = [jnp.sum(rows, axis=0).astype(vector.dtype) for rows, vector in zip(partial, vectors, strict=True)]
+    return dx.reshape(x.shape), *sums
+
+
+def fits(width: int) -> bool:
+    """Does a row of this width, with all that its gradient needs, fit into registers?"""
+    return power_of_two(width) <= _WIDEST
+
+
+def _tall_and_steps(count: int, width: int, num_warps: int) -> tuple[int, int]:
+    """Rows that a program takes at a time, and how often; both powers of two."""
+    tall = min(max(_STEP_ELEMENTS // power_of_two(width), 1), power_of_two(count))
+    share = count * num_warps // (_WARPS_OF_ALL * tall)
+    return tall, 1 << max(share.bit_length() - 1, 0)
