@@ -76,9 +76,8 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
             return by_rows(compute, x, vectors, other=0.0, name=_NAME, **launch)
 
         def back_by_triton(args: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, ...]:
-            vectors = dict(zip(kinds, args[1:], strict=True))
             how: dict[str, Any] = {"centred": True, "eps": eps, "interpret": interpret, "name": _NAME}
-            return norm_gradients(args[0], dy, **vectors, **how)
+            return norm_gradients(args[0], dy, **how, **dict[str, Any](zip(kinds, args[1:], strict=True)))
 
         if cfg.implementation == "xla":
             return plain(*given)

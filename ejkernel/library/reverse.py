@@ -26,7 +26,7 @@ def with_gradient(forward: Callable[..., Any], backward: Callable[..., tuple[Any
     made.defvjp(lambda *args: (forward(*args), args), backward)
 
     def alike(*args: jax.Array) -> Any:
-        # Inside shard_map what one argument lacks of the others' axes is made up before, so that JAX adds its gradients.
+        # Inside shard_map, what all shards share is spread before, so that JAX itself adds up its gradients.
         return made(*(varying_like(arg, *args) for arg in args))
 
     return alike

@@ -38,8 +38,7 @@ def norm_gradients(
     width = x.shape[-1]
     flat, pulled = x.reshape(-1, width), dy.reshape(-1, width)
     count, block = flat.shape[0], power_of_two(width)
-    num_warps = warps_for(width)
-    tall, steps = _tall_and_steps(count, width, num_warps)
+    tall, steps = portions(count, width)
     each = tall * steps
     shape, programs = (tall, block), pl.cdiv(count, each)
     ragged_columns, ragged_rows = block != width, count % each != 0
@@ -57,10 +56,8 @@ def norm_gradients(
         scale = [load(ref, along).astype(jnp.float32)[None, :] for ref in scale_refs]
 
         def step(number: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            mask = columns
-            if ragged_rows:
-                real = inside(program * steps + number, tall, count, 0, shape)
-                mask = real if mask is None else mask & real
+            real = inside(program * steps + number, tall, count, 0, shape) if ragged_rows else None
+            mask = columns if real is None else real if columns is None else columns & real
             here = (pl.ds(number * tall, tall), slice(None))
             given = load(dy_ref.at[here], mask).astype(jnp.float32)
             off = load(x_ref.at[here], mask).astype(jnp.float32)
@@ -74,9 +71,9 @@ def norm_gradients(
             back = back - mean(towards) if centred else back
             store(dx_ref.at[here], (over * back).astype(dx_ref.dtype), mask)
             shares = [] if weight is None else [given * normed]
-            if ragged_rows:
+            if real is not None:
                 # Without eps, rows beyond the last one are zero times infinity.
-                shares = [jnp.where(mask, share, 0.0) for share in shares]
+                shares = [jnp.where(real, share, 0.0) for share in shares]
             shares += [] if bias is None else [given]
             return tuple(total + share for total, share in zip(sums, shares, strict=True))
 
@@ -98,7 +95,7 @@ def norm_gradients(
         grid=(programs,),
         in_specs=[whole, whole, *(pl.BlockSpec((block,), lambda i: (0,)) for _ in scales)],
         out_specs=[whole, *(pl.BlockSpec((1, block), lambda i: (i, 0)) for _ in vectors)],
-        num_warps=num_warps,
+        num_warps=warps_for(width),
         num_stages=1,
         interpret=interpret,
         name=f"{name}_gradient",
@@ -112,8 +109,8 @@ def fits(width: int) -> bool:
     return power_of_two(width) <= _WIDEST
 
 
-def _tall_and_steps(count: int, width: int, num_warps: int) -> tuple[int, int]:
+def portions(count: int, width: int) -> tuple[int, int]:
     """Rows that a program takes at a time, and how often; both powers of two."""
     tall = min(max(_STEP_ELEMENTS // power_of_two(width), 1), power_of_two(count))
-    share = count * num_warps // (_WARPS_OF_ALL * tall)
+    share = count * warps_for(width) // (_WARPS_OF_ALL * tall)
     return tall, 1 << max(share.bit_length() - 1, 0)
