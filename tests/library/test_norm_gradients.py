@@ -77,7 +77,7 @@ def assert_right(found, args, expected, slack=5.0):
 @pytest.fixture
 def few_programs(monkeypatch):
     """Programs with several steps each, for few rows."""
-    monkeypatch.setattr(norm_gradients, "_WARPS_OF_ALL", 2)
+    monkeypatch.setattr(norm_gradients, "_WARPS_OF_ALL", 4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,8 +91,10 @@ def test_gradients_are_those_of_float64(name, kinds, dtype):
 @pytest.mark.parametrize("shape", [(37, 513), (29, 100), (32, 512), (150, 16)])
 @every_given
 def test_programs_go_through_several_rows(few_programs, name, kinds, shape):
-    """Narrow rows several at a time, wide ones one by one; the last program has fewer."""
-    assert norm_gradients.portions(*shape)[1] > 1
+    """Narrow rows several at a time, wide ones one by one; the last program has fewer, except for even sizes."""
+    tall, steps = norm_gradients.portions(*shape)
+    assert steps > 1
+    assert bool(shape[0] % (tall * steps)) == (shape != (32, 512))
     args, dy = inputs(kinds, *shape)
     assert_right(pulled(norm(name, kinds), args, dy), args, exact(name, kinds, args, dy))
 
@@ -164,7 +166,7 @@ def test_wide_rows_are_left_to_xla(name, kinds):
 
 
 def test_without_vectors_nothing_is_added_up():
-    """The kernel makes as many arrays as there are arguments, and sums are small beside x."""
+    """The kernel makes dx, and a row of sums for each program and vector."""
 
     def made(kinds):
         args, dy = inputs(kinds, 4096, 1024, dtype="bfloat16")
@@ -175,17 +177,18 @@ def test_without_vectors_nothing_is_added_up():
         return [(out.aval.shape, out.aval.dtype.name) for out in call.outvars]
 
     assert made(()) == [((4096, 1024), "bfloat16")]
-    assert made(("weight", "bias")) == [((4096, 1024), "bfloat16"), *[((2048, 1024), "float32")] * 2]
+    assert made(("weight", "bias")) == [((4096, 1024), "bfloat16"), *[((1024, 1024), "float32")] * 2]
 
 
 @pytest.mark.parametrize("width", [1, 100, 128, 1280, 4096, 8192])
 @pytest.mark.parametrize("count", [1, 100, 4096, 1_000_003])
 def test_rows_are_shared_out_among_enough_programs(count, width):
-    """Powers of two, all that a GPU runs at once and no more than four rounds of it, unless there are too few rows."""
+    """No more than a GPU runs at once, and over half of that unless a program has one step."""
     tall, steps = norm_gradients.portions(count, width)
-    assert tall & (tall - 1) == steps & (steps - 1) == 0
+    assert tall & (tall - 1) == 0
     warps = -(-count // (tall * steps)) * norm_gradients.warps_for(width)
-    assert steps == 1 or 4096 <= warps <= 8192 + norm_gradients.warps_for(width)
+    assert warps <= 2048
+    assert steps == 1 or warps > 1024
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 
 from .launch import inside, launch_all, load, power_of_two, store
@@ -17,10 +16,10 @@ from .rows import warps_for
 _WIDEST = 1 << 13
 # Narrow rows are taken several at a time, so that a warp has 16 elements a thread as it has for wide ones.
 _STEP_ELEMENTS = 1 << 9
-# Each program writes its sums as a row in float32, so few programs are wanted, but every multiprocessor must have its
-# share. With 112 and some registers a thread about 16 warps run at once on each of an H200's 132: this is two rounds of
-# them, and 8 MiB of sums for each vector, whatever the width. Not measured.
-_WARPS_OF_ALL = 4096
+# Each program writes its sums as a row in float32, so few programs are wanted, and no more than run at once: a thread
+# needs some 112 registers, which leaves 16 warps for each of an H200's 132 multiprocessors. The sums of a vector then
+# take 4 MiB at most, whatever the width. Not measured.
+_WARPS_OF_ALL = 1 << 11
 
 
 def norm_gradients(
@@ -60,14 +59,15 @@ def norm_gradients(
             mask = columns if real is None else real if columns is None else columns & real
             here = (pl.ds(number * tall, tall), slice(None))
             given = load(dy_ref.at[here], mask).astype(jnp.float32)
+            towards = given * scale[0] if scale else given
             off = load(x_ref.at[here], mask).astype(jnp.float32)
             if centred:
                 off = off - mean(off)
                 off = off if columns is None else jnp.where(columns, off, 0.0)
             over = jax.lax.rsqrt(mean(off * off) + eps)
             normed = off * over
-            towards = given * scale[0] if scale else given
-            back = towards - normed * mean(towards * normed)
+            # mean(towards * normed), by a sum that need not wait for the other.
+            back = towards - normed * (mean(towards * off) * over)
             back = back - mean(towards) if centred else back
             store(dx_ref.at[here], (over * back).astype(dx_ref.dtype), mask)
             shares = [] if weight is None else [given * normed]
@@ -78,8 +78,7 @@ def norm_gradients(
             return tuple(total + share for total, share in zip(sums, shares, strict=True))
 
         zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in vectors)
-        # Bounds of 32 bits: with jax_enable_x64 Python's would have 64.
-        sums = jax.lax.fori_loop(np.int32(0), np.int32(steps), step, zeros)
+        sums = jax.lax.fori_loop(0, steps, step, zeros)
         ends = inside(0, block, width, 1, (1, block)) if ragged_columns else None
         for ref, total in zip(sum_refs, sums, strict=True):
             store(ref, total if tall == 1 else jnp.sum(total, axis=0, keepdims=True), ends)
@@ -110,7 +109,6 @@ def fits(width: int) -> bool:
 
 
 def portions(count: int, width: int) -> tuple[int, int]:
-    """Rows that a program takes at a time, and how often; both powers of two."""
+    """Rows that a program takes at a time, a power of two, and how often it does."""
     tall = min(max(_STEP_ELEMENTS // power_of_two(width), 1), power_of_two(count))
-    share = count * warps_for(width) // (_WARPS_OF_ALL * tall)
-    return tall, 1 << max(share.bit_length() - 1, 0)
+    return tall, pl.cdiv(count * warps_for(width), tall * _WARPS_OF_ALL)
