@@ -60,4 +60,7 @@ CASES = [
     case(64, 1024, "check"),
     case(5, 100, "check", dtype=jnp.float16),
     case(17, 513, "check", dtype=jnp.float32),
+    # Narrow and wide rows of which a program of the gradient takes several, the last one fewer.
+    case(20_001, 100, "check"),
+    case(1001, 4096, "check"),
 ]

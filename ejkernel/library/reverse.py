@@ -9,6 +9,7 @@ import jax
 
 from ..ops.core.invocation import Cfg, Out
 from ..ops.core.kernel import Kernel
+from .varying import varying_like
 
 
 def recomputed(forward: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -16,9 +17,19 @@ def recomputed(forward: Callable[..., Any], plain: Callable[..., Any]) -> Callab
 
     What JAX would keep between the two passes are arrays as large as the argument, in float32.
     """
+    return with_gradient(forward, lambda args, dy: jax.vjp(plain, *args)[1](dy))
+
+
+def with_gradient(forward: Callable[..., Any], backward: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+    """The forward function, whose gradients are `backward(args, dy)`."""
     made = jax.custom_vjp(forward)
-    made.defvjp(lambda *args: (forward(*args), args), lambda args, dy: jax.vjp(plain, *args)[1](dy))
-    return made
+    made.defvjp(lambda *args: (forward(*args), args), backward)
+
+    def alike(*args: jax.Array) -> Any:
+        # Inside shard_map, what all shards share is spread before, so that JAX itself adds up its gradients.
+        return made(*(varying_like(arg, *args) for arg in args))
+
+    return alike
 
 
 class ReverseOnGpu(Kernel[Cfg, Out]):

@@ -13,9 +13,13 @@ from ..ops import Executor, Invocation
 from . import reduce
 from .arguments import ArgumentError
 from .call import call
-from .reverse import ReverseOnGpu, recomputed
+from .reverse import ReverseOnGpu, recomputed, with_gradient
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
+from .triton.norm_gradients import fits, norm_gradients
 from .triton.rows import by_rows, launches
+
+# As a profile shows it.
+_NAME = "library_rms_norm"
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last axis.
 
     Implementations: "xla" as anybody would write it, "lanes" (partial sums side by side), "recompute" (a gradient from
-    the arguments alone) and "triton" (blocks of whole rows, gradient recomputed).
+    the arguments alone) and "triton" (blocks of whole rows, and a gradient in one pass).
     """
 
     op_id = "library.rms_norm"
@@ -53,14 +57,18 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
         def plain(x: jax.Array, weight: jax.Array | None = None) -> jax.Array:
             return _plain(x, weight, eps)
 
-        def by_triton(x: jax.Array, weight: jax.Array | None = None) -> jax.Array:
+        def by_triton(x: jax.Array, *weights: jax.Array) -> jax.Array:
             def compute(block: jax.Array, mask: Any, *weights: jax.Array) -> jax.Array:
                 square = jnp.sum(block * block, axis=1, keepdims=True) / x.shape[-1]
                 return _scaled(block * jax.lax.rsqrt(square + eps), *weights)
 
             launch: dict[str, Any] = {"rows": cfg.rows, "num_warps": cfg.num_warps, "interpret": interpret}
-            vectors = [] if weight is None else [weight]
-            return by_rows(compute, x, vectors, other=0.0, name="library_rms_norm", **launch)
+            return by_rows(compute, x, weights, other=0.0, name=_NAME, **launch)
+
+        def back_by_triton(args: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, ...]:
+            x, *weights = args
+            how: dict[str, Any] = {"centred": False, "eps": eps, "interpret": interpret, "name": _NAME}
+            return norm_gradients(x, dy, weight=weights[0] if weights else None, **how)
 
         given = (x,) if weight is None else (x, weight)
         if cfg.implementation == "xla":
@@ -69,6 +77,8 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
             return _plain(x, weight, eps, cfg.lanes)
         if cfg.implementation == "recompute":
             return recomputed(plain, plain)(*given)  # type: ignore[no-any-return]
+        if cfg.implementation == "triton" and fits(x.shape[-1]):
+            return with_gradient(by_triton, back_by_triton)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "triton":
             return recomputed(by_triton, plain)(*given)  # type: ignore[no-any-return]
         raise ArgumentError(f"{cfg} names no implementation of rms_norm; use xla, lanes, recompute or triton")

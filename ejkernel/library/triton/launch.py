@@ -22,21 +22,35 @@ def launch(
     operands: Sequence[jax.Array],
     *,
     out: jax.ShapeDtypeStruct,
+    out_specs: pl.BlockSpec,
+    **how: Any,
+) -> jax.Array:
+    """As `launch_all`, for a kernel that makes one array."""
+    (made,) = launch_all(kernel, operands, out=[out], out_specs=[out_specs], **how)
+    return made
+
+
+def launch_all(
+    kernel: Callable[..., None],
+    operands: Sequence[jax.Array],
+    *,
+    out: Sequence[jax.ShapeDtypeStruct],
     grid: tuple[int, ...],
     in_specs: Sequence[pl.BlockSpec],
-    out_specs: pl.BlockSpec,
+    out_specs: Sequence[pl.BlockSpec],
     num_warps: int,
     num_stages: int,
     interpret: bool,
     name: str,
-) -> jax.Array:
+) -> Sequence[jax.Array]:
     """Runs the kernel over a grid; `interpret` is for tests, on machines without a GPU."""
-    # Inside shard_map JAX asks that all operands vary over the same axes, and that the result says so.
+    # Inside shard_map JAX asks that all operands vary over the same axes, and that the results say so.
     axes = frozenset[str]().union(*(_jax.varying_axes(operand) for operand in operands))
     if axes:
         operands = [_varying(operand, axes) for operand in operands]
-        out = jax.ShapeDtypeStruct(out.shape, out.dtype, manual_axis_type=jax.typeof(operands[0]).manual_axis_type)
-    result: jax.Array = pl.pallas_call(
+        varies = jax.typeof(operands[0]).manual_axis_type
+        out = [jax.ShapeDtypeStruct(one.shape, one.dtype, manual_axis_type=varies) for one in out]
+    made: Sequence[jax.Array] = pl.pallas_call(
         kernel,
         out_shape=out,
         grid=grid,
@@ -46,7 +60,7 @@ def launch(
         interpret=interpret,
         name=name,
     )(*operands)
-    return result
+    return made
 
 
 def _varying(operand: jax.Array, axes: frozenset[str]) -> jax.Array:
