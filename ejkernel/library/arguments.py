@@ -79,6 +79,12 @@ def same_dtype(one: str, first: jax.Array, other: str, second: jax.Array) -> Non
         )
 
 
+def too_large(*sizes: int) -> str:
+    """Why a Pallas kernel cannot take or make arrays of so many elements; empty where it can."""
+    most = max(sizes)
+    return "" if most < 1 << 31 else f"Pallas counts in 32 bits on a GPU, which {most:,} elements exceed"
+
+
 def known_values(array: jax.Array) -> np.ndarray[Any, Any] | None:
     """The values where they can be read now; None under a trace."""
     return None if isinstance(array, jax.core.Tracer) else np.asarray(array)

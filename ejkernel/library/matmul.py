@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import Executor, Invocation
-from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, same_dtype
+from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, same_dtype, too_large
 from .call import call
 from .reverse import ReverseOnGpu, recomputed
 from .rows import across
@@ -150,7 +150,8 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         if b.ndim != 2 or inv.kwargs.get("transpose_a") or inv.kwargs.get("transpose_b"):
             return "tiles are read from a plain matrix b, nothing transposed"
         blocks = (cfg.block_m, cfg.block_n, cfg.block_k)
-        return refuses(blocks, cfg.num_stages, a.dtype.itemsize) or True
+        made = a.size // a.shape[-1] * b.shape[-1]
+        return refuses(blocks, cfg.num_stages, a.dtype.itemsize) or too_large(a.size, b.size, made) or True
 
 
 def matmul(

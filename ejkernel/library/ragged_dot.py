@@ -14,7 +14,7 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
-from .arguments import ArgumentError, float_array, integer_array, known_values, same, same_dtype
+from .arguments import ArgumentError, float_array, integer_array, known_values, same, same_dtype, too_large
 from .call import call
 from .ragged_dot_tiles import masked, masked_outer, starts_of, tiled, tiled_outer
 from .ready_made import gpu_kernels
@@ -148,7 +148,10 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         # Both operands of each stage are in shared memory at once; a Hopper GPU has 227 KiB of it for a program.
         size = (cfg.block_m or 0) + (cfg.block_n or 0)
         held = size * (cfg.block_k or 0) * given["lhs"].dtype.itemsize * (cfg.num_stages or 1)
-        return True if held <= 227 * 1024 else f"its stages need {held // 1024} KiB of shared memory, over 227"
+        if held > 227 * 1024:
+            return f"its stages need {held // 1024} KiB of shared memory, over 227"
+        lhs, rhs = given["lhs"], given["rhs"]
+        return too_large(lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2]) or True
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Groups as a router makes them, some larger than others, where a trace hides the real sizes."""

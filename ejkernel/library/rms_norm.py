@@ -16,7 +16,7 @@ from .call import call
 from .reverse import ReverseOnGpu, recomputed, with_gradient
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
-from .triton.rows import by_rows, launches
+from .triton.rows import by_rows, guess, launches
 
 # As a profile shows it.
 _NAME = "library_rms_norm"
@@ -94,6 +94,11 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> RmsNormConfig:
         """XLA's: one pass over memory, and every way of differentiating works."""
         return RmsNormConfig("xla")
+
+    def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> RmsNormConfig:
+        """A block for each row: that took 0.75 to 1.0 of XLA's time on an H200, and its gradient 0.4 to 0.95."""
+        block = RmsNormConfig("triton", None, *(guess(inv) or (None, None)))
+        return block if block.rows and self.valid_cfg(inv, block) is True else self.heuristic_cfg(inv)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[RmsNormConfig]:
         """XLA's, with partial sums of two widths of vector registers, and with the gradient recomputed."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array
+from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, too_large
 from .reduce import refuses_lanes
 from .triton.rows import refuses
 
@@ -53,4 +53,6 @@ def rows_refuse(x: Any, implementation: str, lanes: int | None, rows: int | None
         return refuses_lanes(x.shape[-1], lanes)
     if implementation != "triton":
         return ""
-    return "there is nothing to compute" if 0 in x.shape else refuses(x.shape[-1], rows, num_warps)
+    if 0 in x.shape:
+        return "there is nothing to compute"
+    return too_large(x.size) or refuses(x.shape[-1], rows, num_warps)

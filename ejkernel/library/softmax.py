@@ -16,7 +16,7 @@ from .arguments import ArgumentError, integer
 from .call import call
 from .reverse import ReverseOnGpu, recomputed
 from .rows import float_rows, rows_refuse
-from .triton.rows import by_rows, is_measured, launches, warps_for
+from .triton.rows import by_rows, guess, launches
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
         return SoftmaxConfig("xla")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> SoftmaxConfig:
-        """A block for each row: tuned, that took 0.65 to 0.9 of XLA's time on an H200, and half with a gradient."""
-        block = SoftmaxConfig("triton", rows=1, num_warps=warps_for(inv.args[0].shape[-1]))
-        return block if is_measured(inv) and self.valid_cfg(inv, block) is True else self.heuristic_cfg(inv)
+        """A block for each row: that took 0.65 to 0.9 of XLA's time on an H200, and half with a gradient."""
+        block = SoftmaxConfig("triton", None, None, *(guess(inv) or (None, None)))
+        return block if block.rows and self.valid_cfg(inv, block) is True else self.heuristic_cfg(inv)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[SoftmaxConfig]:
         """Both of JAX's, lanes of two widths of vector registers, and parts, which give few rows to many cores."""

@@ -15,21 +15,25 @@ from ejkernel.library import (
     LayerNorm,
     LinearCrossEntropy,
     LinearCrossEntropyConfig,
+    RmsNorm,
     Softmax,
 )
 from ejkernel.ops import Invocation
 
 
-@pytest.mark.parametrize("kernel", [Softmax(), LayerNorm()], ids=lambda k: k.op_id)
+@pytest.mark.parametrize("kernel", [Softmax(), LayerNorm(), RmsNorm()], ids=lambda k: k.op_id)
 @pytest.mark.parametrize(
     ("kind", "shape", "implementation"),
     [
         ("NVIDIA H200", (64, 1024), "triton"),
         ("NVIDIA H200", (64, 1000), "triton"),
+        ("NVIDIA H200", (8192, 64), "xla"),
         ("NVIDIA H200", (4, 200_000), "xla"),
+        ("NVIDIA H200", (1 << 20, 2048), "xla"),
+        ("NVIDIA H200", (0, 2048), "xla"),
         ("AMD Instinct MI300X", (64, 1024), "xla"),
     ],
-    ids=["even", "odd", "too wide", "another maker"],
+    ids=["even", "odd", "short rows", "too wide", "too large", "empty", "another maker"],
 )
 def test_rows_have_blocks_of_their_own_where_that_was_measured(monkeypatch, kernel, kind, shape, implementation):
     """Elsewhere, and where a row does not fit, XLA's own."""
@@ -38,6 +42,18 @@ def test_rows_have_blocks_of_their_own_where_that_was_measured(monkeypatch, kern
     inv = Invocation("x", (jax.ShapeDtypeStruct(shape, jnp.bfloat16),), {})
 
     assert kernel.heuristic_cfg_gpu(inv).implementation == implementation
+
+
+def test_many_rows_have_fewer_threads_each(monkeypatch):
+    """Few rows must keep the device busy by themselves."""
+    monkeypatch.setattr(
+        "ejkernel.library.triton.rows.device_of", lambda inv: SimpleNamespace(device_kind="NVIDIA H200")
+    )
+
+    def warps(*shape):
+        return Softmax().heuristic_cfg_gpu(Invocation("x", (jax.ShapeDtypeStruct(shape, jnp.bfloat16),), {})).num_warps
+
+    assert (warps(128, 4096), warps(16384, 4096), warps(4, 8, 32, 4096)) == (8, 4, 4)
 
 
 def tokens_and_words(tokens, words):
@@ -79,7 +95,7 @@ def test_logits_are_read_once_in_as_few_chunks_as_may_be(monkeypatch, tokens, wo
     on_a("NVIDIA H200", monkeypatch)
     kernel, inv = LinearCrossEntropy(), tokens_and_words(tokens, words)
     chosen = kernel.heuristic_cfg_gpu(inv)
-    assert chosen == LinearCrossEntropyConfig("triton", chunk, block=4096, num_warps=8)
+    assert chosen == LinearCrossEntropyConfig("triton", chunk, block=2048, num_warps=8)
     assert kernel.valid_cfg(inv, chosen) is True
 
 
