@@ -15,6 +15,10 @@ from ejkernel.library import (
     LayerNorm,
     LinearCrossEntropy,
     LinearCrossEntropyConfig,
+    Matmul,
+    MatmulConfig,
+    RaggedDot,
+    RaggedDotConfig,
     RmsNorm,
     Softmax,
 )
@@ -137,3 +141,21 @@ def test_where_cudnn_has_no_gradient_another_s_serves(monkeypatch):
     assert asked == ["cudnn"]
     assert jnp.allclose(out, wanted, atol=1e-5)
     assert all(jnp.allclose(a, b, atol=1e-5) for a, b in zip(grads, pull(jnp.ones_like(out)), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "cfg", "shapes"),
+    [
+        (Matmul(), MatmulConfig("triton", 64, 64, 32, 4, 2), ((1 << 16, 64), (64, 1 << 15))),
+        (RaggedDot(), RaggedDotConfig("triton", 64, 64, 32, 4, 2), ((64, 1 << 16), (8, 1 << 16, 1 << 12), (8,))),
+        (LinearCrossEntropy(), LinearCrossEntropyConfig("triton", 1 << 14), ((1 << 15, 8), (8, 1 << 17), (1 << 15,))),
+    ],
+    ids=lambda value: getattr(value, "op_id", None),
+)
+def test_arrays_that_pallas_cannot_count_are_refused(monkeypatch, kernel, cfg, shapes):
+    """A kernel whose offsets overflow would read elsewhere."""
+    found = SimpleNamespace(device_kind="NVIDIA H200", platform="cuda")
+    monkeypatch.setattr(sys.modules[type(kernel).__module__], "device_of", lambda inv: found, raising=False)
+    inv = Invocation("x", tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes), {})
+
+    assert "counts in 32 bits" in kernel.valid_cfg(inv, cfg)
