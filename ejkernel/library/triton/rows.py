@@ -17,8 +17,8 @@ from .launch import inside, launch, load, power_of_two, store
 _MOST_ELEMENTS = 1 << 16
 # Elements for each thread: fewer leave it idle, more spill, and compile for long.
 _LEAST_EACH, _MOST_EACH = 2, 128
-# Rows below this width are short, and so many keep every multiprocessor busy.
-_SHORT, _MANY_ROWS = 512, 1024
+# Blocks of rows that were timed are between these, and so many rows keep every multiprocessor busy.
+_SHORTEST, _LONGEST, _MANY_ROWS = 1 << 9, 1 << 15, 1024
 
 
 def by_rows(
@@ -89,7 +89,7 @@ def guess(inv: Invocation[Any, Any]) -> tuple[int, int] | None:
     there are few rows; blocks of short rows were slower than what XLA makes.
     """
     x = inv.args[0]
-    if not is_measured(inv) or not x.size or power_of_two(x.shape[-1]) < _SHORT:
+    if not is_measured(inv) or not x.size or not _SHORTEST <= power_of_two(x.shape[-1]) <= _LONGEST:
         return None
     many = x.size // x.shape[-1] >= _MANY_ROWS
     return 1, warps_for(x.shape[-1], 32 if many else 16)
