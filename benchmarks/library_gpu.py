@@ -20,7 +20,7 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).parent))
 from library_cases import Case, collected, operations
-from library_programs import HEURISTIC, TUNED, compiled, study
+from library_programs import HEURISTIC, TUNED, lowered, study
 from tuning_gpu import raced
 
 # Rates measured on an H200: what the hardware does at most.
@@ -35,16 +35,22 @@ def compare(case: Case, number: int, tune_seconds: float) -> dict[str, Any]:
     found = study(case, seconds=tune_seconds)
     tag = f"case{number}"
     names, failed, programs = list(found.programs), {}, {}
+    # Equal programs are one: what two of them differed by would be noise.
+    texts: dict[str, int] = {}
+    runs_as: dict[str, int] = {}
     for at, name in enumerate(names):
         try:
-            programs[at] = compiled(f"{tag}_{at}", found.programs[name], found.arrays)
+            made = lowered(f"{tag}_{at}", found.programs[name], found.arrays)
+            runs_as[name] = texts.setdefault(made.as_text().replace(f"{tag}_{at}", ""), at)
+            if runs_as[name] == at:
+                programs[at] = made.compile()
         # What cannot run is no opponent, and is told.
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     first = raced(programs, found.arrays, tag, rounds=3)
     rounds = int(RACE_SECONDS / max(3 * sum(first.values()), 1e-9))
     times = raced(programs, found.arrays, tag, rounds=min(max(rounds, LEAST_ROUNDS), MOST_ROUNDS))
-    seconds = {name: times[at] for at, name in enumerate(names) if at in times}
+    seconds = {name: times[at] for name, at in runs_as.items() if at in times}
     ready = {name: s for name, s in seconds.items() if name not in (HEURISTIC, TUNED)}
     if HEURISTIC not in seconds or TUNED not in seconds:
         raise RuntimeError(f"{case.op} {case.name}: our own choice cannot run: {failed}")
@@ -61,6 +67,7 @@ def compare(case: Case, number: int, tune_seconds: float) -> dict[str, Any]:
         "heuristic_over_ready": seconds[HEURISTIC] / ready[best],
         "chosen": str(found.chosen),
         "tuning_s": found.seconds,
+        "first_run_s": found.first_run,
         "candidates": sum(t.status != "invalid" for t in found.record.trials) if found.record else 1,
         "not_used": [f"{t.cfg}: {t.status}: {t.message}" for t in found.record.failures] if found.record else [],
         "failed": failed,
@@ -78,6 +85,7 @@ def show(row: dict[str, Any]) -> None:
     print("   " + ", ".join(f"{name} {us:.1f}" for name, us in row["us"].items()))
     ratios = f"tuned {row['tuned_over_ready']:.3f}, heuristic {row['heuristic_over_ready']:.3f} of {row['best_ready']}"
     print(f"   {ratios}; {row['chosen']}; {row['candidates']} candidates in {row['tuning_s']:.1f} s")
+    print(f"   first run after {row['first_run_s']:.1f} s")
     for name, why in row["failed"].items():
         print(f"   {name} cannot run: {why}")
     if row["not_used"]:

@@ -20,6 +20,8 @@ from .ragged_dot_tiles import masked, masked_outer, starts_of, tiled, tiled_oute
 from .ready_made import gpu_kernels
 
 _ARRAYS = ("lhs", "rhs", "group_sizes")
+# An H200 does some 180 operations while it reads a byte, and each row is one operation a byte of the matrices.
+_FEW_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,13 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         return RaggedDotConfig("tiled", block_m=_average(inv, least=16, most=512))
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
-        """The Triton kernel, with tiles no higher than a group on average: a higher one would be mostly empty."""
+        """The Triton kernel, with tiles no higher than a group on average: a higher one would be mostly empty.
+
+        So few rows that reading the matrices is all it takes are XLA's, which then loses nothing by computing every row
+        for every group: 0.84 of the kernel's time on an H200.
+        """
+        if _named(inv)["lhs"].shape[0] <= _FEW_ROWS:
+            return RaggedDotConfig("xla")
         return RaggedDotConfig("triton", _average(inv, least=16, most=128), 128, 64 if _narrow(inv) else 32, 4, 3)
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:

@@ -159,3 +159,12 @@ def test_arrays_that_pallas_cannot_count_are_refused(monkeypatch, kernel, cfg, s
     inv = Invocation("x", tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes), {})
 
     assert "counts in 32 bits" in kernel.valid_cfg(inv, cfg)
+
+
+@pytest.mark.parametrize(("rows", "implementation"), [(1, "xla"), (128, "xla"), (129, "triton"), (8192, "triton")])
+def test_few_rows_of_ragged_products_are_xla_s(rows, implementation):
+    """Where reading the matrices takes the time, a row more for every group costs nothing."""
+    shapes = ((rows, 512), jnp.bfloat16), ((8, 512, 256), jnp.bfloat16), ((8,), jnp.int32)
+    inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes), {})
+
+    assert RaggedDot().heuristic_cfg_gpu(inv).implementation == implementation
