@@ -423,12 +423,13 @@ def found_meanwhile(record: Record, field: Field, cfg: Any) -> Record:
 
 def status_of(error: BaseException, default: Status) -> Status:
     """What kind of failure this is."""
+    if isinstance(error, MemoryError):
+        return "memory"
     text = str(error)
     # Registers and shared memory are what a program has, whatever the device has free.
     if default == "compile" and ("ptxas" in text or "shared memory" in text.lower()):
         return default
-    memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
-    return "memory" if memory else default
+    return "memory" if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower() else default
 
 
 def _poison(expected: Any) -> None:
