@@ -13,7 +13,7 @@ from ..ops import Executor, Invocation
 from . import reduce
 from .arguments import ArgumentError
 from .call import call
-from .reverse import ReverseOnGpu, recomputed, with_gradient
+from .reverse import ReverseOnGpu, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
 from .triton.rows import by_rows, guess, launches
@@ -75,9 +75,9 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
             launch: dict[str, Any] = {"rows": cfg.rows, "num_warps": cfg.num_warps, "interpret": interpret}
             return by_rows(compute, x, vectors, other=0.0, name=_NAME, **launch)
 
-        def back_by_triton(args: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, ...]:
+        def back_by_triton(dy: jax.Array, x: jax.Array, *vectors: jax.Array) -> tuple[jax.Array, ...]:
             how: dict[str, Any] = {"centred": True, "eps": eps, "interpret": interpret, "name": _NAME}
-            return norm_gradients(args[0], dy, **how, **dict[str, Any](zip(kinds, args[1:], strict=True)))
+            return norm_gradients(x, dy, **how, **dict[str, Any](zip(kinds, vectors, strict=True)))
 
         if cfg.implementation == "xla":
             return plain(*given)
@@ -88,7 +88,7 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         if cfg.implementation == "recompute":
             return recomputed(plain, plain)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "triton" and fits(x.shape[-1]):
-            return with_gradient(by_triton, back_by_triton)(*given)  # type: ignore[no-any-return]
+            return by_kernels(by_triton, back_by_triton, plain)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "triton":
             # On an H200 the gradient of one pass takes half the time of the other.
             again = at_once if x.dtype == jnp.bfloat16 else plain
@@ -131,7 +131,7 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         # Sums of squares in float32 lose 1e-7 of mean^2/variance; bfloat16 rounds 4e-3 of the mean away beforehand.
         if cfg.implementation == "one_pass" and x.dtype.name != "bfloat16":
             return f"mean(x^2) - mean(x)^2 is too coarse for {x.dtype.name} with a large mean"
-        return rows_refuse(x, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
+        return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
 
 
 def layer_norm(

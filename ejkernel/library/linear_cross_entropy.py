@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from .arguments import (
     ArgumentError,
     ArgumentTypeError,
     as_array,
+    examples,
     float_array,
     integer,
     integer_array,
@@ -25,7 +27,8 @@ from .arguments import (
     too_large,
 )
 from .call import call
-from .linear_cross_entropy_chunks import Look, Terms, at_once, by_tokens, by_words, gradients_by_words
+from .linear_cross_entropy_chunks import Look, Terms, at_once, by_tokens, by_words, gradients_by_words, looked_up
+from .reverse import recomputed
 
 _ARRAYS = ("hidden", "weight", "labels")
 # All logits at once only where they are as small as a chunk would be: in float32, this many bytes.
@@ -200,7 +203,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         """Refuses all logits at once where they are more than a chunk may be, and the kernel where it cannot run."""
         tokens, words = _sizes(inv)
         by_kernel = cfg.implementation == "triton"
-        size = tokens * words * 4
+        size = tokens * words * 4 * examples(inv)
         if (cfg.implementation == "xla" or (by_kernel and (cfg.chunk or tokens) >= tokens)) and size > WHOLE_BYTES:
             return f"all logits take {size >> 20} MiB, over the {WHOLE_BYTES >> 20} MiB that may be held at once"
         if not by_kernel:
@@ -209,7 +212,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             return "triton runs on GPUs alone"
         from .triton.cross_entropy import refuses
 
-        return refuses(*_launch(cfg)) or too_large(min(cfg.chunk or tokens, tokens) * words) or True
+        return refuses(*_launch(cfg)) or too_large(inv, min(cfg.chunk or tokens, tokens) * words) or True
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Labels of any word, where a trace hides the real ones."""
@@ -351,7 +354,9 @@ def _kernel(cfg: LinearCrossEntropyConfig, interpret: bool) -> Look:
 
     def look(logits: jax.Array, labels: jax.Array, terms: Terms) -> Any:
         launch: dict[str, Any] = {"block": block, "num_warps": num_warps, "interpret": interpret}
-        return row_sums(logits, labels, total=bool(terms.smoothing), **launch)
+        kernel = functools.partial(row_sums, total=bool(terms.smoothing), **launch)
+        # For gradients of gradients.
+        return recomputed(kernel, functools.partial(looked_up, terms=terms))(logits, labels)
 
     return look
 

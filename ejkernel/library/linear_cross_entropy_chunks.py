@@ -59,7 +59,7 @@ def _lifted(form: str, slopes: Any, other: Any) -> jax.Array:
     return product / lift
 
 
-def _looked_up(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
+def looked_up(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
     normaliser = jax.nn.logsumexp(logits, axis=1)
     at_label = jnp.take_along_axis(logits, labels[:, None], axis=1, mode="clip")[:, 0]
     return normaliser, at_label, jnp.sum(logits, axis=1) if terms.smoothing else 0.0
@@ -68,7 +68,7 @@ def _looked_up(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
 def at_once(hidden: Any, weight: Any, labels: Any, *, terms: Terms) -> Any:
     """Losses of tokens from all logits, as anybody would write it."""
     logits = terms.logits(hidden, weight)
-    return terms.losses(*_looked_up(logits, labels, terms), logits.shape[1])
+    return terms.losses(*looked_up(logits, labels, terms), logits.shape[1])
 
 
 def by_tokens(
@@ -80,7 +80,7 @@ def by_tokens(
     terms: Terms,
     chunk: int,
     gradients: bool,
-    look: Look = _looked_up,
+    look: Look = looked_up,
 ) -> tuple[jax.Array, Any]:
     """Losses of tokens, and, if asked for, the gradients of their sum weighted by `scales`: each chunk's at once."""
     tokens, words = hidden.shape[0], weight.shape[0 if terms.vocab_first else 1]

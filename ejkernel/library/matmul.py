@@ -151,7 +151,7 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
             return "tiles are read from a plain matrix b, nothing transposed"
         blocks = (cfg.block_m, cfg.block_n, cfg.block_k)
         made = a.size // a.shape[-1] * b.shape[-1]
-        return refuses(blocks, cfg.num_stages, a.dtype.itemsize) or too_large(a.size, b.size, made) or True
+        return refuses(blocks, cfg.num_stages, a.dtype.itemsize) or too_large(inv, a.size, b.size, made) or True
 
 
 def matmul(

@@ -18,6 +18,7 @@ from .arguments import ArgumentError, float_array, integer_array, known_values, 
 from .call import call
 from .ragged_dot_tiles import masked, masked_outer, starts_of, tiled, tiled_outer
 from .ready_made import gpu_kernels
+from .reverse import recomputed
 
 _ARRAYS = ("lhs", "rhs", "group_sizes")
 # An H200 does some 180 operations while it reads a byte, and each row is one operation a byte of the matrices.
@@ -159,7 +160,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         if held > 227 * 1024:
             return f"its stages need {held // 1024} KiB of shared memory, over 227"
         lhs, rhs = given["lhs"], given["rhs"]
-        return too_large(lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2]) or True
+        return too_large(inv, lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2]) or True
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Groups as a router makes them, some larger than others, where a trace hides the real sizes."""
@@ -228,6 +229,24 @@ def mosaic_refuses(lhs: Any, rhs: Any, wanted: str | None, cfg: RaggedDotConfig,
 
 def _product(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
     """`f(lhs, rhs, sizes, transposed=..., dtype=...)` of this implementation."""
+    return _differentiable(_way(cfg, interpret), masked)
+
+
+def _outer(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
+    """`f(lhs, out, sizes, dtype=...)` of this implementation."""
+    return _differentiable(_outer_way(cfg, interpret), masked_outer)
+
+
+def _differentiable(way: Callable[..., jax.Array], plain: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The same, for gradients of gradients: no way but the plain one has derivatives."""
+
+    def made(*arrays: Any, **how: Any) -> Any:
+        return recomputed(functools.partial(way, **how), functools.partial(plain, **how))(*arrays)
+
+    return made
+
+
+def _way(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
     if cfg.implementation == "xla":
         return _xla
     if cfg.implementation == "masked":
@@ -243,8 +262,7 @@ def _product(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
     raise ArgumentError(f"{cfg} names no implementation of ragged_dot; use xla, masked, tiled, triton or mosaic")
 
 
-def _outer(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
-    """`f(lhs, out, sizes, dtype=...)` of this implementation."""
+def _outer_way(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
     if cfg.implementation == "xla":
         return _xla_outer
     if cfg.implementation == "masked":

@@ -38,7 +38,8 @@ def triton(lhs: Any, rhs: Any, sizes: Any, *, tile: Tile, transposed: bool, dtyp
     visits = visits_of(jnp.append(sizes, rest.astype(sizes.dtype)), rows, tile.m)
     tiles, columns = most_visits(rows, sizes.shape[0] + 1, tile.m), pl.cdiv(width, tile.n)
     body = functools.partial(_product, tile=tile, transposed=transposed, groups=rhs.shape[0], grid=(tiles, columns))
-    made, operands = all_alike((rows, width), dtype, (visits.group, visits.start, visits.stop, lhs, rhs))
+    given = (visits.group, visits.start, visits.stop, lhs, rhs)
+    (made,), operands = all_alike([jax.ShapeDtypeStruct((rows, width), dtype)], given)
     out: jax.Array = pl.pallas_call(
         body,
         out_shape=made,
@@ -106,7 +107,7 @@ def triton_outer(lhs: Any, out: Any, sizes: Any, *, tile: Tile, dtype: Any, inte
     starts, stops = starts_of(sizes, rows)
     grid = (pl.cdiv(width, tile.n), pl.cdiv(depth, tile.m), sizes.shape[0])
     places = (starts.astype(jnp.int32), stops.astype(jnp.int32))
-    shape, operands = all_alike((sizes.shape[0], depth, width), dtype, (*places, lhs, out))
+    (shape,), operands = all_alike([jax.ShapeDtypeStruct((sizes.shape[0], depth, width), dtype)], (*places, lhs, out))
     made: jax.Array = pl.pallas_call(
         functools.partial(_outer, tile=tile),
         out_shape=shape,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +18,24 @@ def recomputed(forward: Callable[..., Any], plain: Callable[..., Any]) -> Callab
 
     What JAX would keep between the two passes are arrays as large as the argument, in float32.
     """
-    return with_gradient(forward, lambda args, dy: jax.vjp(plain, *args)[1](dy))
+    return _with_gradient(forward, functools.partial(_pulled, plain))
 
 
-def with_gradient(forward: Callable[..., Any], backward: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
-    """The forward function, whose gradients are `backward(args, dy)`."""
+def by_kernels(
+    forward: Callable[..., Any], backward: Callable[..., Any], plain: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The forward function, with the gradients `backward(dy, *args)`; the gradients of those are the plain one's."""
+    return _with_gradient(forward, recomputed(backward, functools.partial(_pulled, plain)))
+
+
+def _pulled(plain: Callable[..., Any], dy: Any, *args: Any) -> Any:
+    return jax.vjp(plain, *args)[1](dy)
+
+
+def _with_gradient(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
     made = jax.custom_vjp(forward)
-    made.defvjp(lambda *args: (forward(*args), args), backward)
+    # Not the forward function itself: gradients of gradients differentiate this rule.
+    made.defvjp(lambda *args: (made(*args), args), lambda args, dy: backward(dy, *args))
 
     def alike(*args: jax.Array) -> Any:
         # Inside shard_map, what all shards share is spread before, so that JAX itself adds up its gradients.

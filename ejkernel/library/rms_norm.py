@@ -13,7 +13,7 @@ from ..ops import Executor, Invocation
 from . import reduce
 from .arguments import ArgumentError
 from .call import call
-from .reverse import ReverseOnGpu, recomputed, with_gradient
+from .reverse import ReverseOnGpu, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
 from .triton.rows import by_rows, guess, launches
@@ -65,8 +65,7 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
             launch: dict[str, Any] = {"rows": cfg.rows, "num_warps": cfg.num_warps, "interpret": interpret}
             return by_rows(compute, x, weights, other=0.0, name=_NAME, **launch)
 
-        def back_by_triton(args: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, ...]:
-            x, *weights = args
+        def back_by_triton(dy: jax.Array, x: jax.Array, *weights: jax.Array) -> tuple[jax.Array, ...]:
             how: dict[str, Any] = {"centred": False, "eps": eps, "interpret": interpret, "name": _NAME}
             return norm_gradients(x, dy, weight=weights[0] if weights else None, **how)
 
@@ -78,7 +77,7 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
         if cfg.implementation == "recompute":
             return recomputed(plain, plain)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "triton" and fits(x.shape[-1]):
-            return with_gradient(by_triton, back_by_triton)(*given)  # type: ignore[no-any-return]
+            return by_kernels(by_triton, back_by_triton, plain)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "triton":
             return recomputed(by_triton, plain)(*given)  # type: ignore[no-any-return]
         raise ArgumentError(f"{cfg} names no implementation of rms_norm; use xla, lanes, recompute or triton")
@@ -112,7 +111,7 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: RmsNormConfig) -> bool | str:
         """Lanes must divide the rows; a block must fit, and have something to compute."""
-        return rows_refuse(inv.args[0], cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
+        return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
 
 
 def rms_norm(

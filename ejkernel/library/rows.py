@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from ..ops import Invocation
 from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, too_large
 from .reduce import refuses_lanes
 from .triton.rows import refuses
@@ -47,12 +48,15 @@ def epsilon(value: Any) -> float:
     return float(value)
 
 
-def rows_refuse(x: Any, implementation: str, lanes: int | None, rows: int | None, num_warps: int | None) -> str:
+def rows_refuse(
+    inv: Invocation[Any, Any], implementation: str, lanes: int | None, rows: int | None, num_warps: int | None
+) -> str:
     """Why an operation on whole rows cannot run so; empty where it can."""
+    x = inv.args[0]
     if implementation == "lanes":
         return refuses_lanes(x.shape[-1], lanes)
     if implementation != "triton":
         return ""
     if 0 in x.shape:
         return "there is nothing to compute"
-    return too_large(x.size) or refuses(x.shape[-1], rows, num_warps)
+    return too_large(inv, x.size) or refuses(x.shape[-1], rows, num_warps)

@@ -105,7 +105,7 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
         # A part of a row must be worth a program of its own.
         if cfg.implementation == "split" and (not cfg.parts or x.shape[-1] % cfg.parts or x.shape[-1] < 4096):
             return f"{cfg.parts} parts do not divide rows of {x.shape[-1]}, or the rows are short"
-        return rows_refuse(x, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
+        return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
 
 
 def softmax(

@@ -17,9 +17,13 @@ def varying_like(made: jax.Array, *arrays: Any) -> jax.Array:
     return jax.lax.pcast(made, tuple(sorted(missing)), to="varying") if missing else made
 
 
-def all_alike(shape: tuple[int, ...], dtype: Any, arrays: Sequence[jax.Array]) -> tuple[Any, list[jax.Array]]:
-    """What a Pallas call makes of these arrays, and they, all varying alike: JAX asks that of such calls."""
+def all_alike(
+    made: Sequence[jax.ShapeDtypeStruct], arrays: Sequence[jax.Array]
+) -> tuple[list[jax.ShapeDtypeStruct], list[jax.Array]]:
+    """What a Pallas call makes of these arrays, and they, all varying alike: JAX asks that of such calls.
+
+    Where nothing varies, that has to be said too.
+    """
     same = [varying_like(x, *arrays) for x in arrays]
-    varies = any(_jax.varying_axes(x) for x in same)
-    about = {"manual_axis_type": jax.typeof(same[0]).manual_axis_type} if varies else {}
-    return jax.ShapeDtypeStruct(shape, dtype, **about), same
+    varies = jax.typeof(same[0]).manual_axis_type
+    return [jax.ShapeDtypeStruct(one.shape, one.dtype, manual_axis_type=varies) for one in made], same

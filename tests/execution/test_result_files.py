@@ -398,6 +398,14 @@ def test_numbers_of_numpy_are_named():
         AutotuningResult(DEVICE, (Entry("op@v0", "00", {"size": np.int64(1)}),)).dumps()
 
 
+def test_a_file_of_bytes_serves_on_both_ways():
+    """As what is open in binary mode."""
+    file = io.BytesIO()
+    FULL.dump(file)
+    file.seek(0)
+    assert AutotuningResult.load(file).dumps() == FULL.dumps()
+
+
 def test_what_is_neither_a_path_nor_a_file_is_named():
     """On both ways."""
     with pytest.raises(TypeError, match=r"5 is neither a path nor a file with a method write\(\)"):

@@ -21,6 +21,7 @@ from ejkernel.library import (
     RaggedDotConfig,
     RmsNorm,
     Softmax,
+    SoftmaxConfig,
 )
 from ejkernel.ops import Invocation
 
@@ -156,9 +157,18 @@ def test_arrays_that_pallas_cannot_count_are_refused(monkeypatch, kernel, cfg, s
     """A kernel whose offsets overflow would read elsewhere."""
     found = SimpleNamespace(device_kind="NVIDIA H200", platform="cuda")
     monkeypatch.setattr(sys.modules[type(kernel).__module__], "device_of", lambda inv: found, raising=False)
-    inv = Invocation("x", tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes), {})
+    arrays = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
 
-    assert "counts in 32 bits" in kernel.valid_cfg(inv, cfg)
+    assert "counts in 32 bits" in kernel.valid_cfg(Invocation("x", arrays, {}), cfg)
+
+
+def test_a_vmap_counts_for_what_pallas_cannot_count():
+    """The kernel gets all examples at once."""
+    one = (jax.ShapeDtypeStruct((1 << 16, 1 << 12), jnp.bfloat16),)
+    cfg = SoftmaxConfig("triton", rows=1, num_warps=4)
+
+    assert Softmax().valid_cfg(Invocation("x", one, {}), cfg) is True
+    assert "counts in 32 bits" in Softmax().valid_cfg(Invocation("x", one, {}, batch_axes=((2, (0,)), (4, (0,)))), cfg)
 
 
 @pytest.mark.parametrize(("rows", "implementation"), [(1, "xla"), (128, "xla"), (129, "triton"), (8192, "triton")])

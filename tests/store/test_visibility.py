@@ -77,6 +77,19 @@ def test_a_slow_reader_finds_a_key_that_is_put_and_folded_all_the_time(folder, m
     assert reader.status == "read-write"
 
 
+def test_what_was_pruned_and_put_again_is_found_by_a_reader_with_an_old_listing(folder, monkeypatch):
+    """Its entry file is gone and the snapshot has nothing as new: then the folder is looked at once more."""
+    monkeypatch.setattr(ledger, "SMALL", -1)
+    reader, peer = store(folder), store(folder)
+    for number in range(5):
+        keep(peer, "one", number)
+    reader._ledger.look()
+    peer._ledger.fold(lambda key, raw: True)
+    keep(store(folder), "one", "again")
+
+    assert reader._ledger.find(key("one")).raw["cfg"] == "again"
+
+
 def test_a_put_is_seen_by_a_process_that_has_the_store_open(folder):
     """New keys and known ones, there and back, as soon as the put has returned."""
     mine = store(folder)

@@ -190,7 +190,7 @@ def test_rounds_in_one_trace_are_told_apart_by_time(monkeypatch, quiet_profiler)
     assert ProfilerClock().rounds([[one, two], [two, one]]) == [{4: 1.0, 7: 6.0}, {4: 2.0, 7: 8.0}]
 
 
-def test_the_end_of_a_trace_is_nobody_s_turn(monkeypatch, quiet_profiler):
+def test_the_end_of_a_trace_is_told_from_the_last_run(monkeypatch, quiet_profiler):
     """Whoever ran last is done before the session is closed, which takes seconds the first time."""
     trace_says(monkeypatch, {"one": 6.0})
     log = []

@@ -179,6 +179,17 @@ def test_what_runs_once_is_not_compiled_for_speed(monkeypatch):
     assert asked == [quick, None, quick, None]
 
 
+def test_a_compilation_that_fails_is_not_tried_again():
+    """Only an option that the compiler does not know is left out."""
+
+    class Lowered:
+        def compile(self, compiler_options=None):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: " + ("options" if compiler_options else "none"))
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="options"):
+        staged(lambda x: x * 2).compile(Lowered(), for_speed=False)
+
+
 def test_the_options_that_spare_time_are_known_here():
     """What the compiler of this machine refuses would be compiled twice."""
     lowered, _ = staged(lambda x: x @ x.T, jnp.ones((4, 4))).lower()

@@ -173,13 +173,30 @@ def test_the_reference_is_one_program():
     assert traced == [True]
 
 
+def test_a_reference_has_a_thread_of_its_own(monkeypatch):
+    """Beside a single candidate too: neither waits for the other."""
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    asked, made = [], CompilePool.__init__
+
+    def count(pool, workers):
+        asked.append(workers)
+        made(pool, workers)
+
+    monkeypatch.setattr(CompilePool, "__init__", count)
+    field_of({"a": lambda x: x * 2})
+    field_of({"a": lambda x: x * 2}, reference=lambda x: x * 2).prepare()
+
+    assert asked == [1, 2]
+
+
 @pytest.mark.parametrize("in_time", [True, False])
 def test_a_reference_is_waited_for_until_the_end_of_the_tuning(monkeypatch, in_time):
     """The time for compiling may be over before it: as long as the tuning's own is not, it decides who is right."""
     held = Held()
     job = Job(lambda cfg: lambda x: x * 3, (X,), {}, "a", reference=lambda x: held(x) * 2, heuristic_first=True)
     found = Field(job, "a", seed=0, device=jax.devices()[0])
-    found.compile(0.0, time.perf_counter() + 600)
+    now = time.perf_counter()
+    found.compile(now, now + 1200)
     if in_time:
         held.release.set()
     else:

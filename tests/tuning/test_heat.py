@@ -229,6 +229,21 @@ def test_the_first_turn_in_a_new_worker_is_not_measured_by_those_of_the_last_one
     assert limits == [3600, 0.1, 3600, 0.1]
 
 
+@pytest.mark.parametrize(("doing", "limit"), [("run", 10.0), ("trace", 50.0), ("compile", 50.0)])
+def test_the_end_of_a_trace_may_take_longer_than_a_run(monkeypatch, doing, limit):
+    """But not for ever, and who ran last has to answer for it."""
+    now = [0.0]
+    monkeypatch.setattr(vigil, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    watched = vigil.Vigil(Isolation(run_seconds=10, memory_bytes=1))
+    watched.begin(math.inf)
+    watched.starts(0, "run", 0.0)
+    watched.starts(0, doing, 0.0)
+    while (ended := watched.look(0, usable=True)) is None and now[0] < 1000:
+        now[0] += 0.5
+
+    assert (ended.number, ended.status, now[0]) == (0, "timeout", limit + 0.5)
+
+
 def test_a_time_in_which_everything_stood_still_is_nobodys(monkeypatch):
     """Ctrl-Z stops a worker with its parent: an hour later nobody has hung, and who hangs then is found out."""
     now = [0.0]

@@ -15,6 +15,7 @@ from ejkernel.ops.timing.clock import Run, WallClock, in_turns
 from ejkernel.ops.timing.profiler import ProfilerClock, ProfilerUnavailable
 from ejkernel.ops.timing.program import Program
 from ejkernel.ops.tuning.stopwatch import DEVICE_RULES, HOST_RULES, Stopwatch, once
+from ejkernel.ops.tuning.witness import Unseen
 
 X = jnp.ones(8)
 
@@ -156,6 +157,28 @@ class Unavailable(ProfilerClock):
             raise ProfilerUnavailable("the profiler is in use")
         self.left -= 1
         return {run.number: 1e-3 * (run.number + 1) for run in runs}
+
+
+def test_a_witness_hears_of_the_end_of_a_trace():
+    """Each run is told before it is made, and what comes after the last one is told from it."""
+
+    class Telling(ProfilerClock):
+        def rounds(self, schedule):
+            for run in schedule[0]:
+                run.before()
+            schedule[0][-1].after()
+            return [{run.number: 1e-3 for run in schedule[0]}]
+
+    told = []
+
+    class Listening(Unseen):
+        def starts(self, cfg, doing):
+            told.append((cfg, doing))
+
+    found = watch([program("a"), program("b")], Telling(), cfgs=["one", "two"], witness=Listening())
+    found.round([0, 1])
+
+    assert told[-3:] == [("one", "run"), ("two", "run"), ("two", "trace")]
 
 
 @pytest.mark.parametrize("rounds", [0, 2])

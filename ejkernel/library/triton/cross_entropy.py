@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 
 from .launch import inside, launch, load, power_of_two
 
-# A running maximum begins here and not at -inf, which would be as large as a logit of -inf and count it.
+# Where a running maximum begins.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 # Elements of a block for each thread: it holds a maximum and a sum, and loads a logit, for each of them.
 _MOST_EACH = 64

@@ -9,7 +9,7 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from ...ops import _jax
+from ..varying import all_alike
 
 
 def power_of_two(size: int) -> int:
@@ -44,12 +44,7 @@ def launch_all(
     name: str,
 ) -> Sequence[jax.Array]:
     """Runs the kernel over a grid; `interpret` is for tests, on machines without a GPU."""
-    # Inside shard_map JAX asks that all operands vary over the same axes, and that the results say so.
-    axes = frozenset[str]().union(*(_jax.varying_axes(operand) for operand in operands))
-    if axes:
-        operands = [_varying(operand, axes) for operand in operands]
-        varies = jax.typeof(operands[0]).manual_axis_type
-        out = [jax.ShapeDtypeStruct(one.shape, one.dtype, manual_axis_type=varies) for one in out]
+    out, operands = all_alike(out, operands)
     made: Sequence[jax.Array] = pl.pallas_call(
         kernel,
         out_shape=out,
@@ -61,11 +56,6 @@ def launch_all(
         name=name,
     )(*operands)
     return made
-
-
-def _varying(operand: jax.Array, axes: frozenset[str]) -> jax.Array:
-    missing = axes - _jax.varying_axes(operand)
-    return jax.lax.pcast(operand, tuple(sorted(missing)), to="varying") if missing else operand
 
 
 def load(ref: Any, mask: jax.Array | None, other: float = 0.0) -> jax.Array:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..config import files
 from ..core import codec
@@ -18,6 +19,17 @@ if TYPE_CHECKING:
 
 KIND = "ejkernel.ops autotuning result"
 VERSION = 1
+
+
+@runtime_checkable
+class _Writes(Protocol):
+    def write(self, text: Any, /) -> Any: ...
+
+
+@runtime_checkable
+class _Reads(Protocol):
+    def read(self) -> Any: ...
+
 
 _TEXTS = ("op_id_v", "call_key", "source", "note", "device")
 
@@ -92,8 +104,9 @@ def _check(data: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
 def put(target: Any, text: str) -> None:
     """Writes a text into an open file, or whole under a path: a reader sees the old file or the new one."""
     if not isinstance(target, (str, os.PathLike)):
-        _must_have(target, "write")
-        target.write(text)
+        if not isinstance(target, _Writes):
+            raise ConfigTypeError(f"{target!r} is neither a path nor a file with a method write()")
+        target.write(text.encode() if isinstance(target, (io.RawIOBase, io.BufferedIOBase)) else text)
     elif os.path.exists(target) and not os.path.isfile(target):
         # A device or a pipe is written into, never replaced.
         Path(target).write_text(text, encoding="utf-8")
@@ -106,11 +119,7 @@ def taken(source: Any) -> str:
     """The text of an open file, or under a path."""
     if isinstance(source, (str, os.PathLike)):
         return Path(source).read_text(encoding="utf-8")
-    _must_have(source, "read")
+    if not isinstance(source, _Reads):
+        raise ConfigTypeError(f"{source!r} is neither a path nor a file with a method read()")
     text = source.read()
     return text.decode() if isinstance(text, bytes) else str(text)
-
-
-def _must_have(file: Any, act: str) -> None:
-    if not hasattr(file, act):
-        raise ConfigTypeError(f"{file!r} is neither a path nor a file with a method {act}()")

@@ -23,7 +23,7 @@ class Run:
     calls: int = 1
     # Says whose turn it is, should it be the last one.
     before: Callable[[], None] = lambda: None
-    # Says that it is over, where the next thing to happen is nobody's turn.
+    # Says that it is over, where what follows takes longer than a run.
     after: Callable[[], None] = lambda: None
 
 

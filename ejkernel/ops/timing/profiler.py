@@ -48,7 +48,7 @@ class ProfilerClock:
                     # Whatever a candidate raises is the candidate's outcome.
                     except Exception as error:
                         failed[run.number] = error
-                # The first stop takes seconds, which must not be held against whoever ran last.
+                # The first stop takes seconds, which must not look as if the last run did.
                 if latest is not None:
                     latest.after()
             finally:

@@ -83,7 +83,9 @@ def _compiled_quickly(lowered: Any) -> Any:
     try:
         return lowered.compile(compiler_options=_UNTUNED)
     # Another compiler's options may have other names.
-    except jax.errors.JaxRuntimeError:
+    except jax.errors.JaxRuntimeError as error:
+        if "compile option" not in str(error):
+            raise
         return lowered.compile()
 
 

@@ -285,9 +285,10 @@ class Field:
                 self._arrived(next(self._results))
             except StopIteration:
                 self._all_arrived()
-        # Where there is a heuristic cfg to fall back on, a deadline is one for the reference too.
-        bounded = self.job.heuristic_first and math.isfinite(self._end)
-        if self._reference is not None and bounded and not self._reference.is_there_by(self._end):
+        # Where there is a heuristic cfg to fall back on, a deadline is one for the reference too; later than this
+        # nobody could be timed any more.
+        latest = (self._compile_until + self._end) / 2 if self.job.heuristic_first else math.inf
+        if self._reference is not None and math.isfinite(latest) and not self._reference.is_there_by(latest):
             self._without_reference()
         else:
             self.sets()

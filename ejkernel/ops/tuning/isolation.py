@@ -142,7 +142,7 @@ class WorkerTrack:
             earlier=[row for row in rows if row],
             out_of_time=lambda: True,
         )
-        late = bool(numbers) or time.perf_counter() >= deadline
+        late = field.late or bool(numbers) or time.perf_counter() >= deadline
         record = finished(record, field, numbers, outcome, heuristic=heuristic, late=late)
         right = sorted(self._heat.right & set(numbers))
         if record.winner is not None or not right:

@@ -170,7 +170,7 @@ class Stopwatch:
     def _run(self, place: int) -> Run:
         call, calls = self.programs[place].call, self._calls[place]
         before = functools.partial(self._witness.starts, self._cfgs[place], "run")
-        after = functools.partial(self._witness.ends, self._cfgs[place])
+        after = functools.partial(self._witness.starts, self._cfgs[place], "trace")
         return Run(place, self.names[place], call, self.leaves, calls, before, after)
 
     def _warm(self, places: Sequence[int]) -> dict[int, Exception]:

@@ -149,7 +149,8 @@ class Tuner(Generic[Cfg]):
         self._last.record = record
         if job.heuristic_first and record.stop == "deadline" and record.trials[0].status == "timeout":
             # Tuned must never be slower than untuned.
-            message = "the time was up before the heuristic cfg was measured, so nothing is known to be faster"
+            why = record.trials[0].message
+            message = f"the time was up before the heuristic cfg was measured ({why}), so nothing is known to be faster"
             raise OutOfTimeError(message, [message], record)
         if record.winner is None:
             reasons = [f"{describe(t.cfg)}: {t.status}: {t.message}" for t in record.failures]

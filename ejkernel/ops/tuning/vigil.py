@@ -13,8 +13,8 @@ from .limits import Isolation
 from .process import FROM_OUTSIDE
 from .witness import Doing
 
-# A compilation may take so many times as long as a run.
-_COMPILE_TIMES = 5.0
+# A compilation, and the end of a trace, may take so many times as long as a run.
+_LONGER_TIMES = 5.0
 # What a worker gets to say goodbye once its time is up.
 _GRACE_SECONDS = 2.0
 # Where there is a deadline: so many times as long as another one needed, and at least so many seconds, is a hang.
@@ -118,8 +118,8 @@ class Vigil:
             self.at_work = {n: turn._replace(since=min(turn.since + gap, now)) for n, turn in self.at_work.items()}
 
     def _limit(self, doing: Doing) -> float:
-        if doing == "compile":
-            return self.isolation.run_seconds * _COMPILE_TIMES
+        if doing in ("compile", "trace"):
+            return self.isolation.run_seconds * _LONGER_TIMES
         if math.isinf(self._deadline) or math.isinf(self._quickest):
             return self.isolation.run_seconds
         return min(self.isolation.run_seconds, max(_HOPELESS_SECONDS, _HOPELESS_TIMES * self._quickest))

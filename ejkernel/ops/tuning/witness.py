@@ -8,8 +8,9 @@ from typing import Any, Literal, Protocol, final
 
 from ..core.record import Trial
 
-# Compiling happens to several candidates at once; a check or a run is one candidate's alone.
-Doing = Literal["compile", "check", "run"]
+# Compiling happens to several candidates at once; a check or a run is one candidate's alone. So is the end of a trace,
+# which takes longer than any run: who ran last is the first to be suspected should it go wrong.
+Doing = Literal["compile", "check", "run", "trace"]
 Timed = Sequence[tuple[Any, float]]
 # Begins the name of a program whose text does not tell all: another cfg's may look the same.
 OWN = "own "
