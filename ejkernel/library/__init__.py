@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .layer_norm import LayerNormConfig as LayerNormConfig
     from .layer_norm import layer_norm as layer_norm
     from .linear_cross_entropy import LinearCrossEntropy as LinearCrossEntropy
-    from .linear_cross_entropy import LinearCrossEntropyConfig as LinearCrossEntropyConfig
     from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from .linear_cross_entropy_ways import LinearCrossEntropyConfig as LinearCrossEntropyConfig
     from .matmul import Matmul as Matmul
     from .matmul import MatmulConfig as MatmulConfig
     from .matmul import matmul as matmul
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "attention": "Attention AttentionConfig attention",
     "layer_norm": "LayerNorm LayerNormConfig layer_norm",
-    "linear_cross_entropy": "LinearCrossEntropy LinearCrossEntropyConfig linear_cross_entropy",
+    "linear_cross_entropy": "LinearCrossEntropy linear_cross_entropy",
+    "linear_cross_entropy_ways": "LinearCrossEntropyConfig",
     "matmul": "Matmul MatmulConfig matmul",
     "ragged_dot": "RaggedDot RaggedDotConfig ragged_dot",
     "rms_norm": "RmsNorm RmsNormConfig rms_norm",

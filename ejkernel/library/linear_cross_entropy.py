@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import numbers
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -28,29 +28,18 @@ from .arguments import (
 )
 from .call import call
 from .linear_cross_entropy_chunks import Look, Terms, at_once, by_tokens, by_words, gradients_by_words, looked_up
+from .linear_cross_entropy_ways import (
+    CPU_BYTES,
+    WHOLE_BYTES,
+    LinearCrossEntropyConfig,
+    by_chunks,
+    by_kernel,
+    by_xla,
+    launch_of,
+)
 from .reverse import recomputed
 
 _ARRAYS = ("hidden", "weight", "labels")
-# All logits at once only where they are as small as a chunk would be: in float32, this many bytes.
-WHOLE_BYTES = 64 << 20
-# A chunk's logits in float32: on a CPU within reach of its caches, on a GPU enough rows for its matrix units.
-_CHUNKS = {"cpu": (1 << 20, 4 << 20, 16 << 20), "gpu": (256 << 20, 512 << 20, 1 << 30)}
-# Half of the tokens may be a larger chunk than those: two chunks cost less than four.
-_HALF_BYTES = 2 << 30
-# The kernel's block of words and its warps, the first where none are given: the fastest of nine for four sizes of
-# logits on an H200, where it took 0.53 to 0.71 of XLA's time.
-_LAUNCHES = ((2048, 8), (4096, 8), (1024, 4))
-
-
-@dataclass(frozen=True)
-class LinearCrossEntropyConfig:
-    """Which way, a chunk's tokens or words, whether narrow inputs are widened to float32, and how a kernel runs."""
-
-    implementation: str
-    chunk: int | None = None
-    wide: bool = False
-    block: int | None = None
-    num_warps: int | None = None
 
 
 class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
@@ -167,34 +156,31 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
         """Chunks of tokens: their gradients need no second computation of the logits."""
-        return LinearCrossEntropyConfig("chunked_tokens", _fitting(*_sizes(inv), _CHUNKS["gpu"][2]))
+        return by_chunks(*_sizes(inv))
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
         """The kernel, in as few chunks as may be, on NVIDIA GPUs; elsewhere chunks, or all at once where small."""
         from .triton.rows import is_measured
 
-        largest = _by_kernel(*_sizes(inv))[0]
-        if is_measured(inv) and self.valid_cfg(inv, largest) is True:
-            return largest
         # Small logits at once take 0.87 of the time of chunks on an H200.
-        whole = LinearCrossEntropyConfig("xla")
-        return whole if self.valid_cfg(inv, whole) is True else self.heuristic_cfg(inv)
+        ways = [*(by_kernel(*_sizes(inv)) if is_measured(inv) else ()), LinearCrossEntropyConfig("xla")]
+        return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
         """The same, with smaller chunks."""
-        return LinearCrossEntropyConfig("chunked_tokens", _fitting(*_sizes(inv), _CHUNKS["cpu"][2]))
+        return by_chunks(*_sizes(inv), CPU_BYTES)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
         """Chunks of tokens and of words, of several sizes, and all at once where that is small."""
-        return _candidates(inv, _CHUNKS["gpu"])
+        return by_xla(*_sizes(inv))
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
         """The kernel as well; its launch is varied for the largest chunk alone."""
-        return [*_candidates(inv, _CHUNKS["gpu"]), *_by_kernel(*_sizes(inv))]
+        return [*by_xla(*_sizes(inv)), *by_kernel(*_sizes(inv))]
 
     def candidate_cfgs_cpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
         """The same with smaller chunks, and for narrow inputs in float32 too: not every CPU has narrow products."""
-        found = _candidates(inv, _CHUNKS["cpu"])
+        found = by_xla(*_sizes(inv), CPU_BYTES)
         if _named(inv)["hidden"].dtype.itemsize == 4:
             return found
         return [*found, *(replace(cfg, wide=True) for cfg in found if cfg.implementation != "chunked_vocab")]
@@ -202,17 +188,17 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: LinearCrossEntropyConfig) -> bool | str:
         """Refuses all logits at once where they are more than a chunk may be, and the kernel where it cannot run."""
         tokens, words = _sizes(inv)
-        by_kernel = cfg.implementation == "triton"
+        is_kernel = cfg.implementation == "triton"
         size = tokens * words * 4 * examples(inv)
-        if (cfg.implementation == "xla" or (by_kernel and (cfg.chunk or tokens) >= tokens)) and size > WHOLE_BYTES:
+        if (cfg.implementation == "xla" or (is_kernel and (cfg.chunk or tokens) >= tokens)) and size > WHOLE_BYTES:
             return f"all logits take {size >> 20} MiB, over the {WHOLE_BYTES >> 20} MiB that may be held at once"
-        if not by_kernel:
+        if not is_kernel:
             return True
         if get_device_platform(device_of(inv)) != "gpu":
             return "triton runs on GPUs alone"
         from .triton.cross_entropy import refuses
 
-        return refuses(*_launch(cfg)) or too_large(inv, min(cfg.chunk or tokens, tokens) * words) or True
+        return refuses(*launch_of(cfg)) or too_large(inv, min(cfg.chunk or tokens, tokens) * words) or True
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Labels of any word, where a trace hides the real ones."""
@@ -350,7 +336,7 @@ def _way(cfg: LinearCrossEntropyConfig, tokens: int, interpret: bool) -> dict[st
 def _kernel(cfg: LinearCrossEntropyConfig, interpret: bool) -> Look:
     from .triton.cross_entropy import row_sums
 
-    block, num_warps = _launch(cfg)
+    block, num_warps = launch_of(cfg)
 
     def look(logits: jax.Array, labels: jax.Array, terms: Terms) -> Any:
         launch: dict[str, Any] = {"block": block, "num_warps": num_warps, "interpret": interpret}
@@ -359,12 +345,6 @@ def _kernel(cfg: LinearCrossEntropyConfig, interpret: bool) -> Look:
         return recomputed(kernel, functools.partial(looked_up, terms=terms))(logits, labels)
 
     return look
-
-
-def _launch(cfg: LinearCrossEntropyConfig) -> tuple[int, int]:
-    """The kernel's block of words and its warps."""
-    block, num_warps = _LAUNCHES[0]
-    return cfg.block or block, cfg.num_warps or num_warps
 
 
 def _chunk(cfg: LinearCrossEntropyConfig, most: int) -> int:
@@ -379,31 +359,3 @@ def _sizes(inv: Invocation[Any, Any]) -> tuple[int, int]:
     """Tokens and words."""
     given = _named(inv)
     return given["hidden"].shape[0], given["weight"].shape[0 if given.get("vocab_first") else 1]
-
-
-def _fitting(many: int, each: int, size: int) -> int:
-    """A chunk of the first, a power of two, whose logits with all of the second take about this many bytes."""
-    chunk = max(16, size // (4 * each))
-    # At most half of them: a chunk of everything would be all logits at once.
-    return int(min(1 << (chunk.bit_length() - 1), max(1, -(-many // 2))))
-
-
-def _candidates(inv: Invocation[Any, Any], sizes: Iterable[int]) -> list[LinearCrossEntropyConfig]:
-    tokens, words = _sizes(inv)
-    found = [LinearCrossEntropyConfig("xla")]
-    found += [LinearCrossEntropyConfig("chunked_tokens", _fitting(tokens, words, size)) for size in sizes]
-    found += [LinearCrossEntropyConfig("chunked_vocab", _fitting(words, tokens, size)) for size in sizes]
-    return list(dict.fromkeys(found))
-
-
-def _by_kernel(tokens: int, words: int) -> list[LinearCrossEntropyConfig]:
-    """The kernel's candidates, the largest chunk first: all tokens where that is small, else about half of them."""
-    sizes = {_fitting(tokens, words, size) for size in _CHUNKS["gpu"]}
-    half = -(-tokens // 256) * 128
-    if half < tokens and half * words * 4 <= _HALF_BYTES:
-        sizes.add(half)
-    chunks: list[int | None] = [*sorted(sizes, reverse=True)]
-    if tokens * words * 4 <= WHOLE_BYTES:
-        chunks.insert(0, None)
-    tried = [(chunks[0], *launch) for launch in _LAUNCHES] + [(chunk, *_LAUNCHES[0]) for chunk in chunks[1:]]
-    return [LinearCrossEntropyConfig("triton", chunk, block=b, num_warps=w) for chunk, b, w in tried]
