@@ -16,7 +16,7 @@ from fakes_tuning import Held
 from ejkernel.ops import OpsError, RandomSearch, Tuner
 from ejkernel.ops.core.errors import OutOfTimeError
 from ejkernel.ops.timing.program import Staged
-from ejkernel.ops.tuning import field
+from ejkernel.ops.tuning import exam
 from ejkernel.ops.tuning.job import Job
 
 X = jnp.ones(8)
@@ -258,7 +258,7 @@ def test_a_candidate_that_is_right_on_the_first_inputs_alone_cannot_win():
 def test_an_output_that_is_not_written_is_found(monkeypatch):
     """Memory that still holds the last right answer is spoilt before every candidate."""
     memory = np.zeros(64, np.float32)
-    spoil = field._poison
+    spoil = exam._poison
 
     def spoil_all(expected):
         memory.fill(np.nan)
@@ -268,7 +268,7 @@ def test_an_output_that_is_not_written_is_found(monkeypatch):
         memory[:] = 2 * np.asarray(x)
         return memory.copy()
 
-    monkeypatch.setattr(field, "_poison", spoil_all)
+    monkeypatch.setattr(exam, "_poison", spoil_all)
     x = jnp.arange(64.0)
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
     functions = {

@@ -8,32 +8,21 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 
 from ..core.record import Objective, Record, Status, Trial
-from ..timing import check, inputs
 from ..timing.compiling import Built, CompilePool, workers_for
 from ..timing.memory import free_memory, needed_memory
 from ..timing.program import Program, Staged, first_line, stage
+from .exam import Exam, inputs_of
 from .job import Job
 from .progress import Step
 from .reference import NUMBER as REFERENCE
 from .reference import Reference
 from .witness import OWN
-
-
-@dataclass
-class _Inputs:
-    """One set of inputs, and what every candidate must make of it."""
-
-    leaves: Sequence[Any]
-    # The output and, under validate_backward, the gradients; empty until somebody has shown them.
-    expected: tuple[Any, ...] = ()
-
 
 # The hash in a lowered text's name; what stands before it is its own, where the text does not tell which function runs.
 _TEXT = 16
@@ -86,7 +75,7 @@ class Field:
         # How many of the trials were given to the compiler.
         self._sent = 0
         self._checked: set[int] = set()
-        self._input_sets: list[_Inputs] = []
+        self._exams: list[Exam] = []
         self.call, self.leaves = inputs_of(job, seed)
 
     def enter(self, cfgs: Sequence[Any]) -> range:
@@ -332,46 +321,34 @@ class Field:
         self.job.watch(Step("checking", len(self._checked), len(self.trials)))
         cfg = self.trials[number].cfg
         self.job.witness.starts(cfg, "check")
-        for trial_set in self.sets():
+        for exam in self.sets():
             if number in self.programs:
-                self._check_on(trial_set, number)
+                self._check_on(exam, number)
         self.job.witness.ends(cfg)
 
-    def sets(self) -> list[_Inputs]:
+    def sets(self) -> list[Exam]:
         """The inputs of the race, and another draw of them; what is the caller's own in every part stays one set."""
-        if not self._input_sets:
-            self._input_sets.append(_Inputs(self.leaves))
+        if not self._exams:
+            self._exams.append(Exam(self.leaves))
             if len(self.trials) > 1 if self._twice is None else self._twice:
                 _, leaves = inputs_of(self.job, self.seed + 1)
                 if any(a is not b for a, b in zip(leaves, self.leaves, strict=True)):
-                    self._input_sets.append(_Inputs(leaves))
-            for given, known in zip(self._input_sets, self.job.expected, strict=False):
+                    self._exams.append(Exam(leaves))
+            for given, known in zip(self._exams, self.job.expected, strict=False):
                 given.expected = (known,)
             if self._reference is not None:
-                for given in self._input_sets:
+                for given in self._exams:
                     given.expected = (self._reference(given.leaves),)
-        return self._input_sets
+        return self._exams
 
-    def _check_on(self, given: _Inputs, number: int) -> None:
-        program = self.programs[number]
-        _poison(given.expected)
+    def _check_on(self, exam: Exam, number: int) -> None:
         try:
-            out = jax.block_until_ready(program.call(*given.leaves))
+            answer = exam.answer(self.programs[number])
         # Whatever a candidate raises is the candidate's outcome.
         except Exception as error:
             self.drop(number, error)
             return
-        parts = tuple(out) if program.objective == "forward+backward" else (out,)
-        # Without a reference the first one that runs is right.
-        expected = given.expected or parts
-        # A reference gives the output alone.
-        self._judge(number, *((parts[0], expected[0]) if len(expected) == 1 else (parts, expected)))
-        if number in self.programs:
-            # The gradients are then those of the first one whose output is right.
-            given.expected = expected + parts[len(expected) :]
-
-    def _judge(self, number: int, out: Any, expected: Any) -> None:
-        worst, reason = check.compare(out, expected, self.job.tolerance)
+        worst, reason = exam.grade(answer, self.job.tolerance)
         known = self.trials[number].error or 0.0
         # Infinity is not JSON, and the reason says it.
         self.trials[number] = replace(self.trials[number], error=max(worst, known) if math.isfinite(worst) else None)
@@ -406,16 +383,6 @@ class Field:
         self.job.witness.failed(trial, self.texts.get(number, ""))
 
 
-def inputs_of(job: Job, seed: int) -> tuple[inputs.Call, tuple[Any, ...]]:
-    """The job's call taken apart, and real arrays for it."""
-    args, kwargs = job.args, job.kwargs
-    if job.example is not None:
-        args, kwargs = job.example(np.random.default_rng(seed))
-    call = inputs.take_apart(args, kwargs)
-    fresh = job.fresh_floats and job.example is None
-    return call, job.place(inputs.concrete(call.leaves, np.random.default_rng(seed), fresh_floats=fresh))
-
-
 def found_meanwhile(record: Record, field: Field, cfg: Any) -> Record:
     """The record of a tuning that another process was faster with."""
     found = Trial(cfg, "skipped", "found by another process meanwhile")
@@ -431,15 +398,3 @@ def status_of(error: BaseException, default: Status) -> Status:
     if default == "compile" and ("ptxas" in text or "shared memory" in text.lower()):
         return default
     return "memory" if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower() else default
-
-
-def _poison(expected: Any) -> None:
-    """Fills freed memory with NaN: an output that a candidate leaves unwritten may else hold the last right answer."""
-    for leaf in jax.tree_util.tree_leaves(expected):
-        if hasattr(leaf, "dtype") and inputs.is_float(leaf):
-            jax.block_until_ready(_nans(leaf.shape, leaf.dtype)).delete()
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _nans(shape: tuple[int, ...], dtype: Any) -> Any:
-    return jax.numpy.full(shape, np.nan, dtype)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, final
 from ..core.codec import describe
 from ..core.errors import TuningError
 from ..core.record import Record, Trial
-from .field import inputs_of
+from .exam import inputs_of
 from .job import Job, distinct
 from .tuner import Tuner
 
