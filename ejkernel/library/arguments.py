@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..ops import Invocation
 from ..ops.core.errors import OpsError
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -79,18 +77,6 @@ def same_dtype(one: str, first: jax.Array, other: str, second: jax.Array) -> Non
         raise ArgumentTypeError(
             f"{one} is {first.dtype.name} and {other} is {second.dtype.name}; convert one of them with astype"
         )
-
-
-def examples(inv: Invocation[Any, Any]) -> int:
-    """How many calls the vmaps around make of this one, as far as the executor has found them."""
-    found = inv.batch_axes if isinstance(inv.batch_axes, tuple) else ()
-    return math.prod(level[0] for level in found if isinstance(level, tuple) and isinstance(level[0], int))
-
-
-def too_large(inv: Invocation[Any, Any], *sizes: int) -> str:
-    """Why a Pallas kernel cannot take or make arrays of so many elements in a call; empty where it can."""
-    most = max(sizes) * examples(inv)
-    return "" if most < 1 << 31 else f"Pallas counts in 32 bits on a GPU, which {most:,} elements exceed"
 
 
 def known_values(array: jax.Array) -> np.ndarray[Any, Any] | None:

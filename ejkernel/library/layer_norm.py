@@ -111,7 +111,7 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         return LayerNormConfig("xla")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> LayerNormConfig:
-        """A block for each row: that took 0.65 to 0.9 of XLA's time on an H200, and its gradient 0.4."""
+        """A block for each row: that took 0.46 to 0.89 of XLA's time on an H200, and its gradient 0.38 to 0.47."""
         block = LayerNormConfig("triton", None, *(guess(inv) or (None, None)))
         return block if block.rows and self.valid_cfg(inv, block) is True else self.heuristic_cfg(inv)
 

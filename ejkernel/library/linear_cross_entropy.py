@@ -18,15 +18,14 @@ from .arguments import (
     ArgumentError,
     ArgumentTypeError,
     as_array,
-    examples,
     float_array,
     integer,
     integer_array,
     known_values,
     same_dtype,
-    too_large,
 )
 from .call import call
+from .extent import examples, too_large
 from .linear_cross_entropy_chunks import Look, Terms, at_once, by_tokens, by_words, gradients_by_words, looked_up
 from .linear_cross_entropy_ways import (
     CPU_BYTES,

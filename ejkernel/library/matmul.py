@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import Executor, Invocation
-from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, same_dtype, too_large
+from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, same_dtype
 from .call import call
+from .extent import too_large
 from .reverse import ReverseOnGpu, recomputed
 from .rows import across
 from .triton.matmul import refuses, tiled

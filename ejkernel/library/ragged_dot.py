@@ -14,8 +14,9 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
-from .arguments import ArgumentError, float_array, integer_array, known_values, same, same_dtype, too_large
+from .arguments import ArgumentError, float_array, integer_array, known_values, same, same_dtype
 from .call import call
+from .extent import too_large
 from .ragged_dot_tiles import masked, masked_outer, starts_of, tiled, tiled_outer
 from .ready_made import gpu_kernels
 from .reverse import recomputed

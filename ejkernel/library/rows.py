@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from ..ops import Invocation
-from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, too_large
+from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array
+from .extent import too_large
 from .reduce import refuses_lanes
 from .triton.rows import refuses
 

@@ -10,7 +10,9 @@ import pytest
 from fakes_library import UNTUNED
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+import library_gpu
 from library_cases import collected, make, operations
+from library_programs import HEURISTIC, TUNED, Study
 
 CASES = [case for platform in ("gpu", "cpu", "check") for case in collected(platform)]
 
@@ -43,3 +45,23 @@ def test_a_case_computes_what_it_is_compared_with(case):
         found = jax.eval_shape(lambda *given, other=other: other(*given, **kept[0]), *arrays)
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype), name
     assert case.flops or case.bytes
+
+
+def test_equal_programs_are_timed_once(monkeypatch):
+    """What two of them differed by would be noise, and could break a limit."""
+    ways = {"plain": lambda x: x * 2, "other": lambda x: x + x, HEURISTIC: lambda x: x + x, TUNED: lambda x: x * 2}
+    found = Study(ways, (jax.numpy.ones(4),), None, None, seconds=1.0, first_run=0.5)
+    monkeypatch.setattr(library_gpu, "study", lambda case, seconds: found)
+    timed = []
+
+    def raced(programs, args, tag, rounds):
+        timed.append(len(programs))
+        return {number: 1e-6 * (number + 1) for number in programs}
+
+    monkeypatch.setattr(library_gpu, "raced", raced)
+    row = library_gpu.compare(CASES[0], 0, 1.0)
+
+    assert timed == [2, 2]
+    assert row["us"] == pytest.approx({"plain": 1.0, "other": 2.0, HEURISTIC: 2.0, TUNED: 1.0})
+    assert (row["tuned_over_ready"], row["heuristic_over_ready"]) == (1.0, 2.0)
+    assert library_gpu.is_broken(row)

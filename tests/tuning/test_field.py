@@ -173,6 +173,20 @@ def test_the_reference_is_one_program():
     assert traced == [True]
 
 
+def test_a_reference_is_not_compiled_for_speed(monkeypatch):
+    """It runs once for each set of inputs; candidates are compiled as they will run."""
+    asked, compiled = {}, Staged.compile
+
+    def note(staged, lowered, *, for_speed=True):
+        asked[staged.name.split("_")[0]] = for_speed
+        return compiled(staged, lowered, for_speed=for_speed)
+
+    monkeypatch.setattr(Staged, "compile", note)
+    field_of({"a": lambda x: x * 2}, reference=lambda x: x + x).prepare()
+
+    assert asked == {"reference": False, "ejk": True}
+
+
 def test_a_reference_has_a_thread_of_its_own(monkeypatch):
     """Beside a single candidate too: neither waits for the other."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
@@ -298,10 +312,9 @@ def hold(monkeypatch, step, waits, for_whom):
     return done
 
 
+@pytest.mark.parametrize("pipelined", [True], indirect=True)
 def test_candidates_run_while_others_compile(monkeypatch, pipelined):
     """Once all are lowered, the check of the first does not wait for the last compilation."""
-    if not pipelined:
-        pytest.skip("here all are compiled first")
     released = hold(monkeypatch, "compile", waits=2, for_whom=None)
     runs = []
 
@@ -320,10 +333,9 @@ def test_candidates_run_while_others_compile(monkeypatch, pipelined):
     assert list(found.programs) == [0, 1, 2], found.trials
 
 
+@pytest.mark.parametrize("pipelined", [True], indirect=True)
 def test_who_was_left_behind_does_not_hold_up_the_next_batch(monkeypatch, pipelined):
     """The next batch is checked while it compiles, as the first was."""
-    if not pipelined:
-        pytest.skip("here all are compiled first")
     monkeypatch.setattr("ejkernel.ops.timing.compiling._STRAGGLER_SECONDS", 0.1)
     straggler = hold(monkeypatch, "lower", waits=2, for_whom=None)
     functions = {"a": lambda x: x * 2, "b": lambda x: x + x, "c": lambda x: x * 4 / 2, "d": lambda x: x * 8 / 4}
