@@ -95,7 +95,14 @@ def rank_main(rank: int, processes: int, keys: int, seed: int, port: int, folder
     import jax
     import numpy as np
 
-    from ejkernel.ops import ConfigCache, ConfigSelectorChain, Invocation, Kernel, agreement_report, device_fingerprint
+    from ejkernel.ops import (
+        ConfigCache,
+        ConfigSelectorChain,
+        Invocation,
+        Kernel,
+        agreement_report,
+        device_fingerprint,
+    )
 
     class Doubling(Kernel[int, jax.Array]):
         """Twice the argument, whatever the cfg says."""

@@ -9,8 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from ejkernel.ops.config.snapshot import Snapshot, line, seal, spell
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.store.snapshot import Snapshot, line, seal, spell
 
 _RUNS = 5
 _ENTRIES = 10_000

@@ -18,11 +18,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ejkernel.ops.core.text import seconds
 from matplotlib import pyplot
 
 from ejkernel.library import demo
 from ejkernel.ops import OperationStores, device_fingerprint, tunable
-from ejkernel.ops.core.tabular import seconds
 
 # The same run gives the same file.
 pyplot.rcParams |= {"svg.hashsalt": "ejkernel", "font.size": 10}

@@ -33,7 +33,7 @@ from gpu_kernels import Subject, arrays, call
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Invocation, Tuner
 from ejkernel.ops.core.bind import bind
 from ejkernel.ops.timing.clock import Run, WallClock, in_turns
-from ejkernel.ops.timing.compiling import compile_all
+from ejkernel.ops.timing.compile_pool import compile_all
 from ejkernel.ops.timing.profiler import ProfilerClock, ProfilerUnavailable
 
 # Limits: off the best, and of the exhaustive time.

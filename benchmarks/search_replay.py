@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ejkernel.ops.config.kin import MOST_SEEDS, in_turn
+from ejkernel.ops.config.warm_start import MOST_SEEDS, in_turn
 from ejkernel.ops.core.record import Record, Trial
 from ejkernel.ops.tuning.search.features import Space, space_of
 from ejkernel.ops.tuning.search.genetic import GeneticSearch

@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ejkernel.ops.config.files import write
-from ejkernel.ops.config.ledger import Ledger
-from ejkernel.ops.config.persistent import PersistentCache
-from ejkernel.ops.config.snapshot import Snapshot, line, seal, spell
-from ejkernel.ops.config.store import StoredEntry
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.store.entry_log import EntryLog
+from ejkernel.ops.store.files import write
+from ejkernel.ops.store.persistent import PersistentCache
+from ejkernel.ops.store.snapshot import Snapshot, line, seal, spell
+from ejkernel.ops.store.store import StoredEntry
 
 DEVICE, OP = "gpu|NVIDIA H200", "matmul@v1"
 CFG = {"block_m": 128, "block_n": 256, "block_k": 64, "num_warps": 8, "num_stages": 3}
@@ -88,7 +88,7 @@ def measure(folder: str, size: int, puts: int) -> dict[str, float]:
     cache.get(*call_key(0))
     get = each(lambda n: cache.get(*call_key(0)), range(2000))
     missing = each(lambda n: cache.get(DEVICE, OP, f"none{n}"), range(200))
-    ledger = Ledger(path)
+    ledger = EntryLog(path)
     ledger.look()
     start = time.perf_counter()
     ledger.fold()

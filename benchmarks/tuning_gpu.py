@@ -30,7 +30,7 @@ from gpu_kernels import SUBJECTS
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Invocation, Tuner
 from ejkernel.ops.core.bind import bind
 from ejkernel.ops.timing.clock import Run
-from ejkernel.ops.timing.compiling import compile_all
+from ejkernel.ops.timing.compile_pool import compile_all
 from ejkernel.ops.timing.profiler import ProfilerClock
 
 ROUNDS = 50

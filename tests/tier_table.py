@@ -11,10 +11,17 @@ from unittest import mock
 
 from fakes import Blocks, Doubling, Listener, TableTuner, call_of, key_of
 
-from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, PersistentCache, make_pack, overlay_cache
-from ejkernel.ops.config.store import StoredEntry
+from ejkernel.ops import (
+    AutotunePolicy,
+    ConfigCache,
+    ConfigSelectorChain,
+    PersistentCache,
+    make_pack,
+    overlay_cache,
+)
 from ejkernel.ops.core.errors import NoConfigError
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.store.store import StoredEntry
 
 KERNEL = Doubling()
 CALL = call_of(KERNEL)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..ops.config.maintenance import verify
-from ..ops.config.persistent import PersistentCache, default_folder
-from ..ops.config.snapshot import FORMAT
-from ..ops.core import codec, tabular
-from ..ops.execution.figures import figures_of, figures_of_summary
+from ..ops.core import codec, formatting
+from ..ops.reporting.summary import summary_of, summary_of_entry
+from ..ops.settings import default_folder
+from ..ops.store.maintenance import verify
+from ..ops.store.persistent import PersistentCache
+from ..ops.store.snapshot import FORMAT
 from . import changing
 from .entries import Row, add_store, note_if_nothing, record_of, selected, store_paths, why_newer
 from .errors import CommandError, Status
@@ -44,7 +45,7 @@ def _cells(row: Row) -> Sequence[str]:
     cfg, source = codec.describe(row.raw["cfg"]), str(row.raw.get("source", "hand"))
     when = row.when
     age = "-" if when is None else _age(when)
-    return row.key.op_id, row.key.call_key, row.key.device, cfg, tabular.seconds(row.seconds), gain, age, source
+    return row.key.op_id, row.key.call_key, row.key.device, cfg, formatting.seconds(row.seconds), gain, age, source
 
 
 def _age(when: datetime) -> str:
@@ -73,7 +74,7 @@ def _show(options: argparse.Namespace) -> int:
         return Status.DONE
     for row, record in shown:
         write(str(row.key), "title")
-        figures = figures_of_summary(row.summary) if record is None else figures_of(record)
+        figures = summary_of_entry(row.summary) if record is None else summary_of(record)
         call = ", ".join(f"{name}={text}" for name, text in (row.raw.get("call") or {}).items())
         known = ", ".join(f"{name} {value}" for name, value in (row.raw.get("environment") or {}).items())
         origin = ", ".join(str(row.raw[name]) for name in ("source", "when", "by") if row.raw.get(name))
@@ -122,7 +123,7 @@ def _path_arguments(parser: Parser) -> None:
 
 
 def _path(options: argparse.Namespace) -> int:
-    from ..ops.config.operations import OperationStores
+    from ..ops.store.folder import OperationStores
 
     if options.json:
         write_json({"folder": str(default_folder()), "stores": store_paths(None), "format": FORMAT})

@@ -7,9 +7,9 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from ..ops.config import files
-from ..ops.config.maintenance import Merged, compact, merge, prune
-from ..ops.config.snapshot import Snapshot, line, spell
+from ..ops.store import files
+from ..ops.store.maintenance import Merged, compact, merge, prune
+from ..ops.store.snapshot import Snapshot, line, spell
 from .entries import Row, add_store, note_if_nothing, opened, refuse_newer, selected, store_paths, target
 from .errors import CommandError, Status, UsageError
 from .filters import add_filters, filter_of

@@ -10,14 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..ops.config import files
-from ..ops.config.ledger import ENTRY_NAME, Ledger
-from ..ops.config.operations import OperationStores
-from ..ops.config.persistent import PersistentCache, default_folder
-from ..ops.config.snapshot import Raw, Snapshot, is_whole, key_hash, order, parse, read, read_key
 from ..ops.core.errors import RecordFormatError
 from ..ops.core.key import Key
 from ..ops.core.record import Record
+from ..ops.settings import default_folder
+from ..ops.store import files
+from ..ops.store.entry_log import ENTRY_NAME, EntryLog
+from ..ops.store.folder import OperationStores
+from ..ops.store.persistent import PersistentCache
+from ..ops.store.snapshot import Raw, Snapshot, is_whole, key_hash, order, parse, read, read_key
 from .errors import CommandError
 from .parsing import Parser
 from .screen import say
@@ -141,7 +142,7 @@ def rows_of(path: str) -> Iterator[Row]:
 
 def record_of(row: Row) -> Record | None:
     """The full record of the tuning behind an entry, or None; one that cannot be read is named."""
-    path = Ledger(os.path.realpath(row.path)).record_path(row.key, row.raw)
+    path = EntryLog(os.path.realpath(row.path)).record_path(row.key, row.raw)
     content = files.read(path)
     try:
         return None if content is None else Record.loads(content.data.decode("utf-8", "replace"))

@@ -71,7 +71,7 @@ def settings() -> Iterator[Finding]:
     if found.tune_seconds is not None:
         yield Finding("note", "settings", f"a process tunes for {found.tune_seconds:g} s at most")
     if found.lock is not None:
-        from ..ops.config.lock import read_lock
+        from ..ops.store.lock_file import read_lock
 
         try:
             lock = read_lock(found.lock)
@@ -113,7 +113,7 @@ def clock() -> Iterator[Finding]:
 
         from ..ops.core.device import device_fingerprint
         from ..ops.core.errors import TuningError
-        from ..ops.tuning.job import Job
+        from ..ops.tuning.job import TuningJob
         from ..ops.tuning.tuner import Tuner
     # Named above already.
     except ImportError:
@@ -125,7 +125,7 @@ def clock() -> Iterator[Finding]:
 
     try:
         x = jax.random.normal(jax.random.key(0), (512, 512), jnp.float32)
-        record = Tuner[float](iters=9, isolate=False).tune(Job(twin, (x,), {}, (0.0, 1e-20)))
+        record = Tuner[float](iters=9, isolate=False).tune(TuningJob(twin, (x,), {}, (0.0, 1e-20)))
     except (TuningError, RuntimeError) as error:
         first = (str(error).splitlines() or [""])[0]
         yield Finding("fix", "clock", f"nothing can be measured here: {first}", "run a small JAX program to see why")
@@ -147,9 +147,10 @@ def clock() -> Iterator[Finding]:
 
 def cache() -> Iterator[Finding]:
     """The cache folder: can it be written, what is in it, is it sound."""
-    from ..ops.config.maintenance import verify
-    from ..ops.config.persistent import PersistentCache, default_folder
     from ..ops.core.errors import SettingError, StoreError
+    from ..ops.settings import default_folder
+    from ..ops.store.maintenance import verify
+    from ..ops.store.persistent import PersistentCache
     from .entries import store_paths, why_newer
 
     try:
@@ -196,9 +197,9 @@ def packs() -> Iterator[Finding]:
     if _version("jax") is None:
         return
     from ..ops import verify_pack
-    from ..ops.config.packs import found_packs
     from ..ops.core.errors import SettingError
     from ..ops.settings import Settings
+    from ..ops.store.packs import found_packs
 
     try:
         paths = Settings.read().packs

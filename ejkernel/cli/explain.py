@@ -23,7 +23,7 @@ def arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Explains; nothing is tuned, kept or changed."""
     from ..ops import default_selector
-    from ..ops.execution.explaining import explain_call
+    from ..ops.reporting.explain import explain_call
 
     wanted = Filter(op=options.op)
     with on_device(options.device):

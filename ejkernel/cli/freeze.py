@@ -58,7 +58,7 @@ def _frozen(options: argparse.Namespace) -> Any:
 def _decided(target: str, options: argparse.Namespace) -> Any:
     """The decisions of a result, or those that are made now for the calls of a recording."""
     from ..ops import AutotuningResult, calls_made
-    from ..ops.execution import result_file
+    from ..ops.programs import result_file
 
     if kind_of(target) == result_file.KIND:
         return AutotuningResult.load(target)

@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     print_anything()
     status = run(sys.argv[1:] if words is None else words)
     if _may_have_tuned():
-        from ..ops.timing.compiling import leave_process
+        from ..ops.timing.compile_pool import leave_process
 
         # A compiler that still runs would abort the end of the interpreter.
         leave_process(status)
@@ -45,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
 
 
 def _may_have_tuned() -> bool:
-    return "ejkernel.ops.timing.compiling" in sys.modules
+    return "ejkernel.ops.timing.compile_pool" in sys.modules
 
 
 def run(words: Sequence[str]) -> int:

@@ -75,8 +75,8 @@ def _install_arguments(parser: Parser) -> None:
 
 
 def _install(options: argparse.Namespace) -> int:
-    from ..ops.config import bundle, files
-    from ..ops.config.packs import forget_packs, pack_folder, read_pack
+    from ..ops.store import bundle, files
+    from ..ops.store.packs import forget_packs, pack_folder, read_pack
 
     pack = read_pack(options.file)
     to = os.path.join(pack_folder(), os.path.basename(pack.path))
@@ -99,8 +99,8 @@ def _list_arguments(parser: Parser) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     from ..ops import verify_pack
-    from ..ops.config.packs import found_packs, read_pack
     from ..ops.settings import Settings
+    from ..ops.store.packs import found_packs, read_pack
 
     paths = Settings.read().packs
     if paths is None:

@@ -49,7 +49,7 @@ def program_at(target: str, selector: Any) -> Program:
     if target.endswith(".py"):
         stem = os.path.basename(target).removesuffix(".py")
         raise CommandError(f"{target} is a program; name a function in it, {stem}:main, or record it first")
-    from ..ops.execution.recording import read_calls
+    from ..ops.programs.recorded import read_calls
 
     _importable()
     calls, left_out = read_calls(target, selector)
@@ -57,7 +57,7 @@ def program_at(target: str, selector: Any) -> Program:
 
 
 def _looked_through(target: str) -> Program:
-    from ..ops.execution.finding import find, find_while
+    from ..ops.programs.find import find, find_while
 
     function = function_at(target)
     found, made = find_while(lambda: call(target, function))

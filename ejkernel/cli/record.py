@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 def _keys(path: str) -> list[object]:
     if not os.path.exists(path):
         return []
-    from ..ops.execution.recording import recorded_keys
+    from ..ops.programs.recorded import recorded_keys
 
     return [*recorded_keys(path)]
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from ..ops.core import tabular
+from ..ops.core import formatting
 from ..ops.settings import no_color
 
 _CODES = {"title": "1", "good": "32", "bad": "31", "dim": "2", "": ""}
@@ -55,7 +55,7 @@ def write_json(data: Any) -> None:
 def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns under each other; in a terminal the widest are cut until they fit its window."""
     fitted = _fitted(header, rows, shutil.get_terminal_size().columns) if _on_terminal() else rows
-    first, *others = tabular.as_text(header, fitted).splitlines()
+    first, *others = formatting.as_text(header, fitted).splitlines()
     write(first, "title")
     if others:
         write("\n".join(others))

@@ -105,7 +105,7 @@ def _selector(options: argparse.Namespace) -> Any:
 
 def _tuned(program: Program, tuning: Any) -> Any:
     from ..ops import autotune
-    from ..ops.execution.offline import tune_calls
+    from ..ops.programs.autotune import tune_calls
 
     if program.fn is not None:
         return autotune(program.fn, *program.args, tuning=tuning, **program.kwargs)
@@ -116,7 +116,7 @@ def _tuned(program: Program, tuning: Any) -> Any:
 
 def summary(result: Any) -> dict[str, Any]:
     """A result in the figures that a script asks for; `--output` writes everything."""
-    from ..ops.execution.explaining import plain
+    from ..ops.reporting.explain import plain
 
     totals = result.totals
     return {

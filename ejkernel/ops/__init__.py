@@ -11,14 +11,9 @@ if TYPE_CHECKING:
     from .config.cache import locked as locked
     from .config.cache import overlay_cache as overlay_cache
     from .config.cache import refresh as refresh
-    from .config.collecting import calls_made as calls_made
+    from .config.calls_made import calls_made as calls_made
     from .config.counters import Counters as Counters
     from .config.counters import counters as counters
-    from .config.journals import forget_crashes as forget_crashes
-    from .config.operations import OperationStores as OperationStores
-    from .config.packing import make_pack as make_pack
-    from .config.packing import merge_packs as merge_packs
-    from .config.packing import verify_pack as verify_pack
     from .config.persistent import PersistentCache as PersistentCache
     from .config.selection import AutotunePolicy as AutotunePolicy
     from .config.selection import ConfigSelectorChain as ConfigSelectorChain
@@ -44,49 +39,54 @@ if TYPE_CHECKING:
     from .core.stable import short_hash as short_hash
     from .core.stable import stable_json as stable_json
     from .core.stable import to_json as to_json
-    from .execution.checking import check as check
     from .execution.default import default_executor as default_executor
     from .execution.default import default_selector as default_selector
     from .execution.executor import ConfigChooser as ConfigChooser
     from .execution.executor import Executor as Executor
-    from .execution.explaining import Explanation as Explanation
-    from .execution.explaining import explain as explain
-    from .execution.freezing import freeze as freeze
+    from .execution.kernel_check import check as check
     from .execution.labels import extract_labels_from_hlo_text as extract_labels_from_hlo_text
     from .execution.labels import find_labels_in_lowered as find_labels_in_lowered
     from .execution.labels import label as label
     from .execution.labels import labels_to_configs as labels_to_configs
     from .execution.mapped import pmap_with_config as pmap_with_config
     from .execution.mapped import vmap_with_config as vmap_with_config
-    from .execution.offline import AutotuneOptions as AutotuneOptions
-    from .execution.offline import autotune as autotune
-    from .execution.offline import autotune_lowered as autotune_lowered
-    from .execution.offline import autotune_recorded as autotune_recorded
-    from .execution.offline import benchmark as benchmark
-    from .execution.results import AutotuneData as AutotuneData
-    from .execution.results import AutotuningResult as AutotuningResult
-    from .execution.results import Entry as Entry
-    from .execution.results import Measurement as Measurement
     from .execution.tunable import tunable as tunable
     from .fleet.agreement import agreement_report as agreement_report
     from .fleet.report import Agreed as Agreed
     from .fleet.report import AgreementReport as AgreementReport
+    from .programs.autotune import AutotuneOptions as AutotuneOptions
+    from .programs.autotune import autotune as autotune
+    from .programs.autotune import autotune_lowered as autotune_lowered
+    from .programs.autotune import autotune_recorded as autotune_recorded
+    from .programs.autotune import benchmark as benchmark
+    from .programs.freeze import freeze as freeze
+    from .programs.results import AutotuneData as AutotuneData
+    from .programs.results import AutotuningResult as AutotuningResult
+    from .programs.results import Entry as Entry
+    from .programs.results import Measurement as Measurement
     from .registry import get_invocations as get_invocations
     from .registry import record_invocation as record_invocation
-    from .tuning.limits import Isolation as Isolation
+    from .reporting.explain import Explanation as Explanation
+    from .reporting.explain import explain as explain
+    from .store.folder import OperationStores as OperationStores
+    from .store.packing import make_pack as make_pack
+    from .store.packing import merge_packs as merge_packs
+    from .store.packing import verify_pack as verify_pack
+    from .tuning.journal.folder import forget_crashes as forget_crashes
     from .tuning.search.features import Space as Space
     from .tuning.search.genetic import GeneticSearch as GeneticSearch
     from .tuning.search.guided import GuidedSearch as GuidedSearch
     from .tuning.search.random import RandomSearch as RandomSearch
     from .tuning.search.strategy import Strategy as Strategy
+    from .tuning.worker.limits import Isolation as Isolation
 
 _NAMES = {
     "config.cache": "ConfigCache current_scope locked overlay_cache refresh",
-    "config.operations": "OperationStores",
-    "config.collecting": "calls_made",
+    "store.folder": "OperationStores",
+    "config.calls_made": "calls_made",
     "config.counters": "Counters counters",
-    "config.packing": "make_pack merge_packs verify_pack",
-    "config.journals": "forget_crashes",
+    "store.packing": "make_pack merge_packs verify_pack",
+    "tuning.journal.folder": "forget_crashes",
     "config.persistent": "PersistentCache",
     "config.selection": "AutotunePolicy ConfigSelectorChain Tuner forward_autotune_only policy_override",
     "core.abstract": "abstractify sharding_fingerprint",
@@ -97,20 +97,20 @@ _NAMES = {
     "core.params": "BwdParams FwdParams",
     "core.record": "Record Trial",
     "core.stable": "from_json short_hash stable_json to_json",
-    "execution.checking": "check",
+    "execution.kernel_check": "check",
     "execution.default": "default_executor default_selector",
     "execution.executor": "ConfigChooser Executor",
-    "execution.explaining": "Explanation explain",
-    "execution.freezing": "freeze",
+    "reporting.explain": "Explanation explain",
+    "programs.freeze": "freeze",
     "execution.mapped": "pmap_with_config vmap_with_config",
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",
-    "execution.offline": "AutotuneOptions autotune autotune_lowered autotune_recorded benchmark",
-    "execution.results": "AutotuneData AutotuningResult Entry Measurement",
+    "programs.autotune": "AutotuneOptions autotune autotune_lowered autotune_recorded benchmark",
+    "programs.results": "AutotuneData AutotuningResult Entry Measurement",
     "execution.tunable": "tunable",
     "fleet.agreement": "agreement_report",
     "fleet.report": "Agreed AgreementReport",
     "registry": "get_invocations record_invocation",
-    "tuning.limits": "Isolation",
+    "tuning.worker.limits": "Isolation",
     "tuning.search.features": "Space",
     "tuning.search.genetic": "GeneticSearch",
     "tuning.search.guided": "GuidedSearch",

@@ -12,13 +12,13 @@ from .core.key import Key
 
 if TYPE_CHECKING:
     from .core.invocation import Invocation
-    from .core.surroundings import Surroundings
+    from .core.trace_context import TraceContext
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 _calls: dict[str, dict[str, dict[str, Call]]] = {}
 # What the executor saw, whole: a batch or a mesh around a call is part of its key.
-_seen: dict[Key, tuple[Any, Invocation[Any, Any], Surroundings | None]] = {}
+_seen: dict[Key, tuple[Any, Invocation[Any, Any], TraceContext | None]] = {}
 _lock = threading.Lock()
 
 
@@ -31,14 +31,14 @@ def record_invocation(
         _calls.setdefault(dev, {}).setdefault(op_id_v, {})[call_key] = call
 
 
-def record_call(key: Key, kernel: Any, inv: Invocation[Any, Any], surroundings: Surroundings | None = None) -> None:
+def record_call(key: Key, kernel: Any, inv: Invocation[Any, Any], surroundings: TraceContext | None = None) -> None:
     """Remembers a call as the executor makes it, with all that is around it."""
     record_invocation(*key, kernel, inv.args, inv.kwargs)
     with _lock:
         _seen[key] = (kernel, inv, surroundings)
 
 
-def surroundings_of(key: Key) -> Surroundings | None:
+def surroundings_of(key: Key) -> TraceContext | None:
     """What was around a recorded call, where the executor saw it."""
     found = _seen.get(key)
     return None if found is None else found[2]

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, cast
 
 from .core.errors import SettingError
@@ -66,6 +67,22 @@ class Settings:
 def no_color() -> bool:
     """Does the user want plain text? By itself, since it must be known where another setting is wrong."""
     return bool(os.environ.get("NO_COLOR"))
+
+
+def default_folder() -> Path:
+    """Where stores live unless told otherwise."""
+    chosen = Settings.read().cache_dir
+    if chosen:
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    import platformdirs
+
+    try:
+        folder = Path(platformdirs.user_cache_dir("ejkernel", appauthor=False))
+    # A user id without a home, as containers have; older releases answer with `~` itself.
+    except RuntimeError:
+        folder = Path("~")
+    # As if its home were the root: never a folder named `~` in the working directory.
+    return folder if folder.is_absolute() else Path(os.sep, ".cache", "ejkernel")
 
 
 def variables_with(**changes: str) -> dict[str, str]:

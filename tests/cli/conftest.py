@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes_cli import HERE, Shell
 
-from ejkernel.ops.config.packs import forget_packs
+from ejkernel.ops.store.packs import forget_packs
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ejkernel.cli.main import run
-from ejkernel.ops.config.snapshot import Snapshot, line, seal, spell
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.store.snapshot import Snapshot, line, seal, spell
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -9,9 +9,9 @@ import pytest
 from fakes_cli import DEVICE, raw, write_store
 
 from ejkernel.ops import PersistentCache
-from ejkernel.ops.config.store import StoredEntry
 from ejkernel.ops.core.key import Key
 from ejkernel.ops.core.record import Record, Trial
+from ejkernel.ops.store.store import StoredEntry
 
 RECENT = (datetime.now(UTC) - timedelta(hours=2)).isoformat()
 

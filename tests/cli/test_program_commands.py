@@ -219,7 +219,7 @@ def test_record_refuses_a_file_of_something_else_before_it_runs_anything(shell, 
 
 def test_packs_are_installed_found_and_checked(shell, folder, tmp_path):
     """An installed pack answers; another one of its name is refused; a damaged one is named by list and verify."""
-    from ejkernel.ops.config.packs import forget_packs
+    from ejkernel.ops.store.packs import forget_packs
 
     shell("tune", "tuned_program:pair", "--store", "theirs", "--quiet")
     refused = shell("pack", "create", "team.json", "--store", "nowhere")

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import pytest
 from fakes import Doubling, call_of
 
-from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Counters, Tuner, counters, overlay_cache
+from ejkernel.ops import (
+    AutotunePolicy,
+    ConfigCache,
+    ConfigSelectorChain,
+    Counters,
+    Tuner,
+    counters,
+    overlay_cache,
+)
 from ejkernel.ops.core.errors import NoConfigError
 
 X = jnp.ones(8)

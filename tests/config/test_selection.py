@@ -27,13 +27,13 @@ from ejkernel.ops import (
     policy_override,
     record_invocation,
 )
-from ejkernel.ops.config import measurable
+from ejkernel.ops.config import tunability
 from ejkernel.ops.config.events import ListenerWarning
-from ejkernel.ops.config.jobs import TuningWarning
-from ejkernel.ops.config.persistent import StoreWarning
-from ejkernel.ops.config.store import StoredEntry
+from ejkernel.ops.config.tuning_job import TuningWarning
 from ejkernel.ops.core.device import environment
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.store.persistent import StoreWarning
+from ejkernel.ops.store.store import StoredEntry
 from ejkernel.ops.tuning import budget
 
 
@@ -1134,7 +1134,7 @@ def test_a_call_whose_outputs_are_too_large_is_never_measured(monkeypatch):
         def run(self, x, *, cfg):
             return jnp.broadcast_to(super().run(x, cfg=cfg)[:, None], (x.size, 1000))
 
-    monkeypatch.setattr(measurable, "free_memory", lambda device: 16_000)
+    monkeypatch.setattr(tunability, "free_memory", lambda device: 16_000)
     small, _ = real_world(Logged)
     wide, seen = real_world(Wide)
     small.choose()
@@ -1147,7 +1147,7 @@ def test_a_call_whose_outputs_are_too_large_is_never_measured(monkeypatch):
 
 def test_a_call_that_is_too_large_is_answered_by_memory(monkeypatch):
     """Only the measuring is refused."""
-    monkeypatch.setattr(measurable, "free_memory", lambda device: 1)
+    monkeypatch.setattr(tunability, "free_memory", lambda device: 1)
     w, _ = real_world(Logged)
     w.selector.cache.put(*w.key, Blocks(2))
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, PersistentCache, overlay_cache
-from ejkernel.ops.config.store import StoredEntry
 from ejkernel.ops.core.device import environment
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.store.store import StoredEntry
 
 FORWARD, BOTH = "forward", "forward+backward"
 CANDIDATES = (1, 2, 4)

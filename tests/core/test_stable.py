@@ -12,7 +12,15 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ejkernel.ops import BwdParams, FwdParams, Invocation, abstractify, sharding_fingerprint, short_hash, stable_json
+from ejkernel.ops import (
+    BwdParams,
+    FwdParams,
+    Invocation,
+    abstractify,
+    sharding_fingerprint,
+    short_hash,
+    stable_json,
+)
 
 SHARED = ("blocksize_m", "blocksize_k", "blocksize_n", "q_blocksize", "kv_blocksize", "num_warps", "num_stages")
 FORWARD = (

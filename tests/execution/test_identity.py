@@ -29,7 +29,7 @@ from ejkernel.ops import (
     device_fingerprint,
     pmap_with_config,
 )
-from ejkernel.ops.tuning.turn import lock_path
+from ejkernel.ops.tuning.device_lock import lock_path
 
 X2, X3 = jnp.arange(2.0), jnp.arange(3.0)
 

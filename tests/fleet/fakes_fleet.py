@@ -9,12 +9,11 @@ from typing import Any
 import jax
 from fakes import Blocks, Doubling, call_of
 
-from ejkernel.ops.config.deciding import Decision
-from ejkernel.ops.config.request import Hit, Request, ask
 from ejkernel.ops.core.errors import NoConfigError
 from ejkernel.ops.core.record import Record
+from ejkernel.ops.core.request import Decision, Hit, Request, ask
 from ejkernel.ops.fleet.agreement import Agreement
-from ejkernel.ops.fleet.service import Service
+from ejkernel.ops.fleet.kv_store import KeyValueStore
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -122,4 +121,4 @@ class Saying:
 
 def process(client: FakeClient, number: int, *, lease: float = 10.0, processes: int = 4) -> Agreement:
     """One process of a program whose service this is."""
-    return Agreement(Service(client, "coordinator:1"), number, processes, lease=lease, clock=client.clock)
+    return Agreement(KeyValueStore(client, "coordinator:1"), number, processes, lease=lease, clock=client.clock)

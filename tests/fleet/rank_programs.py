@@ -33,7 +33,7 @@ from ejkernel.ops import (
     explain,
     overlay_cache,
 )
-from ejkernel.ops.config.wrappers import MemoryStore, ReadOnlyStore
+from ejkernel.ops.store.layered import MemoryStore, ReadOnlyStore
 
 # The heuristic cfg, then one that each of four ranks calls the fastest.
 SIZES = (1, 2, 4, 8, 16)
@@ -336,11 +336,11 @@ def threads(rank: Rank) -> dict[str, Any]:
 
 def warm_call(rank: Rank) -> dict[str, Any]:
     """A second choice, and a second call, ask the service for nothing."""
-    from ejkernel.ops.fleet.service import Service
+    from ejkernel.ops.fleet.kv_store import KeyValueStore
 
     asked = []
-    real = Service._ask
-    Service._ask = lambda self, verb, *args: (asked.append(verb), real(self, verb, *args))[1]
+    real = KeyValueStore._ask
+    KeyValueStore._ask = lambda self, verb, *args: (asked.append(verb), real(self, verb, *args))[1]
     try:
         selector = selector_of(rank)
         executor = Executor(selector)
@@ -352,7 +352,7 @@ def warm_call(rank: Rank) -> dict[str, Any]:
             selector.choose(call_of(Doubling(SIZES), x), Doubling(SIZES))
         return {"first": first, "later": len(asked) - first}
     finally:
-        Service._ask = real
+        KeyValueStore._ask = real
 
 
 class Blocked(Doubling):
@@ -455,15 +455,15 @@ def killed_waiting(rank: Rank) -> dict[str, Any]:
 
 
 def say_when_waiting(rank: Rank) -> None:
-    from ejkernel.ops.fleet.service import Service
+    from ejkernel.ops.fleet.kv_store import KeyValueStore
 
-    real = Service.wait
+    real = KeyValueStore.wait
 
     def wait(self, key, seconds):
         rank.raise_flag("waits")
         return real(self, key, seconds)
 
-    Service.wait = wait
+    KeyValueStore.wait = wait
 
 
 def killed_tuning(rank: Rank) -> dict[str, Any]:
@@ -604,7 +604,9 @@ def begins_again(rank: Rank) -> None:
 def switched_off(rank: Rank) -> None:
     """Every rank decides by itself, and nothing of the agreement is even imported."""
     start(rank)
-    rank.say("switched_off", size=size_of(selector_of(rank), 530), imported="ejkernel.ops.fleet.asking" in sys.modules)
+    rank.say(
+        "switched_off", size=size_of(selector_of(rank), 530), imported="ejkernel.ops.fleet.protocol" in sys.modules
+    )
 
 
 def start(rank: Rank, port: str = "PORT", **options: Any) -> None:

@@ -18,16 +18,16 @@ from fakes_fleet import SIZES, FakeClient, Saying, process
 from ranks import wait_for
 
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, OpsError, _jax, agreement_report
-from ejkernel.ops.config.request import ask
 from ejkernel.ops.config.selection import _Proposal
 from ejkernel.ops.core.errors import AgreementError, JaxChangedError
+from ejkernel.ops.core.request import ask
 from ejkernel.ops.fleet import manifest
 from ejkernel.ops.fleet.agreement import AgreementWarning
-from ejkernel.ops.fleet.asking import ROOT, topic_of
+from ejkernel.ops.fleet.heartbeat import Heartbeat, beat_key
+from ejkernel.ops.fleet.kv_store import KeyValueStore
 from ejkernel.ops.fleet.manifest import manifest_of
-from ejkernel.ops.fleet.pulse import Pulse, beat_key
-from ejkernel.ops.fleet.service import Service
-from ejkernel.ops.fleet.verdict import Claim
+from ejkernel.ops.fleet.messages import Claim
+from ejkernel.ops.fleet.protocol import ROOT, topic_of
 
 
 @pytest.fixture
@@ -348,7 +348,7 @@ def test_a_coordinator_that_hangs_is_a_clear_error(client, monkeypatch):
     """A verb without an answer ends after the service's patience."""
     release = threading.Event()
     monkeypatch.setattr(client, "key_value_try_get", lambda key: release.wait(60))
-    service = Service(client, "coordinator:1", patience=0.05)
+    service = KeyValueStore(client, "coordinator:1", patience=0.05)
     try:
         with pytest.raises(AgreementError, match=r"coordinator:1 does not answer.*no answer within 0.05 s"):
             service.get("key")
@@ -367,7 +367,7 @@ def test_a_client_that_jax_changed_is_a_clear_error(verb):
             return print
 
     with pytest.raises(JaxChangedError, match=rf"{jax.__version__}.*{verb}"):
-        Service(Changed(), "coordinator:1")
+        KeyValueStore(Changed(), "coordinator:1")
 
 
 def test_a_state_that_jax_changed_is_a_clear_error(monkeypatch):
@@ -380,7 +380,7 @@ def test_a_state_that_jax_changed_is_a_clear_error(monkeypatch):
 
 def test_the_pulse_beats_while_it_is_asked_to(client):
     """There is a sign before the block begins, more follow, and the end of the last block ends them."""
-    pulse = Pulse(Service(client, ""), "pulse", "life", lease=0.02)
+    pulse = Heartbeat(KeyValueStore(client, ""), "pulse", "life", lease=0.02)
     with pulse.beating(), pulse.beating():
         assert client.data["pulse"].startswith("life ")
         wait_for(lambda: int(client.data["pulse"].removeprefix("life ")) >= 3, "a third sign")

@@ -11,14 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ejkernel.library import LinearCrossEntropy, LinearCrossEntropyConfig, linear_cross_entropy
-from ejkernel.ops import (
-    ConfigCache,
-    ConfigSelectorChain,
-    Executor,
-    Invocation,
-    OpsError,
-    check,
-)
+from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Invocation, OpsError, check
 
 # Chunks and blocks that divide neither tokens nor words.
 WAYS = {

@@ -16,14 +16,7 @@ from jax.sharding import PartitionSpec as P
 from ejkernel.library import RaggedDot, RaggedDotConfig, ragged_dot
 from ejkernel.library.ragged_dot import mosaic_refuses
 from ejkernel.library.ragged_dot_tiles import most_visits, visits_of
-from ejkernel.ops import (
-    ConfigCache,
-    ConfigSelectorChain,
-    Executor,
-    Invocation,
-    OpsError,
-    check,
-)
+from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Invocation, OpsError, check
 
 # Blocks that divide none of the sizes below.
 WAYS = {

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from ejkernel.ops.config import files, ledger
-from ejkernel.ops.config.persistent import PersistentCache, StoreWarning
-from ejkernel.ops.config.snapshot import Snapshot, line, seal, spell
-from ejkernel.ops.config.store import StoredEntry
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.store import entry_log, files
+from ejkernel.ops.store.persistent import PersistentCache, StoreWarning
+from ejkernel.ops.store.snapshot import Snapshot, line, seal, spell
+from ejkernel.ops.store.store import StoredEntry
 
 DEV, OP = "gpu|NVIDIA H200", "matmul@v2"
 TESTS = Path(__file__).resolve().parent.parent
@@ -74,7 +74,7 @@ def write_large(path: Path, count: int = 400) -> None:
         raw = {"cfg": {"n": number}, "source": "autotune", "environment": {"jaxlib": "0.12.0"}, "summary": {}}
         lines[name] = line(name, seal(name, {**raw, "when": "2026-01-01T00:00:00+00:00", "seq": 1, "writer": "0"}))
     files.write(str(path), Snapshot(lines).text().encode(), durable=False)
-    assert os.path.getsize(path) > ledger.SMALL
+    assert os.path.getsize(path) > entry_log.SMALL
 
 
 @contextmanager
@@ -90,13 +90,13 @@ def told() -> Iterator[list[str]]:
 
 def never_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every store counts as large: entries stay in their files until somebody folds."""
-    monkeypatch.setattr(ledger, "SMALL", -1)
+    monkeypatch.setattr(entry_log, "SMALL", -1)
 
 
 def entry_files(path: str | Path) -> list[Path]:
     """The entry files of a store that are not folded yet."""
     folder = Path(f"{path}.d")
-    return sorted(p for p in folder.iterdir() if ledger.ENTRY_NAME.fullmatch(p.name)) if folder.is_dir() else []
+    return sorted(p for p in folder.iterdir() if entry_log.ENTRY_NAME.fullmatch(p.name)) if folder.is_dir() else []
 
 
 _OPERATIONS = {

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from fakes_store import DEV, OP, key, store, write_large
 
-from ejkernel.ops.config.operations import OperationStores
-from ejkernel.ops.config.store import Store, StoredEntry, as_store
-from ejkernel.ops.config.wrappers import LayeredStore, MemoryStore, ReadOnlyStore
 from ejkernel.ops.core.errors import SettingError, StoreError
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.store.folder import OperationStores
+from ejkernel.ops.store.layered import LayeredStore, MemoryStore, ReadOnlyStore
+from ejkernel.ops.store.store import Store, StoredEntry, as_store
 
 WHOLE = StoredEntry(
     cfg={"block": 64},

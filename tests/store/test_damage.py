@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from fakes_store import DEV, OP, entries, entry_files, keep, key, never_small, store, told, value, write_large
 
-from ejkernel.ops.config import ledger
-from ejkernel.ops.config.persistent import StoreWarning
-from ejkernel.ops.config.snapshot import line, spell
-from ejkernel.ops.config.store import StoredEntry
+from ejkernel.ops.store import entry_log
+from ejkernel.ops.store.persistent import StoreWarning
+from ejkernel.ops.store.snapshot import line, spell
+from ejkernel.ops.store.store import StoredEntry
 
 COUNT = 4
 
@@ -256,14 +256,14 @@ def test_a_damaged_file_in_a_folder_that_cannot_be_written_stays(tmp_path, monke
     path = filled(tmp_path)
     path.write_bytes(path.read_bytes()[:-60])
     before = path.read_bytes()
-    real = ledger.files.write
+    real = entry_log.files.write
 
     def refusing(target, data, *, durable):
         if ".damaged-" in target:
             raise PermissionError(13, "Permission denied", target)
         real(target, data, durable=durable)
 
-    monkeypatch.setattr(ledger.files, "write", refusing)
+    monkeypatch.setattr(entry_log.files, "write", refusing)
     cache = store(tmp_path)
     with pytest.warns(StoreWarning) as caught:
         keep(cache, "new", 1)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from fakes_store import ERRORS, Disk, entries, entry_files, keep, never_small, on, store, told, value, write_large
 
-from ejkernel.ops.config.persistent import StoreWarning
 from ejkernel.ops.core.errors import StoreError
+from ejkernel.ops.store.persistent import StoreWarning
 
 NAMES = [errno.errorcode[code] for code in ERRORS]
 

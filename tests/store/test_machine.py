@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ejkernel.ops.config import ledger
-from ejkernel.ops.config.maintenance import prune
-from ejkernel.ops.config.snapshot import spell
-from ejkernel.ops.config.store import StoredEntry
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.store import entry_log
+from ejkernel.ops.store.maintenance import prune
+from ejkernel.ops.store.snapshot import spell
+from ejkernel.ops.store.store import StoredEntry
 
 OPS = ("matmul@v1", "attention@v2")
 KEYS = st.builds(Key, st.just("gpu|x"), st.sampled_from(OPS), st.sampled_from(["a", "b|c", "größe\n"]))
@@ -35,8 +35,8 @@ class TwoCaches(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="store-"))
         self.patched = pytest.MonkeyPatch()
         if not self.small:
-            self.patched.setattr(ledger, "SMALL", -1)
-            self.patched.setattr(ledger, "_PENDING", 5)
+            self.patched.setattr(entry_log, "SMALL", -1)
+            self.patched.setattr(entry_log, "_PENDING", 5)
         self.path = self.folder / "ops.json"
         self.caches = [store(self.folder), store(self.folder)]
         self.model: dict[Key, object] = {}

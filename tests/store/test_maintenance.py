@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from fakes_store import DEV, OP, cfgs, entries, entry_files, keep, key, never_small, store, told, value
 
-from ejkernel.ops.config.maintenance import compact, export_store, import_store, merge, prune, verify
-from ejkernel.ops.config.persistent import StoreWarning
-from ejkernel.ops.config.store import StoredEntry
-from ejkernel.ops.config.wrappers import MemoryStore, ReadOnlyStore
 from ejkernel.ops.core.errors import SettingError, StoreError
 from ejkernel.ops.core.key import Key
 from ejkernel.ops.core.record import Record, Trial
+from ejkernel.ops.store.layered import MemoryStore, ReadOnlyStore
+from ejkernel.ops.store.maintenance import compact, export_store, import_store, merge, prune, verify
+from ejkernel.ops.store.persistent import StoreWarning
+from ejkernel.ops.store.store import StoredEntry
 
 
 def dated(cache, name, days_ago, cfg=None):

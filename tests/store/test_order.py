@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes_store import entries, entry_files, keep, key, never_small, store, value
 
-from ejkernel.ops.config import ledger, persistent
-from ejkernel.ops.config.store import StoredEntry
+from ejkernel.ops.store import entry_log, persistent
+from ejkernel.ops.store.store import StoredEntry
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -121,7 +121,7 @@ def blind(cache):
 
 def two_that_had_seen_the_same(tmp_path, clock, step, monkeypatch):
     never_small(monkeypatch)
-    monkeypatch.setattr(ledger, "_PENDING", 99)
+    monkeypatch.setattr(entry_log, "_PENDING", 99)
     first, second = store(tmp_path), blind(store(tmp_path))
     keep(first, "one", "first")
     clock.step(step)

@@ -13,10 +13,10 @@ from fakes import Blocks, Doubling, TableTuner, call_of, key_of
 from fakes_store import DEV, OP, cfgs, entries, entry_files, keep, key, never_small, run_script, store, told, value
 
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, PersistentCache
-from ejkernel.ops.config.persistent import StoreWarning
-from ejkernel.ops.config.store import StoredEntry
 from ejkernel.ops.core.errors import StoreError
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.store.persistent import StoreWarning
+from ejkernel.ops.store.store import StoredEntry
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
@@ -130,7 +130,7 @@ def test_a_link_where_an_entry_is_written_is_replaced_and_not_followed(tmp_path,
     real = cache._ledger.next_seq
 
     def plant_first(which):
-        from ejkernel.ops.config.snapshot import key_hash, spell
+        from ejkernel.ops.store.snapshot import key_hash, spell
 
         seq = real(which)
         name = f"{key_hash(spell(which))}.{seq}.{cache._ledger.writer}.json"
@@ -146,14 +146,14 @@ def test_a_link_where_an_entry_is_written_is_replaced_and_not_followed(tmp_path,
 
 def test_a_link_at_the_temporary_name_is_not_followed(tmp_path, monkeypatch):
     """Were the name guessed, the put would fail and the cfg be served from memory; the victim stays as it is."""
-    from ejkernel.ops.config import files
+    from ejkernel.ops.store import files
 
     victim = tmp_path / "victim"
     victim.write_text("mine")
     cache = store(tmp_path)
     keep(cache, "other", 0)
     monkeypatch.setattr(files.secrets, "token_hex", lambda count: "guessed")
-    from ejkernel.ops.config.snapshot import key_hash, spell
+    from ejkernel.ops.store.snapshot import key_hash, spell
 
     name = f"{key_hash(spell(key('one')))}.1.{cache._ledger.writer}.json"
     os.symlink(victim, os.path.join(cache._ledger.folder, f".{name}.guessed.tmp"))
@@ -393,7 +393,7 @@ def test_another_user_cannot_claim_an_entry_for_somebody_else(shared):
         lines = """
 cache = store(folder)
 keep(cache, "theirs", 2)
-from ejkernel.ops.config.snapshot import line, seal, spell
+from ejkernel.ops.store.snapshot import line, seal, spell
 from fakes_store import key
 import json
 path = folder / "ops.json"

@@ -11,10 +11,10 @@ from fakes import Blocks, Doubling, TableTuner, call_of, key_of
 from fakes_store import entries, keep, key, never_small, store, told, value
 
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Tuner
-from ejkernel.ops.config.persistent import PersistentCache, StoreWarning
-from ejkernel.ops.config.store import StoredEntry
-from ejkernel.ops.config.wrappers import LayeredStore, MemoryStore, ReadOnlyStore
 from ejkernel.ops.core.record import Record, Trial
+from ejkernel.ops.store.layered import LayeredStore, MemoryStore, ReadOnlyStore
+from ejkernel.ops.store.persistent import PersistentCache, StoreWarning
+from ejkernel.ops.store.store import StoredEntry
 
 RECORD = Record(
     key={"device": "gpu|x"},

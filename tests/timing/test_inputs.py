@@ -180,7 +180,7 @@ def test_empty_and_scalar_arrays_work():
 def test_taking_a_call_apart_keeps_its_constants():
     """Array leaves come out in order and go back to their places; everything else never moves."""
     one, two = jnp.ones(2), np.float32(3)
-    call = inputs.take_apart((one, 5, {"deep": [two, "text"]}), {"flag": True, "none": None})
+    call = inputs.flatten_call((one, 5, {"deep": [two, "text"]}), {"flag": True, "none": None})
     args, kwargs = call.rebuild(["first", "second"])
 
     assert [id(leaf) for leaf in call.leaves] == [id(one), id(two)]

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from ejkernel.ops.timing import program
-from ejkernel.ops.timing.inputs import take_apart
+from ejkernel.ops.timing.inputs import flatten_call
 from ejkernel.ops.timing.program import first_line, forward_and_backward, stage
 
 X = jnp.arange(1.0, 5.0)
 
 
 def staged(fn, *args, objective="forward", name="measured", seed=0, **kwargs):
-    call = take_apart(args or (X,), kwargs)
+    call = flatten_call(args or (X,), kwargs)
     return stage(fn, call, call.leaves, objective, name=name, seed=seed)
 
 

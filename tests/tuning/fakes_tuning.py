@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from ejkernel.ops.timing.program import Program
+from ejkernel.ops.timing.program import CompiledProgram
 
 _numbers = itertools.count()
 
@@ -66,9 +66,9 @@ class Executable:
         return [Module(f"jit_{self.name}")]
 
 
-def program(name: str, platform: str = "gpu", call: Any = lambda x: x) -> Program:
+def program(name: str, platform: str = "gpu", call: Any = lambda x: x) -> CompiledProgram:
     """A program that seems to be compiled for that platform."""
-    return Program(call, "forward", executable=Executable(name, platform))
+    return CompiledProgram(call, "forward", executable=Executable(name, platform))
 
 
 @dataclass

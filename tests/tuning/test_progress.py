@@ -15,8 +15,8 @@ from fakes import REPOSITORY, Doubling, call_of
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Invocation, Kernel, Record, Trial, Tuner
 from ejkernel.ops.core.errors import SettingError
 from ejkernel.ops.settings import Settings
-from ejkernel.ops.tuning.job import Job
-from ejkernel.ops.tuning.progress import Line, Step, _Totals, shown, spell_seconds, unseen
+from ejkernel.ops.tuning.job import TuningJob
+from ejkernel.ops.tuning.progress import Line, Step, _TuningTotals, shown, spell_seconds, unseen
 
 X = jnp.ones(8)
 
@@ -113,7 +113,7 @@ def test_a_tuning_tells_its_steps():
         def round(self, runs):
             return {run.number: 1.0 if run.number == 1 else 3.0 for run in runs}
 
-    job = Job(lambda cfg: lambda x: x * cfg / cfg, (X,), {}, [2.0, 3.0], heuristic_first=True, watch=told.append)
+    job = TuningJob(lambda cfg: lambda x: x * cfg / cfg, (X,), {}, [2.0, 3.0], heuristic_first=True, watch=told.append)
     Tuner(clock=Clock()).tune(job)
 
     assert [(s.stage, s.done, s.total) for s in told[:4]] == [
@@ -155,7 +155,7 @@ def test_asked_for_it_is_also_on_stderr(monkeypatch, capsys):
 def test_the_totals_are_keys_seconds_and_gain(monkeypatch):
     """The gain is the geometric mean."""
     monkeypatch.setattr("atexit.register", lambda function: None)
-    totals = _Totals()
+    totals = _TuningTotals()
     totals.add(tuned(1.0), 1.5, "off")
     assert totals.text() == "1 key tuned in 1.5 s, on average 1.00 times as fast as the heuristic cfgs"
     totals.add(tuned(4.0), 2.0, "off")

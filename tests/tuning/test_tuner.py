@@ -16,8 +16,8 @@ from fakes_tuning import Held
 from ejkernel.ops import OpsError, RandomSearch, Tuner
 from ejkernel.ops.core.errors import OutOfTimeError
 from ejkernel.ops.timing.program import Staged
-from ejkernel.ops.tuning import exam
-from ejkernel.ops.tuning.job import Job
+from ejkernel.ops.tuning import check_case
+from ejkernel.ops.tuning.job import TuningJob
 
 X = jnp.ones(8)
 
@@ -258,7 +258,7 @@ def test_a_candidate_that_is_right_on_the_first_inputs_alone_cannot_win():
 def test_an_output_that_is_not_written_is_found(monkeypatch):
     """Memory that still holds the last right answer is spoilt before every candidate."""
     memory = np.zeros(64, np.float32)
-    spoil = exam._poison
+    spoil = check_case._poison
 
     def spoil_all(expected):
         memory.fill(np.nan)
@@ -268,7 +268,7 @@ def test_an_output_that_is_not_written_is_found(monkeypatch):
         memory[:] = 2 * np.asarray(x)
         return memory.copy()
 
-    monkeypatch.setattr(exam, "_poison", spoil_all)
+    monkeypatch.setattr(check_case, "_poison", spoil_all)
     x = jnp.arange(64.0)
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
     functions = {
@@ -349,7 +349,7 @@ def test_candidates_of_every_dtype_are_compared(dtype):
 def test_a_wrong_gradient_is_found_where_gradients_are_asked_for():
     """Forward and backward together: an output that is right with a gradient that is not cannot win."""
 
-    job = Job(with_gradient, (X,), {}, [2.0, 3.0], objective="forward+backward")
+    job = TuningJob(with_gradient, (X,), {}, [2.0, 3.0], objective="forward+backward")
     tuner = Tuner(0, 1)
     tuner.tune(job)
 
@@ -377,7 +377,9 @@ def test_a_wrong_gradient_is_found_beside_a_reference():
         "also right": lambda x: x + x,
     }
     tuner = Tuner(0, 1)
-    tuner.tune(Job(functions.get, (X,), {}, list(functions), objective="forward+backward", reference=lambda x: 2 * x))
+    tuner.tune(
+        TuningJob(functions.get, (X,), {}, list(functions), objective="forward+backward", reference=lambda x: 2 * x)
+    )
 
     assert status_of(tuner) == {
         "wrong output": "wrong",
@@ -395,7 +397,7 @@ def test_who_has_no_gradient_cannot_win_where_others_have():
     """Forward times do not compare with those of forward and backward; the record says why it is out."""
     functions = {"without": no_gradient, "with": lambda x: x * 2}
     tuner = Tuner(0, 1)
-    record = tuner.tune(Job(functions.get, (X,), {}, ["without", "with"], objective="forward+backward"))
+    record = tuner.tune(TuningJob(functions.get, (X,), {}, ["without", "with"], objective="forward+backward"))
 
     assert (record.cfg, record.objective) == ("with", "forward+backward")
     assert status_of(tuner) == {"without": "compile", "with": "ok"}
@@ -405,7 +407,9 @@ def test_who_has_no_gradient_cannot_win_where_others_have():
 def test_if_nobody_has_a_gradient_all_are_timed_forward():
     """The record says what was measured in the end, and of each candidate why."""
     tuner = Tuner(0, 1)
-    job = Job(lambda cfg: lambda x: no_gradient(x) * cfg / cfg, (X,), {}, [2.0, 3.0], objective="forward+backward")
+    job = TuningJob(
+        lambda cfg: lambda x: no_gradient(x) * cfg / cfg, (X,), {}, [2.0, 3.0], objective="forward+backward"
+    )
     record = tuner.tune(job)
 
     assert (record.winner in (0, 1), record.objective) == (True, "forward")
@@ -473,7 +477,7 @@ def test_programs_that_differ_in_a_constant_are_not_equal(size):
 
 def test_the_earliest_of_equal_programs_stands_for_all(monkeypatch):
     """Whichever thread was faster: ties go to the earlier candidate, and every one has its samples."""
-    monkeypatch.setattr("ejkernel.ops.tuning.field.workers_for", lambda count: count)
+    monkeypatch.setattr("ejkernel.ops.tuning.candidates.workers_for", lambda count: count)
     gates = [Held(), Held()]
     functions = [lambda x: gates[0](x) * 2, lambda x: gates[1](x) * 2, lambda x: x * 2]
     compile_it = Staged.compile
@@ -486,7 +490,7 @@ def test_the_earliest_of_equal_programs_stands_for_all(monkeypatch):
 
     monkeypatch.setattr(Staged, "compile", compile_and_release)
     tuner = Tuner(0, 1, clock=Counting())
-    record = tuner.tune(Job(functions.__getitem__, (X,), {}, [0, 1, 2], heuristic_first=True))
+    record = tuner.tune(TuningJob(functions.__getitem__, (X,), {}, [0, 1, 2], heuristic_first=True))
 
     assert record.winner == record.heuristic == 0
     assert all(trial.status == "ok" and trial.samples_s for trial in record.trials)
@@ -519,7 +523,7 @@ def test_a_candidate_that_raises_does_not_stop_the_others(wrong):
 
 def test_a_program_that_does_not_fit_is_not_run(monkeypatch):
     """What the compiler says that it needs is held against what is free, before anything runs."""
-    monkeypatch.setattr("ejkernel.ops.tuning.field.free_memory", lambda device: 1 << 20)
+    monkeypatch.setattr("ejkernel.ops.tuning.candidates.free_memory", lambda device: 1 << 20)
 
     def large(x):
         # Sorted: nothing that a compiler could do without the whole.
@@ -535,7 +539,7 @@ def test_a_program_that_does_not_fit_is_not_run(monkeypatch):
 
 def test_where_free_memory_is_not_known_nothing_is_refused(monkeypatch):
     """No figure is no reason."""
-    monkeypatch.setattr("ejkernel.ops.tuning.field.free_memory", lambda device: None)
+    monkeypatch.setattr("ejkernel.ops.tuning.candidates.free_memory", lambda device: None)
     tuner = Tuner(0, 1)
     tuner.autotune(lambda cfg: lambda x: x * 2, (X,), {}, ["a"])
 
@@ -700,7 +704,7 @@ def test_a_deadline_does_not_wait_for_a_compilation_that_never_ends(held):
 def test_without_the_heuristic_in_time_nothing_is_better(held):
     """What was measured may be slower than it, and tuned must never be slower than untuned."""
     functions = {"heuristic": lambda x: held(x) * 2, "quick": lambda x: x * 2}
-    job = Job(functions.get, (X,), {}, list(functions), heuristic_first=True)
+    job = TuningJob(functions.get, (X,), {}, list(functions), heuristic_first=True)
     tuner = Tuner(seconds=1.0)
 
     with pytest.raises(OutOfTimeError, match="before the heuristic cfg was measured"):
@@ -711,7 +715,7 @@ def test_without_the_heuristic_in_time_nothing_is_better(held):
 @pytest.mark.parametrize("count", [2, 40], ids=["race", "search"])
 def test_candidates_that_all_had_no_time_did_not_fail(held, monkeypatch, count):
     """Nothing is wrong with them, nobody is told to correct the kernel, and none is waited for beyond the deadline."""
-    monkeypatch.setattr("ejkernel.ops.timing.compiling._STRAGGLER_SECONDS", 3600.0)
+    monkeypatch.setattr("ejkernel.ops.timing.compile_pool._STRAGGLER_SECONDS", 3600.0)
     cfgs = [(n,) for n in range(count)]
     tuner = Tuner(seconds=0.2, strategy=RandomSearch())
     # Who waits all the same gets an answer, in the end.
@@ -719,7 +723,7 @@ def test_candidates_that_all_had_no_time_did_not_fail(held, monkeypatch, count):
     rescue.start()
 
     with pytest.raises(OutOfTimeError, match="before the heuristic cfg was measured"):
-        tuner.tune(Job(lambda n: lambda x: held(x) * n[0], (X,), {}, cfgs, heuristic_first=True))
+        tuner.tune(TuningJob(lambda n: lambda x: held(x) * n[0], (X,), {}, cfgs, heuristic_first=True))
     rescue.cancel()
     assert not held.release.is_set()
     assert tuner.record.stop == "deadline"
@@ -731,7 +735,7 @@ def test_candidates_that_all_had_no_time_did_not_fail(held, monkeypatch, count):
 def test_a_reference_that_is_not_compiled_in_time_ends_the_tuning(held, count, isolate):
     """Nobody can be judged without it, and run as it is it could take as long again: the heuristic cfg stays."""
     cfgs = [(n,) for n in range(count)]
-    job = Job(
+    job = TuningJob(
         lambda n: lambda x: x * 2 + 0 * n[0], (X,), {}, cfgs, reference=lambda x: held(x) * 2, heuristic_first=True
     )
     tuner = Tuner(seconds=1.0, strategy=RandomSearch(), isolate=isolate)
@@ -743,7 +747,7 @@ def test_a_reference_that_is_not_compiled_in_time_ends_the_tuning(held, count, i
 
 def test_a_compilation_that_never_ends_is_left_behind_without_a_deadline(held, monkeypatch):
     """Nobody waits for one that takes many times as long as the others."""
-    monkeypatch.setattr("ejkernel.ops.timing.compiling._STRAGGLER_SECONDS", 0.1)
+    monkeypatch.setattr("ejkernel.ops.timing.compile_pool._STRAGGLER_SECONDS", 0.1)
     functions = {"quick": lambda x: x * 2, "endless": lambda x: held(x) * 2, "other": lambda x: x + x}
     tuner = Tuner(0, 1)
 
@@ -754,7 +758,7 @@ def test_a_compilation_that_never_ends_is_left_behind_without_a_deadline(held, m
 
 def test_if_nothing_can_be_compiled_in_time_the_error_says_so(held, monkeypatch):
     """A deadline ends a tuning of which no candidate is ever compiled."""
-    monkeypatch.setattr("ejkernel.ops.timing.compiling._STRAGGLER_SECONDS", 0.1)
+    monkeypatch.setattr("ejkernel.ops.timing.compile_pool._STRAGGLER_SECONDS", 0.1)
 
     with pytest.raises(RuntimeError, match="timeout"):
         Tuner(seconds=0.1).autotune(lambda cfg: lambda x: held(x) * cfg, (X,), {}, [1.0, 2.0])

@@ -16,13 +16,13 @@ from weakref import WeakValueDictionary
 import jax
 
 from .. import _jax
-from ..core import changes
+from ..core import invalidation
 from ..core.errors import ConfigTypeError, KeyPartError, ScopeError
 from ..core.invocation import Cfg
 from ..core.key import Key
 from ..core.record import Objective
 from ..core.stable import stable_json, type_name
-from .lock import Lock, read_lock
+from ..store.lock_file import LockFile, read_lock
 
 
 class ConfigCache(Generic[Cfg]):
@@ -58,7 +58,7 @@ class ConfigCache(Generic[Cfg]):
             self._objectives.clear()
             self._calls.clear()
             self._generation += 1
-        changes.note_everything()
+        invalidation.note_everything()
 
     def size(self) -> int:
         """How many cfgs are kept."""
@@ -85,7 +85,7 @@ class ConfigCache(Generic[Cfg]):
                 self._objectives[key] = objective
             if call:
                 self._calls[key] = call
-        changes.note(key, cfg)
+        invalidation.note(key, cfg)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Shadow:
 
     __slots__ = ("__weakref__", "base", "lock", "mapping")
 
-    def __init__(self, mapping: Mapping[Key, Any], base: object = None, lock: Lock | None = None) -> None:
+    def __init__(self, mapping: Mapping[Key, Any], base: object = None, lock: LockFile | None = None) -> None:
         self.mapping = mapping
         # The lock in force behind the overlays: then nothing else answers.
         self.lock = lock
@@ -124,7 +124,7 @@ class _Block:
     owner: object
     context: Any
     merged: dict[Key, Any]
-    lock: Lock | None
+    lock: LockFile | None
     before: tuple[Mapping[Key, Any], ...]
     # Left already, but out of order: it ends with the block inside it.
     is_left: bool = False
@@ -148,7 +148,7 @@ def overlay_in_force() -> Mapping[Key, Any]:
     return {} if shadow is None else shadow.mapping
 
 
-def lock_in_force() -> Lock | None:
+def lock_in_force() -> LockFile | None:
     """The lock that this thread is in."""
     shadow = _in_force.value
     return None if shadow is None else shadow.lock
@@ -170,7 +170,7 @@ class _Scope:
         merged: dict[Key, Any] = {}
         lock = None
         for layer in layers:
-            if isinstance(layer, Lock):
+            if isinstance(layer, LockFile):
                 # It replaces what is around it, overlays too; those inside it stand before it.
                 merged, lock = {}, layer
             else:
@@ -181,7 +181,7 @@ class _Scope:
         _cache_overlay.set(layers)
         return self
 
-    def _context(self, merged: dict[Key, Any], lock: Lock | None) -> Any:
+    def _context(self, merged: dict[Key, Any], lock: LockFile | None) -> Any:
         return _context_of(merged, lock)
 
     def __exit__(
@@ -223,8 +223,8 @@ class overlay_cache(_Scope):
 class locked(_Scope):
     """Answers every call inside a `with` block of this thread from a lock file; one that is not in it is an error."""
 
-    def __init__(self, path: str | os.PathLike[str] | Lock) -> None:
-        self.lock = path if isinstance(path, Lock) else read_lock(path)
+    def __init__(self, path: str | os.PathLike[str] | LockFile) -> None:
+        self.lock = path if isinstance(path, LockFile) else read_lock(path)
         super().__init__((self.lock,))
 
 
@@ -234,7 +234,7 @@ class traced_anew(_Scope):
     def __init__(self) -> None:
         super().__init__(())
 
-    def _context(self, merged: dict[Key, Any], lock: Lock | None) -> Any:
+    def _context(self, merged: dict[Key, Any], lock: LockFile | None) -> Any:
         # A value of its own, never shared: no program compiled so far matches it.
         return _in_force(_Shadow(merged, _jax.global_value(_in_force), lock))
 
@@ -250,7 +250,7 @@ def refresh() -> None:
     for block in stack:
         block.context = _context_of(block.merged, block.lock)
         block.context.__enter__()
-    changes.note_everything()
+    invalidation.note_everything()
 
 
 def current_scope() -> _Scope:
@@ -260,15 +260,15 @@ def current_scope() -> _Scope:
 
 
 def _layers_in_force() -> tuple[Mapping[Key, Any], ...]:
-    return tuple(layer for layer in (lock_in_force(), overlay_in_force()) if layer or isinstance(layer, Lock))
+    return tuple(layer for layer in (lock_in_force(), overlay_in_force()) if layer or isinstance(layer, LockFile))
 
 
-def _context_of(merged: dict[Key, Any], lock: Lock | None) -> Any:
+def _context_of(merged: dict[Key, Any], lock: LockFile | None) -> Any:
     # An empty overlay changes nothing, so it must not make JAX trace anything again; a lock always does.
     return _in_force(_interned(merged, lock)) if merged or lock is not None else contextlib.nullcontext()
 
 
-def _interned(mapping: dict[Key, Any], lock: Lock | None) -> _Shadow:
+def _interned(mapping: dict[Key, Any], lock: LockFile | None) -> _Shadow:
     # Equal overlays share compiled programs, and JAX compares by identity.
     # The global value is part of it: after a refresh, programs made under this overlay before are old.
     base = _jax.global_value(_in_force)
@@ -281,7 +281,7 @@ def _interned(mapping: dict[Key, Any], lock: Lock | None) -> _Shadow:
         return shadow
 
 
-def _content_of(mapping: Mapping[Key, Any], base: object, lock: Lock | None) -> tuple[Any, ...]:
+def _content_of(mapping: Mapping[Key, Any], base: object, lock: LockFile | None) -> tuple[Any, ...]:
     # The path as well: messages name it.
     locked_by = None if lock is None else (lock.path, lock.digest)
     return (id(base), locked_by, *sorted((key, *_content(cfg)) for key, cfg in mapping.items()))

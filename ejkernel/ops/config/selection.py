@@ -13,40 +13,42 @@ from typing import Any, Generic
 
 import jax
 
-from ..core import changes
+from ..config.tiers import PacksTier
+from ..core import invalidation
+from ..core.cfg import distinct
 from ..core.errors import NoConfigError, RetuneError, SettingError
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel
 from ..core.key import Key
 from ..core.record import Objective, Record, Trial
-from ..settings import Settings
+from ..core.request import Decision as Decision
+from ..core.request import Hit, Miss, Request, ask
+from ..core.single_flight import SingleFlight
+from ..settings import Settings, default_folder
+from ..store.lock_file import LockFile, read_lock
+from ..store.packs import found_packs
+from ..store.persistent import StoreWarning
+from ..store.store import KeepsRecords, Mapped, Store, StoredEntry, as_store
 from ..tuning.budget import seconds_spent, spending
-from ..tuning.foreign import Autotuner, engine
-from ..tuning.job import Job, distinct
+from ..tuning.custom_tuner import Autotuner, engine
+from ..tuning.device_lock import device_lock
+from ..tuning.job import TuningJob
+from ..tuning.journal.folder import journal_folder
 from ..tuning.progress import shown, tell
 from ..tuning.search.effort import FEW
 from ..tuning.tuner import Tuner as Tuner
-from ..tuning.turn import turn
-from . import finding
+from . import call_log
 from .cache import ConfigCache, lock_in_force
-from .collecting import collect
-from .deciding import Decision as Decision
-from .deciding import decide
+from .calls_made import collect
+from .consensus import decide
 from .events import Teller
-from .failures import failures_of
-from .flights import Flights
-from .journals import journal_folder
-from .kin import kin
-from .lock import Lock, read_lock
-from .packs import PacksTier, found_packs
-from .persistent import StoreWarning, default_folder
+from .failed_calls import failures_of
 from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
 from .policy import in_force
 from .policy import policy_override as policy_override
-from .request import Hit, Miss, Request, ask
-from .store import KeepsRecords, Mapped, Store, StoredEntry, as_store
 from .tiers import AutotuneTier, HeuristicsTier, MemoryTier, Off, OverlayTier, OverrideTier, SeedTier, StoreTier, Tier
+from .warm_start import warm_start_configs
 
 
 class ConfigSelectorChain(Generic[Cfg, Out]):
@@ -73,7 +75,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._settings = Settings.read()
         self._lock = read_lock(self._settings.lock) if self._settings.lock else None
         self._tell = Teller(on_event)
-        self._flights = Flights()
+        self._flights = SingleFlight()
         # What this selector tuned, for what, and in which life of the cache.
         self._tuned: dict[Key, tuple[int, Objective, type]] = {}
         # What tunings left behind where no store keeps it.
@@ -89,10 +91,10 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     @policy.setter
     def policy(self, policy: AutotunePolicy) -> None:
         self._policy = _policy(policy)
-        changes.note_everything()
+        invalidation.note_everything()
 
     @property
-    def lock(self) -> Lock | None:
+    def lock(self) -> LockFile | None:
         """The lock in force here: that of a block around, else the setting's."""
         around = lock_in_force()
         return self._lock if around is None else around
@@ -114,7 +116,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         """The same, with the tier that answered and why the earlier ones did not."""
         policy = self.policy
         request = ask(inv, kernel, objective_of(policy))
-        finder = finding.in_force()
+        finder = call_log.in_force()
         if finder is not None:
             # A program is looked through, not run.
             return finder.saw(self, request, self._look(request, policy))
@@ -291,7 +293,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
                     stacklevel=2,
                 )
 
-    def _tune(self, request: Request, job: Job, *, again: bool) -> Record:
+    def _tune(self, request: Request, job: TuningJob, *, again: bool) -> Record:
         """Runs a job, one at a time on a device, within what the process may still spend."""
         if not again:
             self._refuse_a_second_time(request)
@@ -299,8 +301,11 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             job,
             seconds=self._seconds_left(request),
             # A race of a few candidates needs no start.
-            seeds=[*job.seeds, *(kin(self._places(), request, job.candidates) if len(job.candidates) > FEW else ())],
-            turn=lambda wait: turn(request.key.device, default_folder() / "locks", wait),
+            seeds=[
+                *job.seeds,
+                *(warm_start_configs(self._places(), request, job.candidates) if len(job.candidates) > FEW else ()),
+            ],
+            turn=lambda wait: device_lock(request.key.device, default_folder() / "locks", wait),
             settled=(lambda: None) if again else (lambda: self._settled(request)),
             offline=again,
             journal=journal_folder(),
@@ -327,7 +332,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
     @staticmethod
-    def _first_answer(job: Job, record: Record) -> Record:
+    def _first_answer(job: TuningJob, record: Record) -> Record:
         """This tuning's record, unless another process put its answer into the store meanwhile.
 
         A turn ends before what it found is written, so that two may measure one after the other; both use the first.

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
 import jax
 
 from ..core import codec
+from ..core.candidates import Offer, offer, revived, vetted
+from ..core.cfg import distinct
 from ..core.device import environment, same_environment
 from ..core.errors import ConfigTypeError, OutOfTimeError, TuningError
-from ..core.kernel import Kernel, check_cfg_type
+from ..core.kernel import check_cfg_type
 from ..core.record import Objective, Record
-from ..tuning.job import Job, distinct
+from ..core.request import Hit, Miss, Request
+from ..store.lock_file import LockFile
+from ..store.packs import Pack, found_packs
+from ..store.store import Store
+from ..tuning.job import TuningJob
 from .cache import ConfigCache, Plain, overlay_in_force
-from .failures import Failure
-from .jobs import Offer, TuningWarning, candidates, job_for, offer, why_invalid
-from .lock import Lock
-from .measurable import obstacle
-from .request import Hit, Miss, Request
-from .store import Store
+from .failed_calls import Failure
+from .tunability import untunable_because
+from .tuning_job import TuningWarning, job_for
 
 
 class Tier(Protocol):
@@ -67,7 +70,7 @@ class OverrideTier:
 class OverlayTier:
     """What the overlays around this call say, and the lock behind them."""
 
-    lock: Lock | None = None
+    lock: LockFile | None = None
     name = "overlay"
 
     def find(self, request: Request) -> Hit | Miss:
@@ -81,7 +84,7 @@ class OverlayTier:
             return self._locked(request, self.lock)
         return Miss(f"none of {len(shadow)} entries in force is for this call" if shadow else "none active")
 
-    def _locked(self, request: Request, lock: Lock) -> Hit | Miss:
+    def _locked(self, request: Request, lock: LockFile) -> Hit | Miss:
         entry = lock.entries.get(request.key)
         if entry is None:
             return Miss(lock.why_not(request.key, request.call))
@@ -153,18 +156,34 @@ class StoreTier:
         return hit
 
 
+@final
+class PacksTier:
+    """What packs say, after the user's own store had no answer."""
+
+    name = "persistent"
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = tuple(paths)
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The first pack's answer; what does not fit this environment or is not a candidate is left out."""
+        reasons, seeds = [], []
+        for pack in found_packs(self.paths):
+            answer = StoreTier(pack).find(request)
+            if isinstance(answer, Hit):
+                return _marked(answer, pack)
+            reasons.append(answer.reason)
+            seeds += [_marked(seed, pack) for seed in answer.seeds or ()]
+        return Miss("; ".join(reasons), tuple(seeds) or None)
+
+
+def _marked(hit: Hit, pack: Pack) -> Hit:
+    return replace(hit, data={**hit.data, "pack": pack.path})
+
+
 def _known_objective(request: Request, cfg: Any) -> Objective | None:
     # A store that keeps cfgs alone does not know; where memory has the same cfg, it does.
     return next((seed.objective for seed in request.seeds if seed.cfg == cfg), None)
-
-
-def vetted(request: Request, cfg: Any) -> bool:
-    """May a cfg that somebody else brought run: is it a candidate, or does the kernel itself call it valid?"""
-    offered = candidates(request)
-    if len(distinct([*offered, cfg])) == len(distinct(offered)):
-        return True
-    judges = type(request.kernel).valid_cfg is not Kernel.valid_cfg
-    return judges and why_invalid(request.kernel, request.inv, cfg) is None
 
 
 def _believed(kept: Mapping[str, str], device: jax.Device) -> bool:
@@ -176,29 +195,12 @@ def _covers(tuned: Objective | None, asked: Objective) -> bool:
     return asked == "forward" or tuned != "forward"
 
 
-def revived(request: Request, cfg: Any) -> Any:
-    """A stored cfg as the kernel knows it: a store without a `cfg_type` gives plain JSON back."""
-    kind = request.kernel.cfg_type
-    if kind is None and isinstance(cfg, (dict, list)):
-        guess = type(request.hook("heuristic_cfg")(request.inv))
-        if guess is tuple and isinstance(cfg, list):
-            return _tuples(cfg)
-        kind = guess if codec.has_fields(guess) else None
-    if kind is None or isinstance(cfg, kind):
-        return cfg
-    return codec.decode(kind, cfg)
-
-
 def _renewed(request: Request, cfg: Any) -> Any:
     # A notebook's cell that is run again, and a module that is reloaded, define the class of the same name anew.
     kind, old = request.kernel.cfg_type, type(cfg)
     if kind is None or old is kind or (old.__module__, old.__qualname__) != (kind.__module__, kind.__qualname__):
         return cfg
     return codec.decode(kind, codec.encode(cfg))
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @final
@@ -224,7 +226,7 @@ class HeuristicsTier:
         return Hit(check_cfg_type(request.kernel, cfg, "heuristic_cfg"), self.name)
 
 
-Tune = Callable[[Request, Job], Record]
+Tune = Callable[[Request, TuningJob], Record]
 
 
 @final
@@ -253,7 +255,7 @@ class AutotuneTier:
             sole = Hit(cfgs[0], self.name, keep=False)
             ruled_out = f" ({len(offered.refused)} ruled out by valid_cfg)" if offered.refused else ""
             return sole if self.sole_answers else Miss(f"one candidate, nothing to measure{ruled_out}")
-        found = obstacle(request, cfgs[0])
+        found = untunable_because(request, cfgs[0])
         if found is None:
             return offered
         if found.surprising:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from . import codec
 from .errors import ConfigTypeError, RecordFormatError
-from .trials import record_table
+from .table import record_table
 
 FORMAT = 1
 
@@ -123,7 +123,7 @@ class Record:
     def plot(self, axes: Any = None) -> Any:
         """The race as a picture, in a matplotlib Axes of its own or the one given; needs the extra `plot`."""
         # Nobody who only reads records pays for matplotlib.
-        from .drawing import draw
+        from .plot import draw
 
         return draw(self, axes)
 

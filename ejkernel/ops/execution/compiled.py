@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ..core.kernel import Kernel
-from .call import Taken, take
+from .arguments import Taken, take
 
 # Sets of static values that a compiled kernel keeps programs for.
 _MOST = 64

@@ -6,8 +6,8 @@ import threading
 from typing import Any, cast
 
 from ..config.cache import ConfigCache
-from ..config.operations import OperationStores
 from ..config.selection import ConfigSelectorChain
+from ..store.folder import OperationStores
 from .executor import Executor
 
 _lock = threading.Lock()

@@ -15,10 +15,10 @@ from typing import Any, Generic, Protocol
 import jax
 
 from .. import _jax
-from ..config import finding, policy
+from ..config import call_log, policy
 from ..config.cache import is_shadowed
 from ..config.selection import ConfigSelectorChain, objective_of
-from ..core import changes
+from ..core import invalidation
 from ..core.abstract import abstractify
 from ..core.batch import BatchAxes, array_leaves, find_batch
 from ..core.bind import bind
@@ -28,18 +28,18 @@ from ..core.gradients import forward_mode_error
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
 from ..core.key import Key
-from ..core.surroundings import Surroundings
+from ..core.trace_context import TraceContext
 from ..core.variants import gradient
 from ..registry import copied, record_call
 from ..settings import Settings
 from ..timing.inputs import is_concrete, is_float
 from ..timing.program import UNTRACEABLE, first_line
-from .asking import invocation_of
-from .call import RESERVED, Options, Taken, kernel_key, split, take
+from .arguments import RESERVED, Options, Taken, kernel_key, split, take
 from .compiled import Compiled
+from .invocation_of import invocation_of
 from .labels import PREFIX, json_label, label
 from .recording import Recording
-from .table import Chosen, Entry, Table, Traced, entries_being_traced, signature, tracing
+from .table import Chosen, CompiledEntry, CompiledTable, Traced, entries_being_traced, signature, tracing
 
 # Static values that are their own key: cheap to hash, never equal across types once the type stands beside them.
 _ARRAY = _jax.ArrayImpl
@@ -81,7 +81,7 @@ class Executor(Generic[Cfg, Out]):
         self._settings = Settings.read()
         file = self._settings.record_file
         self._recording = None if file is None else Recording(file)
-        self._table = Table()
+        self._table = CompiledTable()
         self._find = self._table.quick.get
         self._now = _Now()
         self._statics: dict[tuple[str, str], set[Hashable]] = {}
@@ -124,7 +124,7 @@ class Executor(Generic[Cfg, Out]):
         # An attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
         except (TypeError, AttributeError):
             entry = None
-        if entry is None or entry.epoch != changes.epoch:
+        if entry is None or entry.epoch != invalidation.epoch:
             return self._call(kernel, args, kwargs)
         entry.hot = True
         try:
@@ -188,7 +188,7 @@ class Executor(Generic[Cfg, Out]):
         self._shorten(kernel, args, kwargs, key)
         return out
 
-    def _enter(self, entry: Entry, key: Hashable, kernel: Kernel[Cfg, Out], taken: Taken) -> Any:
+    def _enter(self, entry: CompiledEntry, key: Hashable, kernel: Kernel[Cfg, Out], taken: Taken) -> Any:
         self._now.leaves = taken.leaves
         try:
             return entry.fn(*taken.leaves)
@@ -217,7 +217,7 @@ class Executor(Generic[Cfg, Out]):
         options: Options,
         batch: BatchAxes | None,
         device: jax.Device,
-    ) -> Entry:
+    ) -> CompiledEntry:
         rebuild = taken.rebuild
         # As it is now: the caller may change its own, and other kernels with these attributes share the entry.
         kernel = _snapshot(kernel)
@@ -231,7 +231,7 @@ class Executor(Generic[Cfg, Out]):
                 return self._run(kernel, *rebuild(leaves), options, batch=batch, concrete=own)
 
         body.__name__ = body.__qualname__ = kernel.op_id
-        entry = Entry(kernel, body)
+        entry = CompiledEntry(kernel, body)
         return entry
 
     def _run(
@@ -249,7 +249,7 @@ class Executor(Generic[Cfg, Out]):
         inv = invocation_of(kernel, args, kwargs, options, batch)
         asked = inv if concrete is None else self._with_values(kernel, inv, concrete, options)
         # Taken before the choice: a change that comes between it and its recording must not be overlooked.
-        epoch = changes.epoch
+        epoch = invalidation.epoch
         cfg = options.cfg if fixed else self.chooser.choose(asked, kernel)
         device = device_of(asked)
         key = None
@@ -268,7 +268,7 @@ class Executor(Generic[Cfg, Out]):
             return fn(*inv.args, **inv.kwargs)
 
     def _record(self, key: Key, kernel: Kernel[Cfg, Out], inv: Invocation[Any, Any]) -> None:
-        surroundings = Surroundings.now()
+        surroundings = TraceContext.now()
         record_call(key, kernel, inv, surroundings)
         if self._recording is not None:
             chooser: object = self.chooser
@@ -291,7 +291,7 @@ class Executor(Generic[Cfg, Out]):
             return invocation_of(kernel, *concrete, options)
 
     def _stamp(self, inv: Invocation[Any, Any], key: Key | None, cfg: Any) -> contextlib.AbstractContextManager[Any]:
-        finder = finding.in_force()
+        finder = call_log.in_force()
         if finder is not None:
             return finder.scope(inv)
         style = self._settings.stamp

@@ -10,7 +10,7 @@ import jax
 
 from ..core.kernel import Kernel
 from ..core.stable import is_array
-from .call import value_key
+from .arguments import value_key
 from .executor import Executor
 
 # Sets of keywords that a mapped kernel keeps programs for.

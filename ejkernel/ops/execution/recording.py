@@ -12,22 +12,19 @@ from typing import Any
 import filelock
 
 from .. import _jax
-from ..config import files
-from ..config.policy import Frame
-from ..core.device import default_device, device_fingerprint, get_device_platform
-from ..core.errors import KeyPartError, RecordFormatError, SignatureError, StoreError
+from ..core.errors import KeyPartError, RecordFormatError, SignatureError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, kernel_path, key_builder_of, versioned
 from ..core.key import Key
 from ..core.record import Objective
-from ..core.surroundings import Surroundings
+from ..core.trace_context import TraceContext
+from ..store import files
 from . import signatures
-from .calls import Call
 
 KIND = "ejkernel.ops recorded calls"
 VERSION = 1
 
-_BOTH: Objective = "forward+backward"
+BOTH: Objective = "forward+backward"
 
 # Another process writes for milliseconds.
 _WAIT_SECONDS = 30.0
@@ -52,7 +49,7 @@ class Recording:
         key: Key,
         kernel: Kernel[Any, Any],
         inv: Invocation[Any, Any],
-        surroundings: Surroundings,
+        surroundings: TraceContext,
         objective: Objective | None = None,
     ) -> None:
         """Writes a call and what it is tuned for, where that is known, or says once why it cannot be written."""
@@ -87,12 +84,13 @@ def _check_round_trip(signature: Mapping[str, Any], key: Key) -> None:
         read_back = json.loads(json.dumps(signature))
         kernel, inv, surroundings = signatures.rebuilt(read_back, key.device.partition("|")[0])
         with surroundings.entered():
-            found = _call_key(kernel, inv)
+            found = call_key_of(kernel, inv)
     if found != key.call_key:
         raise SignatureError(f"read back it has another key, {found} instead of {key.call_key}")
 
 
-def _call_key(kernel: Any, inv: Invocation[Any, Any]) -> str:
+def call_key_of(kernel: Any, inv: Invocation[Any, Any]) -> str:
+    """The key that the kernel makes of a call, or a `SignatureError`."""
     try:
         return inv.make_key(key_builder_of(kernel))
     except KeyPartError as error:
@@ -102,16 +100,17 @@ def _call_key(kernel: Any, inv: Invocation[Any, Any]) -> str:
 def _merge(path: str, fresh: Mapping[Key, Mapping[str, Any]]) -> None:
     files.make_folder(os.path.dirname(path))
     with filelock.FileLock(f"{path}.lock", timeout=_WAIT_SECONDS):
-        known = _read(path)
+        known = read_file(path)
         # What is tuned for forward and backward serves the forward pass alone as well.
-        kept = {key: {"objective": _BOTH} for key in fresh if known.get(key, {}).get("objective") == _BOTH}
+        kept = {key: {"objective": BOTH} for key in fresh if known.get(key, {}).get("objective") == BOTH}
         calls = {**known, **{key: {**call, **kept.get(key, {})} for key, call in fresh.items()}}
         head = f'"kind": {json.dumps(KIND)},\n"version": {VERSION},\n"calls": [\n'
         lines = ",\n".join(json.dumps({**key._asdict(), **calls[key]}, allow_nan=False) for key in sorted(calls))
         files.write(path, ("{" + head + lines + "\n]}\n").encode(), durable=False)
 
 
-def _read(path: str) -> dict[Key, dict[str, Any]]:
+def read_file(path: str) -> dict[Key, dict[str, Any]]:
+    """The calls of a file by key, none where there is no file."""
     content = files.read(path)
     if content is None or not content.data:
         return {}
@@ -130,46 +129,3 @@ def _read(path: str) -> dict[Key, dict[str, Any]]:
         return {Key(*(call.pop(name) for name in Key._fields)): call for call in data["calls"]}
     except (KeyError, TypeError, AttributeError) as error:
         raise RecordFormatError(f"{path} is damaged: {error!r}") from error
-
-
-def recorded_keys(path: str | os.PathLike[str]) -> list[Key]:
-    """The keys of the calls in a file, none where there is no file; imports nothing of what it names."""
-    return sorted(_read(os.path.abspath(path)))
-
-
-def check_there(path: str | os.PathLike[str]) -> None:
-    """An error where there is no file to be read."""
-    if not os.path.exists(path):
-        raise StoreError(f"there is no file of recorded calls at {os.fspath(path)}")
-
-
-def read_calls(path: str | os.PathLike[str], selector: Any) -> tuple[list[Call], list[str]]:
-    """The calls of a file that were recorded on this kind of device, and what was left out and why.
-
-    Imports the modules that the file names: read only files that you would run.
-    """
-    device = default_device()
-    name = device_fingerprint(device)
-    check_there(path)
-    calls, left_out = [], []
-    for key, signature in _read(os.path.abspath(path)).items():
-        if key.device != name:
-            left_out.append(f"{key}: not tuned: recorded on another kind of device than {name}")
-            continue
-        try:
-            kernel, inv, surroundings = signatures.rebuilt(signature, get_device_platform(device))
-            with surroundings.entered():
-                found = _call_key(kernel, inv)
-            if found != key.call_key:
-                raise SignatureError(f"the kernel makes another key of it now, {found}")
-        except SignatureError as error:
-            left_out.append(f"{key}: not tuned: {error}")
-            continue
-        current = Key(key.device, versioned(kernel), key.call_key)
-        calls.append(Call(current, kernel, inv, (selector,), device, surroundings, _frames(selector, signature)))
-    return calls, left_out
-
-
-def _frames(selector: Any, signature: Mapping[str, Any]) -> tuple[Frame, ...]:
-    """The policy under which a recorded call is tuned: never for less than the program that made it asks."""
-    return (Frame(selector, (("validate_backward", True),)),) if signature.get("objective") == _BOTH else ()

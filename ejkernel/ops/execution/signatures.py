@@ -17,13 +17,13 @@ from ..core.errors import SignatureError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, kernel_path
 from ..core.stable import DEEPEST, mesh_form, type_name
-from ..core.surroundings import Surroundings
-from ..timing.around import on_local_devices
+from ..core.trace_context import TraceContext
+from ..timing.transforms import on_local_devices
 
 _OPTIONS = ("batch_axes", "method", "mesh", "in_specs", "out_specs", "check_vma")
 
 
-def written(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], surroundings: Surroundings) -> dict[str, Any]:
+def written(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], surroundings: TraceContext) -> dict[str, Any]:
     """The JSON of a call; a `SignatureError` names what has none."""
     around = surroundings.mesh
     return {
@@ -40,7 +40,7 @@ def written(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], surroundings: S
     }
 
 
-def rebuilt(data: Mapping[str, Any], platform: str) -> tuple[Any, Invocation[Any, Any], Surroundings]:
+def rebuilt(data: Mapping[str, Any], platform: str) -> tuple[Any, Invocation[Any, Any], TraceContext]:
     """Kernel, call and surroundings behind such JSON; imports the kernel's module."""
     try:
         return _rebuilt(data, platform)
@@ -51,7 +51,7 @@ def rebuilt(data: Mapping[str, Any], platform: str) -> tuple[Any, Invocation[Any
         raise SignatureError(f"its signature cannot be read: {error!r}") from error
 
 
-def _rebuilt(data: Mapping[str, Any], platform: str) -> tuple[Any, Invocation[Any, Any], Surroundings]:
+def _rebuilt(data: Mapping[str, Any], platform: str) -> tuple[Any, Invocation[Any, Any], TraceContext]:
     kind = imported(data["kernel"])
     kernel = kind.__new__(kind)
     vars(kernel).update({name: _value(form, platform) for name, form in data["state"].items()})
@@ -63,7 +63,7 @@ def _rebuilt(data: Mapping[str, Any], platform: str) -> tuple[Any, Invocation[An
         {name: _value(form, platform) for name, form in data["kwargs"].items()},
         **{name: _value(data[name], platform) for name in _OPTIONS},
     )
-    return kernel, inv, Surroundings(mesh, around["precision"], bool(around["x64"]))
+    return kernel, inv, TraceContext(mesh, around["precision"], bool(around["x64"]))
 
 
 def imported(path: str) -> type[Kernel[Any, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from ..core import changes
+from ..core import invalidation
 from ..core.key import Key
 
 # Each holds a traced function and its compiled programs, some MiB at most.
@@ -32,7 +32,7 @@ class Chosen:
     epoch: int
 
 
-class Entry:
+class CompiledEntry:
     """One jitted function: the calls of one kernel with one set of static values, on one kind of device."""
 
     __slots__ = ("body", "count", "decisions", "epoch", "fn", "forks", "hot", "jitted", "kernel", "lock")
@@ -47,7 +47,7 @@ class Entry:
         # Positional arrays of the calls that a short key leads here.
         self.count = -1
         # How far the changes of caches and policies were looked at.
-        self.epoch = changes.epoch
+        self.epoch = invalidation.epoch
         # Used through a short key since it was last looked at: those hits move nothing, being as cheap as can be.
         self.hot = False
         # By key and shapes: a kernel inside a kernel may be part of several of its programs.
@@ -63,14 +63,14 @@ class Entry:
 
     def is_current(self) -> bool:
         """Do the choices that were made while tracing still hold? Those that do not are made again, alone."""
-        now = changes.epoch
+        now = invalidation.epoch
         if self.epoch == now:
             return True
-        if changes.everything_since(self.epoch):
+        if invalidation.everything_since(self.epoch):
             return False
         with self.lock:
             for (key, shapes), chosen in list(self.decisions.items()):
-                if changes.differs(key, chosen.cfg, since=chosen.epoch):
+                if invalidation.differs(key, chosen.cfg, since=chosen.epoch):
                     self._fork(shapes)
             self.epoch = now
         return True
@@ -97,7 +97,7 @@ class Entry:
 class Traced:
     """The entry that is being traced, and the shapes it is traced for."""
 
-    entry: Entry
+    entry: CompiledEntry
     signature: tuple[Any, ...]
 
 
@@ -126,16 +126,16 @@ def entries_being_traced() -> tuple[Traced, ...]:
     return tuple(_tracing.stack)
 
 
-class Table:
+class CompiledTable:
     """Entries by key; the short keys that lead to one leave with it."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, CompiledEntry] = OrderedDict()
         self._shorts: dict[Hashable, set[Hashable]] = {}
-        self.quick: dict[Hashable, Entry] = {}
+        self.quick: dict[Hashable, CompiledEntry] = {}
         self._lock = threading.Lock()
 
-    def find(self, key: Hashable) -> Entry | None:
+    def find(self, key: Hashable) -> CompiledEntry | None:
         """The entry of a key if what it was built on still holds."""
         with self._lock:
             entry = self._entries.get(key)
@@ -147,7 +147,7 @@ class Table:
         self.drop(key)
         return None
 
-    def add(self, key: Hashable, entry: Entry) -> Entry:
+    def add(self, key: Hashable, entry: CompiledEntry) -> CompiledEntry:
         """Keeps an entry, unless another thread was faster: then that one."""
         with self._lock:
             kept = self._entries.setdefault(key, entry)

@@ -18,12 +18,12 @@ from ..core.errors import KernelError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, check_class, versioned
 from ..core.record import Trial
-from .asking import invocation_of
-from .call import RESERVED, split
-from .checking import check
+from .arguments import RESERVED, split
 from .default import default_executor
 from .executor import Executor
-from .space import Space, of_candidates, of_values
+from .invocation_of import invocation_of
+from .kernel_check import check
+from .tunable_space import ParameterSpace, of_candidates, of_values
 
 _KINDS = inspect.Parameter
 
@@ -95,7 +95,7 @@ class TunableKernel(Kernel[Any, Any]):
 
     op_id = "tunable"
     function: Callable[..., Any]
-    space: Space
+    space: ParameterSpace
     guess: Any
     constraint: Callable[..., bool | str] | None
 
@@ -237,7 +237,7 @@ def _op_id(function: Any, name: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "_" for c in f"{module}.{qualified}")
 
 
-def _check_parameters(function: Any, space: Space) -> None:
+def _check_parameters(function: Any, space: ParameterSpace) -> None:
     """Raises where the function cannot be called as it is declared."""
     name = _name(function)
     parameters = inspect.signature(function).parameters
@@ -255,7 +255,7 @@ def _check_parameters(function: Any, space: Space) -> None:
         raise KernelError(f"{name} has the parameter {reserved[0]!r}, a keyword of the executor's own; rename it")
 
 
-def _visible_signature(function: Any, space: Space) -> inspect.Signature:
+def _visible_signature(function: Any, space: ParameterSpace) -> inspect.Signature:
     """The function's parameters without those that tuning fills in, and `cfg`."""
     signature = inspect.signature(function)
     mine = [p for p in signature.parameters.values() if p.name not in space.names]
@@ -265,7 +265,7 @@ def _visible_signature(function: Any, space: Space) -> inspect.Signature:
 
 
 def _kernel_type(function: Any, members: dict[str, Any]) -> type[TunableKernel]:
-    space: Space = members["space"]
+    space: ParameterSpace = members["space"]
     module, qualified = function.__module__, getattr(function, "__qualname__", members["op_id"])
 
     def run(self: TunableKernel, *args: Any, cfg: Any, **kwargs: Any) -> Any:

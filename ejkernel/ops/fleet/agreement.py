@@ -12,17 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from .._jax import Distributed, distributed
-from ..config.deciding import Decision, Proposal
-from ..config.flights import Flights
-from ..config.request import Hit, Request
-from ..core import changes
+from ..core import invalidation
 from ..core.errors import AgreementError
 from ..core.kernel import check_cfg_type
 from ..core.key import Key
-from .asking import ROOT, Asking, Member, Topic, topic_of
-from .pulse import LEASE, Pulse, beat_key
+from ..core.request import Decision, Hit, Request
+from ..core.single_flight import SingleFlight
+from ..fleet.proposal import Proposal
+from .heartbeat import LEASE, Heartbeat, beat_key
+from .kv_store import KeyValueStore
+from .protocol import ROOT, Member, Round, Topic, topic_of
 from .report import Agreed, AgreementReport
-from .service import Service
 
 
 class AgreementWarning(UserWarning):
@@ -34,7 +34,7 @@ class Agreement:
 
     def __init__(
         self,
-        service: Service,
+        service: KeyValueStore,
         process: int,
         processes: int,
         *,
@@ -42,10 +42,10 @@ class Agreement:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         life = uuid.uuid4().hex
-        pulse = Pulse(service, beat_key(ROOT, process), life, lease)
+        pulse = Heartbeat(service, beat_key(ROOT, process), life, lease)
         self.member = Member(service, process, processes, pulse, life, lease, clock)
         self._agreed: dict[Topic, Agreed] = {}
-        self._flights = Flights()
+        self._flights = SingleFlight()
         self._tunings: Counter[Topic] = Counter()
         self._told: set[Key] = set()
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class Agreement:
             with self._flights.hold(topic):
                 agreed = self._agreed.get(topic)
                 if agreed is None:
-                    return self._agree(Asking(self.member, proposal, topic, seconds, self.report))
+                    return self._agree(Round(self.member, proposal, topic, seconds, self.report))
         return self._again(proposal, agreed)
 
     def standing(self, request: Request) -> Hit | None:
@@ -79,7 +79,7 @@ class Agreement:
             self._tunings[topic] += 1
             return replace(topic, tuning=self._tunings[topic])
 
-    def _agree(self, asking: Asking) -> Decision:
+    def _agree(self, asking: Round) -> Decision:
         start = self.member.clock()
         verdict, decision = asking.settle()
         key = asking.request.key
@@ -107,7 +107,7 @@ class Agreement:
             )
         check_cfg_type(request.kernel, agreed.cfg, "the agreed cfg")
         other = proposal.known()
-        if other is not None and not changes.same(other.cfg, agreed.cfg) and request.key not in self._told:
+        if other is not None and not invalidation.same(other.cfg, agreed.cfg) and request.key not in self._told:
             self._told.add(request.key)
             warnings.warn(
                 f"{request.key} has another cfg in this process's caches by now, {other.cfg!r}, but the processes of "
@@ -158,8 +158,8 @@ def _agreement(now: Distributed) -> Agreement:
         if _session is None or _session[0] is not now.client:
             if _session is not None:
                 # Other processes, or other lives of them, may decide otherwise: what was chosen is asked again.
-                changes.note_everything()
-            service = Service(now.client, now.coordinator)
+                invalidation.note_everything()
+            service = KeyValueStore(now.client, now.coordinator)
             _session = (now.client, Agreement(service, now.process, now.processes))
         return _session[1]
 

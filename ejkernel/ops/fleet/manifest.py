@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .._version import __version__
-from ..config.jobs import candidates
-from ..config.request import Request
 from ..core import codec
+from ..core.candidates import candidates
 from ..core.errors import ConfigTypeError
 from ..core.kernel import key_builder_of
+from ..core.request import Request
 from ..core.stable import type_name
 
 # Candidates whose JSON is longer than this together are compared by their digest alone.

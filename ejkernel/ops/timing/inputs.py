@@ -19,14 +19,14 @@ _WIDEST_DATA_INT = 1
 
 
 @dataclass(frozen=True)
-class Call:
+class FlatCall:
     """A call taken apart: its arrays, and how to put arrays like them back among its constants."""
 
     leaves: tuple[Any, ...]
     rebuild: Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
-def take_apart(args: Any, kwargs: Any) -> Call:
+def flatten_call(args: Any, kwargs: Any) -> FlatCall:
     """Array leaves in order; everything else stays in place as a constant."""
     flat, tree = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
     places = [i for i, leaf in enumerate(flat) if is_array(leaf)]
@@ -38,7 +38,7 @@ def take_apart(args: Any, kwargs: Any) -> Call:
             whole[place] = leaf
         return jax.tree_util.tree_unflatten(tree, whole)  # type: ignore[no-any-return]
 
-    return Call(tuple(flat[i] for i in places), rebuild)
+    return FlatCall(tuple(flat[i] for i in places), rebuild)
 
 
 def is_concrete(leaf: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.record import Objective
 from ..core.stable import short_hash
-from .inputs import Call, is_float, random_like
+from .inputs import FlatCall, is_float, random_like
 
 # A computation that looks at values while it is traced; the others are no reason to run it without jit.
 UNTRACEABLE = (
@@ -30,7 +30,7 @@ UNDIFFERENTIABLE = (TypeError, ValueError, NotImplementedError)
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """Something to call with concrete arrays again and again; `notes` says where it is less than was asked for."""
 
     call: Callable[..., Any]
@@ -67,15 +67,15 @@ class Staged:
         own = self.name if "callback" in text else ""
         return lowered, own + short_hash(text.replace(self.name, ""))
 
-    def compile(self, lowered: Any, *, for_speed: bool = True) -> Program:
+    def compile(self, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program, ready to run."""
         executable = lowered.compile() if for_speed else _compiled_quickly(lowered)
-        return Program(self.finish(executable), self.objective, self.notes, executable)
+        return CompiledProgram(self.finish(executable), self.objective, self.notes, executable)
 
-    def build(self, *, for_speed: bool = True) -> Program:
+    def build(self, *, for_speed: bool = True) -> CompiledProgram:
         """Lowers and compiles at once."""
         if self.as_it_is is not None:
-            return Program(self.as_it_is, self.objective, self.notes)
+            return CompiledProgram(self.as_it_is, self.objective, self.notes)
         return self.compile(self.lower()[0], for_speed=for_speed)
 
 
@@ -91,7 +91,7 @@ def _compiled_quickly(lowered: Any) -> Any:
 
 def stage(
     fn: Callable[..., Any],
-    call: Call,
+    call: FlatCall,
     leaves: Sequence[Any],
     objective: Objective,
     *,
@@ -122,7 +122,7 @@ def stage(
     )
 
 
-def forward(fn: Callable[..., Any], call: Call) -> Callable[..., Any]:
+def forward(fn: Callable[..., Any], call: FlatCall) -> Callable[..., Any]:
     """The function of the call's arrays alone."""
 
     def run(*leaves: Any) -> Any:
@@ -152,7 +152,7 @@ def _cotangent(out: Any, given: Any) -> Any:
     return given if is_float(out) else np.zeros(out.shape, jax.dtypes.float0)
 
 
-def _with_gradients(run: Callable[..., Any], call: Call, leaves: Sequence[Any], seed: int, name: str) -> Staged:
+def _with_gradients(run: Callable[..., Any], call: FlatCall, leaves: Sequence[Any], seed: int, name: str) -> Staged:
     floats = [i for i, leaf in enumerate(call.leaves) if is_float(leaf)]
     if not floats:
         raise TypeError("no argument is a floating-point array")

@@ -11,13 +11,13 @@ from typing import Any
 
 from .. import _jax
 from ..core.record import Objective
+from .journal.observer import NoObserver, NoPriorResults, PriorResults, StepObserver
 from .progress import Watch, unseen
-from .witness import NoPast, Past, Unseen, Witness
-from .workshop import Here, Workshop
+from .worker.export import LocalBuilder, ProgramBuilder
 
 
 @dataclass(frozen=True)
-class Job:
+class TuningJob:
     """What to measure, on what, against what, and for how long."""
 
     # From a cfg to a function of the call's arguments.
@@ -60,42 +60,7 @@ class Job:
     # Where tunings are journalled; None: nowhere.
     journal: Path | None = None
     # Hears of every step before it is taken.
-    witness: Witness = field(default_factory=Unseen)
-    past: Past = field(default_factory=NoPast)
+    witness: StepObserver = field(default_factory=NoObserver)
+    past: PriorResults = field(default_factory=NoPriorResults)
     # Where traced candidates become programs.
-    workshop: Workshop = field(default_factory=Here)
-
-
-def distinct(cfgs: Sequence[Any]) -> list[Any]:
-    """The cfgs without repetitions, in order; 1, 1.0 and True are three."""
-    firsts = sorted(place for same in _alike(cfgs).values() for place in same)
-    return [cfgs[place] for place in firsts]
-
-
-def places(cfgs: Sequence[Any], wanted: Sequence[Any]) -> list[int]:
-    """Where the wanted ones first stand among the cfgs, each once, in the order they are wanted."""
-    alike = _alike(cfgs)
-    found = [place for cfg in wanted for place in alike.get(_form(cfg), ()) if _equal(cfg, cfgs[place])]
-    return list(dict.fromkeys(found))
-
-
-def _alike(cfgs: Sequence[Any]) -> dict[tuple[type, str], list[int]]:
-    """The distinct cfgs by their printed form: only those with one form need to be compared with each other."""
-    alike: dict[tuple[type, str], list[int]] = {}
-    for place, cfg in enumerate(cfgs):
-        same = alike.setdefault(_form(cfg), [])
-        if not any(_equal(cfg, cfgs[other]) for other in same):
-            same.append(place)
-    return alike
-
-
-def _form(cfg: Any) -> tuple[type, str]:
-    return type(cfg), repr(cfg)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    # An array inside a cfg makes its comparison an array; then the printed form, equal by now, has to do.
-    except ValueError:
-        return True
+    workshop: ProgramBuilder = field(default_factory=LocalBuilder)

@@ -114,7 +114,7 @@ def outcome(title: str, record: Record, seconds: float) -> str:
     return f"tuned {title}: {trials} candidates in {seconds:.1f} s{gain}"
 
 
-class _Totals:
+class _TuningTotals:
     """What the process has tuned."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class _Totals:
                 print(f"ejkernel: {self.text()}", file=sys.stderr, flush=True)
 
 
-_totals = _Totals()
+_totals = _TuningTotals()
 
 
 def spell_seconds(seconds: float) -> str:

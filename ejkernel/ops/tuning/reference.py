@@ -7,8 +7,8 @@ from typing import Any, final
 
 import jax
 
-from ..timing.compiling import Built, CompilePool
-from ..timing.inputs import Call
+from ..timing.compile_pool import Built, CompilePool
+from ..timing.inputs import FlatCall
 from ..timing.program import forward, stage
 
 # The number under which it is compiled: no candidate's.
@@ -19,7 +19,7 @@ NUMBER = -1
 class Reference:
     """One program, since every operation of it would else be compiled alone; as it is where that cannot be."""
 
-    def __init__(self, fn: Callable[..., Any], call: Call, leaves: Sequence[Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], call: FlatCall, leaves: Sequence[Any]) -> None:
         self._staged = stage(fn, call, leaves, "forward", name="reference")
         self._run: Callable[..., Any] = forward(fn, call)
         self._pool: CompilePool | None = None

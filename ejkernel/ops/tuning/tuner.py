@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from .. import _jax
+from ..core.cfg import distinct
 from ..core.codec import describe
 from ..core.device import default_device
 from ..core.errors import IsolationError, NotExportedError, OutOfTimeError, SettingError, TuningError
@@ -24,19 +25,19 @@ from ..core.record import Objective, Record, Trial
 from ..timing import inputs
 from ..timing.clock import Clock, WallClock
 from ..timing.profiler import ProfilerUnavailable
-from ..timing.program import Program, stage
-from .field import Field, found_meanwhile
-from .job import Job, distinct
-from .resume import CARRIED, journalled
+from ..timing.program import CompiledProgram, stage
+from .candidates import CandidateSet, found_meanwhile
+from .job import TuningJob
+from .journal.resume import CARRIED, journalled
+from .runner import FOR_MEASURING, InProcessRunner, Runner
+from .sampler import once, usual_clock
 from .search.effort import FEW, effort_named
 from .search.strategy import Strategy
-from .stopwatch import once, usual_clock
-from .track import FOR_MEASURING, OwnTrack, Track
 
 if TYPE_CHECKING:
-    from .hunt import Hunt
-    from .isolation import WorkerTrack
-    from .limits import Isolation
+    from .search.driver import SearchDriver
+    from .worker.limits import Isolation
+    from .worker.runner import WorkerRunner
 
 
 class IsolationWarning(UserWarning):
@@ -93,7 +94,7 @@ class Tuner(Generic[Cfg]):
         """Median seconds of `iters` runs after `warmup` runs; array leaves are arguments, all else is constant."""
         objective: Objective = "forward+backward" if getattr(fn, "_ejk_validate_backward", False) else "forward"
         with _jax.clean_room():
-            call = inputs.take_apart(args, kwargs)
+            call = inputs.flatten_call(args, kwargs)
             leaves = inputs.concrete(call.leaves, np.random.default_rng(self.seed))
             start = time.perf_counter()
             program = stage(fn, call, leaves, objective, seed=self.seed).build()
@@ -105,7 +106,7 @@ class Tuner(Generic[Cfg]):
         self._last.record = Record(objective=program.objective, clock=clock, seed=self.seed, trials=(trial,), winner=0)
         return median(samples)
 
-    def _samples(self, program: Program, leaves: Sequence[Any]) -> tuple[str, tuple[float, ...]]:
+    def _samples(self, program: CompiledProgram, leaves: Sequence[Any]) -> tuple[str, tuple[float, ...]]:
         clock: Any = self.clock or WallClock()
         try:
             return clock.name, tuple(once(clock, program, leaves) for _ in range(self.iters))
@@ -123,10 +124,10 @@ class Tuner(Generic[Cfg]):
         reference: Callable[..., Any] | None = None,
     ) -> Cfg:
         """The fastest candidate whose output agrees with the reference's, else with the first one that runs."""
-        record = self.tune(Job(make_fn, args, kwargs, tuple(candidates), reference=reference))
+        record = self.tune(TuningJob(make_fn, args, kwargs, tuple(candidates), reference=reference))
         return record.cfg  # type: ignore[no-any-return]
 
-    def tune(self, job: Job) -> Record:
+    def tune(self, job: TuningJob) -> Record:
         """The same for a whole job; a `TuningError` where no candidate can be used."""
         cfgs = distinct([*job.candidates, *job.seeds])
         if not cfgs:
@@ -161,7 +162,7 @@ class Tuner(Generic[Cfg]):
         """Are so many candidates too many to race them all?"""
         return count > FEW if self.strategy is not None else not self._effort.covers(count)
 
-    def _run(self, job: Job, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+    def _run(self, job: TuningJob, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
         note = ""
         if self._wants_a_worker(job, cfgs):
             track = self._elsewhere(job)
@@ -175,12 +176,12 @@ class Tuner(Generic[Cfg]):
                     warnings.warn(f"candidates run in this process: {error}", IsolationWarning, stacklevel=2)
             # Whoever took a worker down would take this process down.
             job = replace(job, past=job.past.without(track.lost))
-        field = Field(job, (), seed=self.seed, device=default_device())
-        here = OwnTrack(field, clock=self.clock, warmup=self.warmup, iters=self.iters)
+        field = CandidateSet(job, (), seed=self.seed, device=default_device())
+        here = InProcessRunner(field, clock=self.clock, warmup=self.warmup, iters=self.iters)
         record = self._run_on(here, record, cfgs, deadline)
         return replace(record, clock=record.clock + note)
 
-    def _run_on(self, track: Track, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+    def _run_on(self, track: Runner, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
         """All of few candidates, or the best that a search finds among many, against each other."""
         job, hunt = track.field.job, None
         with contextlib.closing(track):
@@ -199,32 +200,32 @@ class Tuner(Generic[Cfg]):
                 heuristic = 0 if job.heuristic_first else None
                 return track.race(record, numbers, deadline=deadline, heuristic=heuristic)
 
-    def _hunt(self, track: Track, cfgs: Sequence[Any], deadline: float) -> Hunt:
+    def _hunt(self, track: Runner, cfgs: Sequence[Any], deadline: float) -> SearchDriver:
         # Imported where it is needed: most tunings are races.
-        from .hunt import Hunt
+        from .search.driver import SearchDriver
 
-        hunt = Hunt(cfgs, track, deadline=deadline)
+        hunt = SearchDriver(cfgs, track, deadline=deadline)
         hunt.run(self.strategy, self._effort, self.seed)
         return hunt
 
-    def _wants_a_worker(self, job: Job, cfgs: Sequence[Any]) -> bool:
+    def _wants_a_worker(self, job: TuningJob, cfgs: Sequence[Any]) -> bool:
         """Demanded, or worth it: ahead of the program that needs the cfg, or where a candidate may have crashed one."""
         if self.isolate is not None:
             return bool(self.isolate)
         return self.clock is None and (job.offline or any(map(job.past.suspected, cfgs)))
 
-    def _elsewhere(self, job: Job) -> WorkerTrack:
+    def _elsewhere(self, job: TuningJob) -> WorkerRunner:
         # Imported where it is needed: most tunings are of this process.
-        from .isolation import WorkerTrack
-        from .limits import Isolation
+        from .worker.limits import Isolation
+        from .worker.runner import WorkerRunner
 
         isolation = self.isolate if isinstance(self.isolate, Isolation) else Isolation()
-        return WorkerTrack(
+        return WorkerRunner(
             job, isolation, demanded=bool(self.isolate), warmup=self.warmup, iters=self.iters, seed=self.seed
         )
 
 
-def _by_one_clock(record: Record, job: Job) -> Record:
+def _by_one_clock(record: Record, job: TuningJob) -> Record:
     """Without what an earlier tuning timed by a clock that could not be had now."""
     before = job.past.rounds.clock
     if record.clock.startswith(before) or record.stop == "settled":
@@ -247,7 +248,7 @@ def _or_from_before(record: Record) -> Record:
 
 
 def _refuse_unless_isolation(isolate: Any) -> None:
-    from .limits import Isolation
+    from .worker.limits import Isolation
 
     if not isinstance(isolate, Isolation):
         raise SettingError(f"isolate={isolate!r} is unknown; use True, False, None or Isolation(...)")

@@ -1,0 +1,121 @@
+"""May this call be measured? Known from shapes, before anything is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..core.batch import array_leaves, batched_leaves
+from ..core.bind import bind
+from ..core.device import device_fingerprint
+from ..core.request import Request
+from ..core.variants import has_any
+from ..timing.inputs import is_concrete
+from ..timing.memory import free_memory
+from ..timing.transforms import explicit_mesh, on_local_devices
+
+# A tuning holds inputs, outputs and a reference at once; beyond this share of what is free it would compete with
+# the program that it serves.
+_MEMORY_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a call must not be measured; `surprising` where its author can change that, and so is told once."""
+
+    reason: str
+    surprising: bool = False
+
+
+def untunable_because(request: Request, cfg: Any) -> Obstacle | None:
+    """What keeps this call from being measured, known from shapes alone; None where nothing does."""
+    inv = request.inv
+    leaves = array_leaves(inv.args, inv.kwargs)
+    if any(not isinstance(size, int) for leaf in leaves for size in np.shape(leaf)):
+        return Obstacle("its shapes are symbolic")
+    if any(_spans_processes(leaf.sharding) for leaf in leaves if _has_place(leaf)):
+        return Obstacle("its arrays span processes; call it inside shard_map to have each shard's part tuned", True)
+    if request.device not in jax.local_devices(backend=request.device.client.platform):
+        return Obstacle(f"{device_fingerprint(request.device)} is not attached to this process")
+    abstract = [leaf for leaf in leaves if not is_concrete(leaf)]
+    has_example = has_any(type(request.kernel), "example_inputs") and not inv.batch_axes
+    if any(_is_integer(leaf) for leaf in abstract) and not has_example:
+        return Obstacle("it is traced with integer arrays, and the kernel has no example_inputs to take values from")
+    return _sharding_obstacle(request, abstract) or _too_large(request, cfg, leaves)
+
+
+def _sharding_obstacle(request: Request, abstract: Sequence[Any]) -> Obstacle | None:
+    if any(_auto_sharded(leaf) for leaf in abstract):
+        reason = "it is traced with arrays that JAX shards automatically; call it inside shard_map to have it tuned"
+        return Obstacle(reason, surprising=True)
+    mesh = explicit_mesh(abstract)
+    too_few = mesh is not None and on_local_devices(mesh.shape, request.platform) is None
+    if too_few or _spans_processes(request.inv.mesh):
+        return Obstacle("its mesh spans processes; call it inside shard_map to have each shard's part tuned", True)
+    if mesh is not None and request.inv.batch_axes:
+        return Obstacle("it is mapped over arrays that are sharded; call it inside shard_map to have it tuned", True)
+    return None
+
+
+def _is_integer(leaf: Any) -> bool:
+    return bool(jax.numpy.issubdtype(leaf.dtype, np.integer))
+
+
+def _auto_sharded(leaf: Any) -> bool:
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+        return False
+    mesh = getattr(leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf).sharding, "mesh", None)
+    if mesh is None or mesh.empty:
+        return False
+    auto = jax.sharding.AxisType.Auto
+    return any(k == auto and n > 1 for k, n in zip(mesh.axis_types, mesh.shape.values(), strict=True))
+
+
+def _has_place(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) and not isinstance(leaf, jax.core.Tracer)
+
+
+def _spans_processes(place: Any) -> bool:
+    if isinstance(place, jax.sharding.Mesh):
+        return len({d.process_index for d in place.devices.flat}) > 1
+    return isinstance(place, jax.sharding.Sharding) and len({d.process_index for d in _devices(place)}) > 1
+
+
+def _devices(sharding: jax.sharding.Sharding) -> set[jax.Device]:
+    # A sharding over an abstract mesh has no devices.
+    abstract = isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
+    return set() if abstract else sharding.device_set
+
+
+def _too_large(request: Request, cfg: Any, leaves: Sequence[Any]) -> Obstacle | None:
+    free = free_memory(request.device)
+    if free is None:
+        return None
+    needed = sum(_bytes(leaf) for leaf in batched_leaves(leaves, request.inv.batch_axes))
+    # The outputs are asked for only where the inputs are not too much already.
+    if needed <= free * _MEMORY_SHARE:
+        needed += _output_bytes(request, cfg) * math.prod(level[0] for level in request.inv.batch_axes or ())
+    if needed <= free * _MEMORY_SHARE:
+        return None
+    size = f"{needed / 2**20:,.0f} MiB"
+    return Obstacle(f"its inputs and outputs take {size}, over {_MEMORY_SHARE:.0%} of the free device memory")
+
+
+def _output_bytes(request: Request, cfg: Any) -> int:
+    fn = bind(request.kernel, cfg, request.inv, request.platform)
+    try:
+        outs = jax.eval_shape(lambda: fn(*request.inv.args, **request.inv.kwargs))
+    # A computation that can't be traced, or whose heuristic cfg fails: the tuning itself will say so.
+    except Exception:
+        return 0
+    return sum(_bytes(leaf) for leaf in jax.tree_util.tree_leaves(outs))
+
+
+def _bytes(leaf: Any) -> int:
+    # Extended dtypes (keys) know their size as well.
+    return math.prod(int(size) for size in leaf.shape) * int(getattr(leaf.dtype, "itemsize", 4))

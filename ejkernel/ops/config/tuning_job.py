@@ -1,0 +1,81 @@
+"""What a request gives to measure: its candidates, and the tuning of them as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._jax import clean_room
+from ..core.bind import bind
+from ..core.device import environment
+from ..core.errors import KernelError, KeyPartError
+from ..core.invocation import Invocation
+from ..core.kernel import Kernel, kernel_path, versioned
+from ..core.request import Request
+from ..core.variants import has_any
+from ..timing.inputs import flatten_call
+from ..timing.transforms import explicit_mesh, in_batch, local_mesh, on_local_devices, per_shard, placing, whole_batch
+from ..tuning.job import TuningJob
+
+
+class TuningWarning(UserWarning):
+    """A tuning that did not go as it should."""
+
+
+def job_for(request: Request, cfgs: Sequence[Any], refused: Sequence[tuple[Any, str]] = ()) -> TuningJob:
+    """The tuning of one request: the call as it will run, batch and shards around it."""
+    kernel, inv = request.kernel, request.inv
+    mesh = local_mesh(request.platform) if inv.method is None else None
+    sharded = explicit_mesh(flatten_call(inv.args, inv.kwargs).leaves)
+    explicit = sharded and on_local_devices(sharded.shape, request.platform, sharded.axis_types)
+
+    def make_fn(cfg: Any) -> Callable[..., Any]:
+        return per_shard(in_batch(bind(kernel, cfg, inv, request.platform), inv.batch_axes), mesh)
+
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        return per_shard(in_batch(kernel.reference, inv.batch_axes), mesh)(*args, **kwargs)
+
+    args, kwargs = whole_batch(inv.args, inv.kwargs, inv.batch_axes)
+    # One example's values say nothing about a batch of them.
+    has_example = has_any(type(kernel), "example_inputs") and not inv.batch_axes
+    return TuningJob(
+        make_fn=make_fn,
+        args=args,
+        kwargs=kwargs,
+        candidates=cfgs,
+        refused=refused,
+        objective=request.objective,
+        reference=reference if has_any(type(kernel), "reference") else None,
+        tolerance=kernel.tolerance,
+        seeds=[hit.cfg for hit in request.seeds],
+        heuristic_first=True,
+        fresh_floats=True,
+        example=(lambda rng: _example(kernel, inv, rng)) if has_example else None,
+        room=lambda: clean_room(explicit),
+        place=placing(inv, mesh, explicit),
+        about={
+            "key": request.key._asdict() | call_parts(inv),
+            "kernel": kernel_path(kernel),
+            "environment": environment(request.device),
+        },
+    )
+
+
+def call_parts(inv: Invocation[Any, Any]) -> dict[str, str]:
+    """The named parts of a call as a record keeps them; none where no key can be made of its arguments."""
+    try:
+        return {f"call.{name}": text for name, text in inv.parts.items()}
+    # A kernel with its own key builder may have arguments that no key can be made of.
+    except KeyPartError:
+        return {}
+
+
+def _example(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], rng: Any) -> tuple[Any, Any]:
+    made = kernel.example_inputs(inv, rng)
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], dict):
+        return made
+    if isinstance(made, (tuple, list)):
+        return tuple(made), inv.kwargs
+    raise KernelError(
+        f"example_inputs of kernel {versioned(kernel)} must return (args, kwargs), or a tuple of args; got {made!r}"
+    )

@@ -1,0 +1,35 @@
+"""Do all candidates of a kernel compute the same thing? For kernel authors' own tests."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+from ..config.tuning_job import job_for
+from ..core.candidates import candidates
+from ..core.cfg import distinct
+from ..core.kernel import Kernel, check_kernel
+from ..core.record import Trial
+from ..core.request import ask
+from ..tuning.candidates import CandidateSet
+from .arguments import split
+from .invocation_of import invocation_of
+
+
+def check(kernel: Kernel[Any, Any], /, *args: Any, **kwargs: Any) -> tuple[Trial, ...]:
+    """Runs every candidate of a call as a tuning would, values and gradients, and says what became of each.
+
+    The heuristic cfg, which comes first, or the kernel's `reference` says what is right. Nothing is timed or kept.
+    """
+    check_kernel(kernel)
+    options, keywords = split(kernel, kwargs)
+    inv = invocation_of(kernel, args, keywords, options)
+    request = ask(inv, kernel, "forward+backward")
+    job = job_for(request, distinct(candidates(request)))
+    with job.room(), contextlib.closing(CandidateSet(job, job.candidates, seed=0, device=request.device)) as field:
+        field.compile(math.inf)
+        field.prepare()
+        field.check()
+        field.share_with_twins()
+    return tuple(field.trials)

@@ -1,0 +1,103 @@
+"""What travels between processes: who works on a key, and what was decided."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core import codec
+from ..core.candidates import revived
+from ..core.errors import AgreementError, ConfigTypeError
+from ..core.invalidation import same
+from ..core.kernel import check_cfg_type
+from ..core.record import Objective
+from ..core.request import Decision, Hit, Request
+from .kv_store import LARGEST
+from .manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A process works on a key."""
+
+    process: int
+    # Another one after every start of the process: a claim of a former life will never be honoured.
+    life: str
+    manifest: Manifest
+
+    def dumps(self) -> str:
+        """As JSON."""
+        return json.dumps({"process": self.process, "life": self.life, "manifest": self.manifest.plain()})
+
+    @staticmethod
+    def loads(text: str) -> Claim:
+        """The claim that `dumps` wrote."""
+        data = json.loads(text)
+        return Claim(data["process"], data["life"], Manifest.of(data["manifest"]))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was decided for a key, by whom, from which tier."""
+
+    process: int
+    tier: str
+    cfg: Any
+    tuned_for: Objective | None
+    manifest: Manifest
+    # Why the heuristic cfg was published in place of a decision.
+    why: str = ""
+
+    def dumps(self, request: Request) -> str:
+        """As JSON; an `AgreementError` where the cfg cannot travel."""
+        data = {**vars(self), "cfg": _travelling(request, self.cfg), "manifest": self.manifest.plain()}
+        return json.dumps(data, ensure_ascii=False)
+
+    @staticmethod
+    def loads(text: str) -> Verdict:
+        """The verdict that `dumps` wrote, its cfg still as JSON has it."""
+        data = json.loads(text)
+        return Verdict(**{**data, "manifest": Manifest.of(data["manifest"])})
+
+    def rebuilt(self, request: Request) -> Verdict:
+        """With the cfg as the kernel knows it."""
+        try:
+            cfg = check_cfg_type(request.kernel, revived(request, self.cfg), "the agreed cfg")
+        except ConfigTypeError as error:
+            raise AgreementError(
+                f"process {self.process} decided on a cfg of {request.key} that does not fit the kernel here: {error}; "
+                "run the same code on all processes"
+            ) from error
+        return replace(self, cfg=cfg)
+
+
+def by_this_process(
+    process: int, manifest: Manifest, found: Decision | Hit, objective: Objective, why: str = ""
+) -> Verdict:
+    """The verdict that this process proposes."""
+    if isinstance(found, Hit):
+        return Verdict(process, found.source, found.cfg, found.objective, manifest, why)
+    return Verdict(process, found.tier, found.cfg, objective if found.record else None, manifest, why)
+
+
+def _travelling(request: Request, cfg: Any) -> Any:
+    """The cfg as JSON that becomes the same cfg on the other side."""
+    try:
+        data = codec.encode(cfg)
+        text = json.dumps(data, ensure_ascii=False)
+        back = revived(request, json.loads(text))
+    except ConfigTypeError as error:
+        raise _cannot_travel(request, cfg, str(error)) from error
+    if len(text.encode()) > LARGEST:
+        raise _cannot_travel(request, cfg, f"it takes {len(text.encode()):,} bytes of JSON, over {LARGEST:,}")
+    if not same(back, cfg):
+        raise _cannot_travel(request, cfg, f"JSON makes {codec.describe(back)} of it; declare the kernel's cfg_type")
+    return data
+
+
+def _cannot_travel(request: Request, cfg: Any, why: str) -> AgreementError:
+    return AgreementError(
+        f"the cfg {codec.describe(cfg)} of {request.key} cannot be sent to the other processes: {why}. "
+        "Use small cfgs of plain values or dataclasses, or EJKERNEL_OPS_AGREE=off on all processes"
+    )

@@ -1,0 +1,189 @@
+"""One process asks about one key: who knows says so, one of the others decides, the rest wait, and never for ever."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..core.errors import AgreementError, NoConfigError
+from ..core.request import Decision, Hit, Request
+from ..core.stable import short_hash
+from ..fleet.proposal import Proposal
+from .heartbeat import LEASE, Heartbeat, HeartbeatWatch, beat_key
+from .kv_store import KeyValueStore
+from .manifest import Manifest, difference, manifest_of
+from .messages import Claim, Verdict, by_this_process
+
+# Moves with the format of what travels, so that processes with another one do not misread it.
+ROOT = "ejkernel.ops/1"
+
+
+@dataclass(frozen=True)
+class Member:
+    """This process among those that must agree."""
+
+    service: KeyValueStore
+    process: int
+    processes: int
+    pulse: Heartbeat
+    # Another one after every start of the process.
+    life: str
+    lease: float = LEASE
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What one decision is about: the same in all processes that must run the same cfg."""
+
+    platform: str
+    op_id: str
+    call_key: str
+    objective: str
+    # Explicit tunings of one key follow each other; a choice is made once.
+    tuning: int = 0
+
+    @property
+    def folder(self) -> str:
+        """Where the service keeps it."""
+        return f"{ROOT}/topic/{self.name}"
+
+    @property
+    def name(self) -> str:
+        """Short, and safe in a path."""
+        parts = [self.platform, self.op_id, self.call_key, self.objective, self.tuning]
+        return short_hash(json.dumps(parts))
+
+
+def topic_of(request: Request, tuning: int = 0) -> Topic:
+    """The topic of a request.
+
+    Neither the kernel's version nor the kind of device is part of it: processes that differ there must meet, to be told
+    so or to follow one of them, and not decide side by side.
+    """
+    return Topic(request.platform, request.kernel.op_id, request.key.call_key, request.objective, tuning)
+
+
+# A verdict, and this process's own decision where that is it.
+Settled = tuple[Verdict, Decision | None]
+
+
+class Round:
+    """One process asks about one topic."""
+
+    def __init__(
+        self, member: Member, proposal: Proposal, topic: Topic, seconds: float, report: Callable[[], object]
+    ) -> None:
+        self.member = member
+        self.service = member.service
+        self.proposal = proposal
+        self.request = proposal.request
+        self.topic = topic
+        self.manifest = manifest_of(self.request)
+        self.claim = f"{topic.folder}/claim"
+        self.verdict = f"{topic.folder}/verdict"
+        self.seconds = seconds
+        self.end = member.clock() + seconds
+        # What was agreed before, for messages.
+        self.report = report
+
+    def settle(self) -> Settled:
+        """What holds for all; with this process's own decision where that is it, kept and told already."""
+        self._stop_at_a_conflict()
+        found = self.service.under(self.topic.folder)
+        if "verdict" in found:
+            return self._follow(found["verdict"]), None
+        # Who knows says so at once, even where another one is tuning: the first verdict holds.
+        known = self.proposal.known()
+        if known is not None:
+            verdict, is_ours = self._publish(known)
+            return verdict, self.proposal.keep(known) if is_ours else None
+        while True:
+            settled = self._wait(Claim.loads(found["claim"])) if "claim" in found else self._lead()
+            if settled is not None:
+                return settled
+            found = self.service.under(self.topic.folder)
+
+    def _lead(self) -> Settled | None:
+        """Decides for all; None where another process was faster to say that it does."""
+        mine = Claim(self.member.process, self.member.life, self.manifest)
+        with self.member.pulse.beating():
+            if not self.service.set_once(self.claim, mine.dumps()):
+                return None
+            # Published without a claim, by one that knew, since this process looked: no need to measure anything.
+            standing = self.service.get(self.verdict)
+            if standing is not None:
+                return self._follow(standing), None
+            try:
+                decision = self.proposal.make(self.seconds)
+                self._stop_at_a_conflict()
+                verdict, is_ours = self._publish(decision)
+            # Whatever it is, the others must not wait for it.
+            except BaseException:
+                self.service.remove(self.claim)
+                raise
+        # Slower than the others' patience: what they were told meanwhile holds here, too.
+        return verdict, decision if is_ours else None
+
+    def _wait(self, claim: Claim) -> Settled | None:
+        """The verdict of the process that works on it; None where nobody does any more."""
+        self._compare(claim.process, claim.manifest)
+        if claim.process == self.member.process:
+            # Of a former life of this process: threads of one life do not meet here.
+            self.service.remove(self.claim)
+            return None
+        key = beat_key(ROOT, claim.process)
+        watch = HeartbeatWatch(self.service, key, claim.life, self.member.lease, self.member.clock)
+        while True:
+            left = self.end - self.member.clock()
+            if left <= 0:
+                return self._fall_back(f"process {claim.process} had not decided after {self.seconds:g} s")
+            text = self.service.wait(self.verdict, min(watch.pause, left))
+            if text is not None:
+                return self._follow(text), None
+            self._stop_at_a_conflict()
+            if self.service.get(self.claim) is None:
+                return None
+            if not watch.alive():
+                return self._fall_back(f"process {claim.process} stopped answering while it was deciding")
+
+    def _fall_back(self, why: str) -> Settled:
+        try:
+            guess = self.proposal.guess()
+        except NoConfigError as error:
+            raise AgreementError(f"{why}, and there is nothing to fall back on: {error}") from error
+        return self._publish(guess, why)[0], None
+
+    def _publish(self, found: Decision | Hit, why: str = "") -> tuple[Verdict, bool]:
+        """This process's verdict and True, unless there is one already: then that."""
+        verdict = by_this_process(self.member.process, self.manifest, found, self.request.objective, why)
+        if self.service.set_once(self.verdict, verdict.dumps(self.request)):
+            return verdict, True
+        standing = self.service.get(self.verdict)
+        if standing is None:
+            raise AgreementError(f"the verdict on {self.request.key} vanished from the service of jax.distributed")
+        return self._follow(standing), False
+
+    def _follow(self, text: str) -> Verdict:
+        verdict = Verdict.loads(text)
+        self._compare(verdict.process, verdict.manifest)
+        return verdict.rebuilt(self.request)
+
+    def _compare(self, process: int, there: Manifest) -> None:
+        names = (f"process {process}", f"process {self.member.process}")
+        found = difference(there, self.manifest, names)
+        if found:
+            message = f"processes of this program run different code for {self.request.key}: {found}"
+            # Told to everybody: the others would wait for this process in their next collective.
+            self.service.set_once(f"{ROOT}/conflict", message)
+            raise self._conflict(message)
+
+    def _stop_at_a_conflict(self) -> None:
+        message = self.service.get(f"{ROOT}/conflict")
+        if message is not None:
+            raise self._conflict(message)
+
+    def _conflict(self, message: str) -> AgreementError:
+        return AgreementError(f"{message}. Run the same code on all processes\n{self.report()}")

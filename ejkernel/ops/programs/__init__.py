@@ -1,0 +1,1 @@
+"""Whole programs: the calls inside them, found, tuned together, recorded, kept and frozen."""

@@ -1,0 +1,88 @@
+"""The kernel calls inside a JAX function, found by tracing it; nothing is run, tuned or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from .. import _jax
+from ..config.cache import traced_anew
+from ..config.call_log import MARK, CallLog, SeenCall, looking
+from ..core.key import Key
+from ..timing.inputs import flatten_call
+from ..timing.program import UNTRACEABLE, forward
+from .found_call import FoundCall
+
+
+@dataclass(frozen=True)
+class FoundCalls:
+    """The calls of a program, each key once, and how many calls are beyond reach."""
+
+    calls: tuple[FoundCall, ...]
+    # Answered by a chooser of the user's own, which nobody can tune for.
+    unseen: int = 0
+
+
+def find(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> FoundCalls:
+    """Traces a function under a key of its own in JAX's caches, so that no program of it is left behind."""
+    finder = CallLog()
+    with traced_anew(), looking(finder):
+        try:
+            traced = _traced(fn, args, kwargs)
+        except UNTRACEABLE as error:
+            error.add_note(
+                "autotune traces the whole function to find its kernel calls; give it the part that you jit, "
+                "and static arguments as jax.jit's static_argnames"
+            )
+            raise
+    return FoundCalls(_by_key(finder, _jax.runs_of(traced.jaxpr, MARK)), finder.unseen)
+
+
+def find_while(run: Callable[[], Any]) -> tuple[FoundCalls, Any]:
+    """Runs a function and notes the calls that it makes, jitted or not; also gives what it returned."""
+    finder = CallLog()
+    with traced_anew(), looking(finder):
+        made = run()
+    # How often a call ran cannot be seen from here: each counts once.
+    return FoundCalls(_by_key(finder, {}), finder.unseen), made
+
+
+def _traced(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    # A jitted function knows which of its arguments are static.
+    if callable(getattr(fn, "trace", None)):
+        return fn.trace(*args, **kwargs)  # type: ignore[attr-defined]
+    call = flatten_call(args, kwargs)
+    return jax.jit(forward(fn, call)).trace(*call.leaves)
+
+
+def _by_key(finder: CallLog, runs: Mapping[int, int]) -> tuple[FoundCall, ...]:
+    groups: dict[Key, list[SeenCall]] = {}
+    for seen in finder.sightings:
+        # What the caller gave is the caller's choice.
+        if seen.decision.tier != "override":
+            groups.setdefault(seen.request.key, []).append(seen)
+    calls = [_call(key, group, runs, finder.sightings) for key, group in groups.items()]
+    return tuple(sorted(calls, key=lambda call: call.order))
+
+
+def _call(key: Key, group: Sequence[SeenCall], runs: Mapping[int, int], everything: Sequence[SeenCall]) -> FoundCall:
+    # Of equal calls the one that asks for most stands for all.
+    first = max(group, key=lambda seen: seen.request.objective == "forward+backward")
+    selectors = {id(seen.selector): seen.selector for seen in (first, *group)}
+    outer = {everything[number].request.key for seen in group for number in seen.outer}
+    return FoundCall(
+        key,
+        first.request.kernel,
+        first.request.inv,
+        tuple(selectors.values()),
+        first.request.device,
+        first.surroundings,
+        first.frames,
+        # JAX may trace a loop's body more than once and keep one of the traces.
+        count=max(1, sum(runs.get(seen.number, 0) for seen in group)),
+        order=min(seen.order for seen in group),
+        outer=frozenset(outer - {key}),
+    )

@@ -1,0 +1,55 @@
+"""A call to be tuned outside the program that makes it, with all that was around it there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from ..config import policy
+from ..core.device import target_device
+from ..core.invocation import Invocation
+from ..core.key import Key
+from ..core.trace_context import TraceContext
+
+
+@dataclass(frozen=True)
+class FoundCall:
+    """What is asked of which kernel, who chooses the cfg, and how often a run of the program asks it."""
+
+    key: Key
+    kernel: Any
+    inv: Invocation[Any, Any]
+    # The first one tunes; the others keep what it found.
+    selectors: tuple[Any, ...]
+    device: jax.Device
+    # None: whatever is in force where it is tuned.
+    surroundings: TraceContext | None = None
+    frames: tuple[policy.Frame, ...] = ()
+    # Runs of it in one run of the program, as far as the program shows them.
+    count: int = 1
+    # Kernels inside kernels come first.
+    order: int = 0
+    # The calls whose kernels this one is inside of.
+    outer: frozenset[Key] = frozenset()
+
+    def by(self, selector: Any) -> FoundCall:
+        """The same, tuned by another one: never for less than the program asks."""
+        with self.restored():
+            both = any(each.policy.validate_backward for each in self.selectors)
+        more = (policy.Frame(selector, (("validate_backward", True),)),) if both else ()
+        return replace(self, selectors=(selector,), frames=(*self.frames, *more))
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Puts back what was around the call, for a `with` block."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(target_device(self.device))
+            if self.surroundings is not None:
+                stack.enter_context(self.surroundings.entered())
+            token = policy.frames.set((*policy.frames.get(), *self.frames))
+            stack.callback(policy.frames.reset, token)
+            yield

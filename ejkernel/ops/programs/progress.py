@@ -1,0 +1,67 @@
+"""How far the tuning of many calls is: a live line on a terminal, one line a call in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+from ..core import formatting
+from ..core.key import Key
+from .results import AutotuningResult, Entry
+
+
+class Progress:
+    """Says on the error stream what is being done; silent where nobody asked."""
+
+    def __init__(self, *, on: bool, stream: TextIO | None = None) -> None:
+        # Grows where tuned cfgs bring other calls.
+        self.total = 0
+        self._stream = (stream or sys.stderr) if on else None
+        self._live = self._stream is not None and self._stream.isatty()
+        self._start = time.perf_counter()
+        self._number = 0
+
+    def measuring(self, key: Key) -> None:
+        """A call's share of the program's time is being measured."""
+        self._line(f"timing {key.op_id} {key.call_key}", passing=True)
+
+    def tuning(self, key: Key) -> None:
+        """The next call's turn has come."""
+        self._number += 1
+        self._line(f"{self._place()}: tuning {key.op_id} {key.call_key}", passing=True)
+
+    def tuned(self, entry: Entry) -> None:
+        """A call is done."""
+        self._line(f"{self._place()}: {entry.op_id_v} {entry.call_key}: {_outcome(entry)}")
+
+    def skipped(self, key: Key, why: str) -> None:
+        """A call is left as it is."""
+        self._number += 1
+        self._line(f"{self._place()}: {key.op_id} {key.call_key}: not tuned: {why}")
+
+    def finished(self, result: AutotuningResult) -> None:
+        """Everything is done, or was stopped."""
+        word = "interrupted" if result.interrupted else "done"
+        self._line(f"{word} after {time.perf_counter() - self._start:.1f} s: {result.totals}")
+
+    def _place(self) -> str:
+        return f"{self._number} of {self.total}"
+
+    def _line(self, text: str, *, passing: bool = False) -> None:
+        if self._stream is None or (passing and not self._live):
+            return
+        # Back to the beginning of the line, and the rest of it cleared.
+        before, after = ("\r\x1b[K" if self._live else ""), ("" if passing else "\n")
+        self._stream.write(f"{before}{text}{after}")
+        self._stream.flush()
+
+
+def _outcome(entry: Entry) -> str:
+    if not entry.is_measured or entry.record is None:
+        return f"not tuned: {entry.note}" if entry.note else f"known ({entry.source})"
+    record: Any = entry.record
+    gain = "" if record.gain is None else f", {record.gain[0]:.2f}x"
+    failed = f", {len(record.failures)} failed" if record.failures else ""
+    taken = formatting.seconds(record.trials[record.winner].seconds)
+    return f"{entry.cfg!r}: {taken}{gain} ({len(record.trials)} candidates{failed})"

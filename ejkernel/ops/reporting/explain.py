@@ -1,0 +1,193 @@
+"""Why a call gets its cfg: asked without tuning, telling or changing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..config.preview import Preview, entry_behind, near_misses, preview, record_behind
+from ..config.selection import ConfigSelectorChain
+from ..core import codec
+from ..core.description import Near, one_line
+from ..core.errors import ConfigTypeError, SettingError
+from ..core.invocation import Invocation
+from ..core.kernel import Kernel
+from ..core.record import Record
+from ..execution.default import default_executor
+from ..execution.executor import Executor
+from ..programs.found_call import FoundCall
+from ..store.store import StoredEntry
+from .summary import TuningSummary, summary_of, summary_of_entry
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which tier answers a call, why the earlier ones do not, and what is known about the answer."""
+
+    device: str
+    op_id: str
+    call_key: str
+    call: Mapping[str, str]
+    # override, overlay, memory, persistent, autotune, heuristics or error.
+    tier: str
+    # None where it would have to be tuned first, or where nothing answers.
+    cfg: Any
+    # The answer in a sentence.
+    answer: str
+    # The tiers before it, in order, with their reasons.
+    misses: tuple[tuple[str, str], ...]
+    # Where the answer is kept and how it came to be, as far as that is known.
+    origin: Mapping[str, str] = field(default_factory=dict)
+    figures: TuningSummary | None = None
+    # The whole record, where it was kept.
+    record: Record | None = None
+    nearest: tuple[Near, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain data that JSON can hold."""
+        return {
+            "key": {"device": self.device, "op_id": self.op_id, "call_key": self.call_key},
+            "call": dict(self.call),
+            "tier": self.tier,
+            "cfg": plain(self.cfg),
+            "answer": self.answer,
+            "misses": [{"tier": tier, "reason": reason} for tier, reason in self.misses],
+            "origin": dict(self.origin),
+            "figures": None if self.figures is None else self.figures.as_dict(plain),
+            "nearest": [
+                {"key": near.key._asdict(), "where": near.where, "fields": {n: list(p) for n, p in near.fields.items()}}
+                for near in self.nearest
+            ],
+        }
+
+    def __str__(self) -> str:
+        """For people."""
+        width = max(len(name) for name in ("heuristics", self.tier))
+        rows = [(name, reason) for name, reason in self.misses] + [(self.tier, f"<- {self.answer}")]
+        lines = [
+            f"{one_line(self.op_id, self.call)} on {self.device}, call {self.call_key}",
+            *(f"  {name:<{width}}  {text}" for name, text in rows),
+            *(f"  {name:<{width}}  {text}" for name, text in self.origin.items()),
+            *([] if self.figures is None else [f"  {name:<{width}}  {text}" for name, text in self.figures.rows()]),
+        ]
+        # Who has an answer of its own does not ask for its neighbours; the data has them all the same.
+        if self.tier in ("autotune", "heuristics", "error"):
+            lines += [f"  {'nearest':<{width}}  {near}" for near in self.nearest]
+        return "\n".join(lines)
+
+
+def explain(
+    kernel: Kernel[Any, Any],
+    /,
+    *args: Any,
+    executor: Executor[Any, Any] | None = None,
+    selector: ConfigSelectorChain[Any, Any] | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """Why this call would get the cfg that it would get now; arrays or shapes, and every keyword of a call."""
+    asked = _Question(_selector(executor, selector))
+    Executor[Any, Any](asked).choose_config(kernel, *args, **kwargs)
+    return _explained(asked.selector, asked.found[0])
+
+
+def explain_call(call: FoundCall) -> Explanation:
+    """The same for a call that was found or recorded, with what was around it put back."""
+    selector = _selector(None, call.selectors[0])
+    with call.restored():
+        return _explained(selector, preview(selector, call.inv, call.kernel))
+
+
+class _Question:
+    """A chooser that looks ahead in place of choosing."""
+
+    def __init__(self, selector: ConfigSelectorChain[Any, Any]) -> None:
+        self.selector = selector
+        self.found: list[Preview] = []
+
+    def choose(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Any:
+        self.found.append(preview(self.selector, inv, kernel))
+
+
+def _selector(executor: Executor[Any, Any] | None, selector: Any) -> ConfigSelectorChain[Any, Any]:
+    if executor is not None and selector is not None:
+        raise SettingError("explain was given both executor= and selector=; give the one that would choose")
+    if executor is not None and not isinstance(executor, Executor):
+        raise SettingError(f"executor={executor!r} is no Executor; leave it out for the default one")
+    asked = default_executor() if executor is None and selector is None else executor
+    chooser = selector if asked is None else asked.chooser
+    if not isinstance(chooser, ConfigSelectorChain):
+        raise SettingError(
+            f"explain can look into a ConfigSelectorChain, and this is a {type(chooser).__qualname__}; "
+            "a chooser of your own has reasons of its own"
+        )
+    return chooser
+
+
+def _explained(selector: ConfigSelectorChain[Any, Any], seen: Preview) -> Explanation:
+    key, hit = seen.request.key, seen.hit
+    origin: dict[str, str] = {}
+    figures = record = None
+    if hit is not None and hit.source in ("memory", "persistent", "overlay", "agreed"):
+        origin, entry = _origin(selector, seen)
+        record = record_behind(selector, key, hit.cfg) if hit.source != "overlay" else None
+        if record is not None:
+            figures = summary_of(record)
+        elif entry is not None:
+            figures = summary_of_entry(entry.summary)
+    return Explanation(
+        *key,
+        call=seen.request.call,
+        tier=seen.tier,
+        cfg=None if hit is None else hit.cfg,
+        answer=_answer(seen),
+        misses=seen.misses,
+        origin=origin,
+        figures=figures,
+        record=record,
+        nearest=near_misses(selector, seen.request),
+    )
+
+
+def _origin(selector: ConfigSelectorChain[Any, Any], seen: Preview) -> tuple[dict[str, str], StoredEntry | None]:
+    key, hit = seen.request.key, seen.hit
+    assert hit is not None
+    if "lock" in hit.data:
+        lock = selector.lock
+        found = None if lock is None else (lock.entries[key], lock.path)
+    else:
+        found = entry_behind(selector, key, hit.cfg) if hit.source != "overlay" else None
+    if found is None:
+        return {}, None
+    entry, where = found
+    source = f"{entry.source} for {entry.objective}" if entry.objective else entry.source
+    how = ", ".join(filter(None, [source, entry.when, entry.by]))
+    known = ", ".join(f"{name} {value}" for name, value in entry.environment.items())
+    return {name: text for name, text in (("kept in", where), ("source", how), ("tuned with", known)) if text}, entry
+
+
+def _answer(seen: Preview) -> str:
+    if seen.tier == "error":
+        return "nothing: the call would be an error"
+    if seen.hit is None:
+        return f"would be tuned: {seen.candidates} candidates"
+    shown = codec.describe(seen.hit.cfg)
+    notes = {
+        "lock": "locked by {}",
+        "pack": "from the pack {}",
+        "environment": "tuned in another environment ({})",
+        "process": "as process {} decided for all",
+    }
+    said = [text.format(seen.hit.data[name]) for name, text in notes.items() if name in seen.hit.data]
+    if seen.tier == "heuristics":
+        said.append("a guess, never measured")
+    return f"{shown} ({'; '.join(said)})" if said else shown
+
+
+def plain(cfg: Any) -> Any:
+    """A cfg as JSON can hold it."""
+    try:
+        return codec.encode(cfg)
+    # A cfg that has no JSON is shown as Python prints it.
+    except ConfigTypeError:
+        return codec.describe(cfg)

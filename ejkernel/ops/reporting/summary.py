@@ -1,0 +1,135 @@
+"""A record in a few figures: time, spread, runner-up, gain and check, as data and as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..core import codec
+from ..core.record import Record, Trial
+
+
+@dataclass(frozen=True)
+class TuningSummary:
+    """What a tuning found out; None is not known."""
+
+    clock: str = ""
+    stop: str = ""
+    candidates: int | None = None
+    failed: int | None = None
+    tied: int | None = None
+    # The winner's middle sample, and the range of the middle eight tenths of them.
+    seconds: float | None = None
+    spread: tuple[float, float] | None = None
+    samples: int = 0
+    runner_up: Any = None
+    runner_up_seconds: float | None = None
+    # Time of the heuristic cfg over the winner's: middle, low and high end.
+    gain: tuple[float, ...] | None = None
+    # Largest deviation from the reference, over the reference's root mean square.
+    error: float | None = None
+    # Candidates that could not be used: cfg, status, message.
+    failures: tuple[tuple[Any, str, str], ...] = ()
+
+    def as_dict(self, plain: Callable[[Any], Any]) -> dict[str, Any]:
+        """The same as plain data; `plain` writes a cfg."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        found["runner_up"] = None if self.runner_up is None else plain(self.runner_up)
+        found["spread"] = None if self.spread is None else list(self.spread)
+        found["gain"] = None if self.gain is None else list(self.gain)
+        found["failures"] = [{"cfg": plain(c), "status": s, "message": m} for c, s, m in self.failures]
+        return found
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The figures as named lines."""
+        return [(name, text) for name, text in self._rows() if text]
+
+    def _rows(self) -> list[tuple[str, str]]:
+        counts = [f"{self.candidates} candidates" if self.candidates is not None else ""]
+        counts += [f"{self.failed} failed" if self.failed else "", f"{self.tied} tied" if self.tied else ""]
+        clock = f"{self.clock} clock" if self.clock else ""
+        tuning = ", ".join(filter(None, [*counts, clock, self.stop]))
+        rows = [("tuning", tuning), ("time", self._time())]
+        if self.runner_up is not None and self.runner_up_seconds and self.seconds:
+            ratio = self.runner_up_seconds / self.seconds
+            shown = f"{codec.describe(self.runner_up)}, {duration(self.runner_up_seconds)}, {ratio:.2f} times as long"
+            rows.append(("runner-up", shown))
+        if self.gain is not None and len(self.gain) == 3:
+            middle, low, high = self.gain
+            itself = low == middle == high == 1.0
+            against = f"{middle:.2f} times as long ({low:.2f} to {high:.2f})"
+            rows.append(("heuristic", "is the winner, or as fast" if itself else against))
+        if self.error is not None:
+            rows.append(("check", f"largest error {self.error:.1e} of the reference's RMS"))
+        return rows + [("failed", f"{codec.describe(c)}: {status}, {message}") for c, status, message in self.failures]
+
+    def _time(self) -> str:
+        if self.seconds is None:
+            return ""
+        if self.spread is None:
+            return duration(self.seconds)
+        low, high = map(duration, self.spread)
+        return f"{duration(self.seconds)} ({low} to {high}, {self.samples} samples)"
+
+
+def summary_of(record: Record) -> TuningSummary:
+    """The figures of a whole record."""
+    winner = Trial(None) if record.winner is None else record.trials[record.winner]
+    second = Trial(None) if record.runner_up is None else record.trials[record.runner_up]
+    return TuningSummary(
+        clock=record.clock,
+        stop=record.stop,
+        candidates=len(record.trials),
+        failed=len(record.failures),
+        tied=len(record.tied),
+        seconds=winner.seconds,
+        spread=_spread(winner.samples_s),
+        samples=len(winner.samples_s),
+        runner_up=second.cfg,
+        runner_up_seconds=second.seconds,
+        gain=record.gain,
+        error=winner.error,
+        failures=tuple((t.cfg, t.status, t.message.splitlines()[0] if t.message else "") for t in record.failures),
+    )
+
+
+def summary_of_entry(summary: Mapping[str, Any]) -> TuningSummary | None:
+    """What the summary beside a cfg has of them; None for a cfg that was put by hand."""
+    if not summary:
+        return None
+    gain = summary.get("gain")
+    return TuningSummary(
+        clock=str(summary.get("clock") or ""),
+        stop=str(summary.get("stop") or ""),
+        candidates=_count(summary.get("candidates")),
+        failed=_count(summary.get("failed")),
+        tied=_count(summary.get("tied")),
+        seconds=_number(summary.get("seconds")),
+        gain=tuple(gain) if isinstance(gain, list) and all(_number(g) is not None for g in gain) else None,
+    )
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def _spread(samples: tuple[float, ...]) -> tuple[float, float] | None:
+    if len(samples) < 2:
+        return None
+    ordered = sorted(samples)
+    edge = len(ordered) // 10
+    return ordered[edge], ordered[-1 - edge]
+
+
+# A file may hold anything.
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

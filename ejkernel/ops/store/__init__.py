@@ -1,0 +1,1 @@
+"""Where configs are kept: the store and its files, folders, layers, lock files and packs."""

@@ -1,0 +1,189 @@
+"""Looking after stores: verify, compact, prune, merge, export and import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from ..core.errors import SettingError, StoreError
+from ..core.key import Key
+from . import files
+from .entry_log import ENTRY_NAME
+from .persistent import PersistentCache
+from .snapshot import Raw, Snapshot, is_whole, key_hash, parse, read
+from .store import Store, StoredEntry
+
+Prefer = Literal["newest", "fastest"]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a store holds, and what of it is not as it was written."""
+
+    entries: int
+    damaged: tuple[str, ...]
+    pending: int
+
+    @property
+    def is_sound(self) -> bool:
+        """Is nothing damaged?"""
+        return not self.damaged
+
+
+def verify(cache: PersistentCache[Any]) -> Verified:
+    """Reads every entry and checks it; changes nothing."""
+    # Not a look of the ledger: that would set damaged files aside.
+    folder = os.path.realpath(cache.path) + ".d"
+    pending = [name for name in files.names(folder) if ENTRY_NAME.fullmatch(name)]
+    content = files.read(os.path.realpath(cache.path))
+    snapshot = Snapshot() if content is None else read(content.data)
+    damaged = [f"{cache.path}: {snapshot.damage}"] if snapshot.damage else []
+    names = set()
+    for name in snapshot.lines:
+        if snapshot.find(name) is None:
+            damaged.append(f"{cache.path}: the line of {name}")
+        else:
+            names.add(name)
+    for file_name in pending:
+        content = files.read(os.path.join(folder, file_name), files.LARGEST_ENTRY)
+        # A fold took it meanwhile.
+        if content is None:
+            continue
+        parsed = parse(content.data.decode("utf-8", "replace"))
+        if parsed is None or not is_whole(*parsed) or key_hash(parsed[0]) != file_name[:24]:
+            damaged.append(os.path.join(folder, file_name))
+        else:
+            names.add(parsed[0])
+    return Verified(len(names), tuple(damaged), len(pending))
+
+
+def compact(cache: PersistentCache[Any]) -> int:
+    """Folds everything into the file, and removes records whose entry is gone; says how many those were."""
+    ledger = cache._ledger
+    folder = os.path.join(ledger.folder, "records")
+    # Listed first: a record is written after its entry, so each of these has one by now, if it ever will.
+    records = [name for name in files.names(folder) if name.endswith(".json")]
+    wanted = set()
+    with cache._mutex:
+        cache.fold()
+        ledger.look()
+        for key in ledger.keys():
+            found = ledger.find(key)
+            if found is not None:
+                wanted.add(os.path.basename(ledger.record_path(key, found.raw)))
+    gone = [name for name in records if name not in wanted]
+    for name in gone:
+        files.remove(os.path.join(folder, name))
+    return len(gone)
+
+
+def prune(
+    cache: PersistentCache[Any],
+    *,
+    older_than: timedelta | None = None,
+    version: str | None = None,
+    device: str | None = None,
+    op_id: str | None = None,
+    where: Callable[[Key, Raw], bool] | None = None,
+) -> int:
+    """Removes the entries that fit everything given (age, writing version, device, `op@vN`, a test); says how many."""
+    if older_than is None and version is None and device is None and op_id is None and where is None:
+        raise SettingError("prune needs to know what: older_than=, version=, device=, op_id= or where=")
+    limit = None if older_than is None else datetime.now(UTC) - older_than
+    removed: set[Key] = set()
+
+    def drop(key: Key, raw: Raw) -> bool:
+        fits = (
+            (limit is None or _is_before(raw.get("when"), limit))
+            and (version is None or raw.get("by") == f"ejkernel-ops {version}")
+            and (device is None or key.device == device)
+            and (op_id is None or key.op_id == op_id)
+            and (where is None or where(key, raw))
+        )
+        removed.update((key,) if fits else ())
+        return fits
+
+    with cache._mutex:
+        if not cache._ledger.fold(drop):
+            raise StoreError(f"{cache.path} is being folded by another process; try again")
+        cache._forget()
+    return len(removed)
+
+
+def _is_before(when: Any, limit: datetime) -> bool:
+    try:
+        moment = datetime.fromisoformat(str(when))
+    # Written by hand, without a date: nobody knows its age, so it stays.
+    except ValueError:
+        return False
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) < limit
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge did, and the keys on which both sides had an answer."""
+
+    added: int
+    replaced: int
+    conflicts: tuple[Key, ...]
+
+
+def merge(into: Store, other: Store, prefer: Prefer = "newest") -> Merged:
+    """Brings the entries of one store into another; where both have a key and differ, the newer or the faster wins."""
+    later = _preference(prefer)
+    added = replaced = 0
+    conflicts = []
+    for key in map(Key._make, other.keys()):
+        theirs, mine = other.lookup(key), into.lookup(key)
+        if theirs is None:
+            continue
+        if mine is None:
+            into.keep(key, _imported(theirs))
+            added += 1
+        elif mine.cfg != theirs.cfg:
+            conflicts.append(key)
+            if later(theirs, mine):
+                into.keep(key, _imported(theirs))
+                replaced += 1
+    return Merged(added, replaced, tuple(conflicts))
+
+
+def _imported(entry: StoredEntry) -> StoredEntry:
+    return entry if entry.source == "autotune" else replace(entry, source="imported")
+
+
+def _preference(prefer: str) -> Callable[[StoredEntry, StoredEntry], bool]:
+    if prefer == "newest":
+        return lambda theirs, mine: theirs.when > mine.when
+    if prefer == "fastest":
+        return lambda theirs, mine: _seconds(theirs) < _seconds(mine)
+    raise SettingError(f"prefer={prefer!r} is unknown; use 'newest' or 'fastest'")
+
+
+def _seconds(entry: StoredEntry) -> float:
+    seconds = entry.summary.get("seconds")
+    return float(seconds) if isinstance(seconds, (int, float)) else float("inf")
+
+
+def export_store(cache: PersistentCache[Any], path: str | os.PathLike[str]) -> int:
+    """Writes a store's entries to one file that any store can read; says how many."""
+    target = PersistentCache[Any]("", path)
+    if files.identity(target.path) is not None:
+        raise StoreError(f"{target.path} exists; give the path of a new file")
+    with cache._mutex:
+        cache._ledger.look()
+        merged, _ = cache._ledger.merge()
+    files.make_folder(os.path.dirname(target.path))
+    files.write(target.path, merged.text().encode(), durable=cache.durable)
+    return len(merged.lines)
+
+
+def import_store(cache: PersistentCache[Any], path: str | os.PathLike[str], prefer: Prefer = "newest") -> Merged:
+    """Brings the entries of an exported file into a store."""
+    if not os.path.isfile(path):
+        raise StoreError(f"{os.fspath(path)} is not a file")
+    source = PersistentCache[Any]("", path, cache.loader, cache.dumper, cache.cfg_type, on_fault="raise")
+    return merge(cache, source, prefer)

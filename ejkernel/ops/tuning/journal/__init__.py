@@ -1,0 +1,1 @@
+"""What is on disk while a tuning runs, so that a killed one is taken up again."""

@@ -1,0 +1,250 @@
+"""Rounds of a race by a clock: which clock, how many calls make a sample, and when enough was measured."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from ..timing.clock import Clock, RoundClock, Run, TraceClock, WallClock, in_turns
+from ..timing.profiler import ProfilerClock, ProfilerUnavailable
+from ..timing.program import CompiledProgram
+from ..timing.race import Outcome, Rules, race
+from .journal.observer import NoObserver, Rounds, StepObserver
+
+# A sample on the host shorter than this is mostly the clock's and the dispatch's own noise.
+_HOST_SAMPLE = 1e-3
+_MOST_HOST_CALLS = 64
+# On a device, whose clock is exact, some runs of a short kernel even out what the memory does.
+_DEVICE_SAMPLE = 60e-6
+_MOST_DEVICE_CALLS = 16
+# A trace costs some 15 ms on an H200, whatever is in it: few candidates run several rounds in one.
+_ROUNDS_A_TRACE = 8
+_CALLS_A_TRACE = 128
+_SECONDS_A_TRACE = 10e-3
+# Beyond the least number of rounds a race goes on while it is cheap: rounds of an exact clock say more.
+_ENOUGH_SECONDS = 1.0
+_ENOUGH_DEVICE_SECONDS = 0.6
+
+_WITH_A_CLOCK = {"gpu", "tpu", "cuda", "rocm"}
+
+# The host's noise only ever adds: a lower quantile stands for a candidate. A device's is small and has two sides.
+HOST_RULES = Rules(quantile=0.25, tie=0.01, few=12)
+DEVICE_RULES = Rules(quantile=0.5, tie=0.004, least_gaps=(0.69, 0.10, 0.03), most_rounds=40)
+
+
+class RoundSampler:
+    """Times rounds of programs; falls back to the host's clock where the device's cannot be had."""
+
+    def __init__(
+        self,
+        clock: Clock | None,
+        programs: Mapping[int, CompiledProgram],
+        leaves: Sequence[Any],
+        numbers: Sequence[int],
+        *,
+        warmup: int,
+        deadline: float = math.inf,
+        seed: int = 0,
+        watch: Callable[[Mapping[int, float], int], None] = lambda seconds, total: None,
+        cfgs: Sequence[Any] = (),
+        witness: StepObserver | None = None,
+        past: Rounds | None = None,
+    ) -> None:
+        self.programs = [programs[number] for number in numbers]
+        self.names = [_module_name(program) for program in self.programs]
+        self.leaves = leaves
+        self.warmup = warmup
+        self.deadline = deadline
+        # Told the seconds of those in each round, and how many there were at the start.
+        self.watch = watch
+        self.clock: Any = clock or _automatic(self.programs, self.names)
+        self.note = ""
+        self._calls: dict[int, int] = {}
+        # By the device's clock: seconds of a call in the latest round, and rounds that were measured ahead.
+        self._took: dict[int, float] = {}
+        self._ahead: list[Mapping[int, float | Exception]] = []
+        self._shuffled = random.Random(seed)
+        # What the witness knows each place by.
+        self._cfgs = cfgs or numbers
+        self._witness: StepObserver = witness or NoObserver()
+        self._past = past or Rounds()
+
+    @property
+    def clock_name(self) -> str:
+        """Which clock it was, as the record says it."""
+        return f"{self.clock.name} ({self.note})" if self.note else str(self.clock.name)
+
+    @property
+    def rules(self) -> Rules:
+        """The rules that fit the clock."""
+        return DEVICE_RULES if isinstance(self.clock, ProfilerClock) else HOST_RULES
+
+    def race(
+        self, *, least_rounds: int, most_rounds: int | None = None, protected: int | None = None, seed: int = 0
+    ) -> Outcome:
+        """The race of the programs; by the host's clock from the start where the device's cannot be had."""
+        try:
+            return self._race(least_rounds, most_rounds, protected, seed)
+        except ProfilerUnavailable as error:
+            # Times of two clocks do not compare, and each has its own rules: nothing of the first one's is kept.
+            self.clock, self.note = WallClock(), str(error)
+            self._calls.clear()
+            self._ahead.clear()
+        return self._race(least_rounds, most_rounds, protected, seed)
+
+    def _race(self, least_rounds: int, most_rounds: int | None, protected: int | None, seed: int) -> Outcome:
+        device = isinstance(self.clock, RoundClock)
+        enough = time.perf_counter() + (_ENOUGH_DEVICE_SECONDS if device else _ENOUGH_SECONDS)
+        return race(
+            len(self.programs),
+            self._watched,
+            least_rounds=least_rounds,
+            protected=protected,
+            seed=seed,
+            rules=self.rules if most_rounds is None else replace(self.rules, most_rounds=most_rounds),
+            out_of_time=self._late,
+            enough=lambda: time.perf_counter() >= enough,
+            earlier=self._earlier(),
+        )
+
+    def _watched(self, order: Sequence[int]) -> Mapping[int, float | Exception]:
+        found = self.round(order)
+        seconds = {place: s for place, s in found.items() if not isinstance(s, Exception)}
+        self.watch(seconds, len(self.programs))
+        # Who is missing in a round that was cut short would look as if it had been dropped.
+        if len(found) == len(order):
+            self._witness.timed([(self._cfgs[place], s) for place, s in seconds.items()], self.clock.name)
+        return found
+
+    def _earlier(self) -> list[dict[int, float]]:
+        """What was timed before of those that are here, by place; times of two clocks do not compare."""
+        if self._past.clock != self.clock.name:
+            return []
+        places = {repr(cfg): place for place, cfg in enumerate(self._cfgs)}
+        rounds = [{places[repr(cfg)]: s for cfg, s in row if repr(cfg) in places} for row in self._past.rounds]
+        return [row for row in rounds if row]
+
+    def round(self, order: Sequence[int]) -> Mapping[int, float | Exception]:
+        """Seconds of each candidate in this order, or what it raised; without those whose turn came too late."""
+        if not self._calls and self.deadline < math.inf:
+            # The first one wins ties: should the time be up within this round, it must have had its turn.
+            order = sorted(order, key=bool)
+        if self._ahead:
+            # Nobody joins a race: those who still run are among those who ran.
+            ahead = self._ahead.pop(0)
+            return {place: ahead[place] for place in order}
+        broken = self._warm([place for place in order if place not in self._calls])
+        runs = [self._run(place) for place in order if place in self._calls]
+        if not isinstance(self.clock, RoundClock):
+            found: Mapping[int, float | Exception] = in_turns(self.clock, runs, self._late)
+        else:
+            found = self._traced(self.clock, runs)
+            self._learn(found)
+        return {**found, **broken}
+
+    def _traced(self, clock: RoundClock, runs: Sequence[Run]) -> Mapping[int, float | Exception]:
+        rounds = self._rounds_at_once(runs)
+        if rounds < 2 or not isinstance(clock, TraceClock):
+            return clock.round(runs)
+        schedule = [runs, *(self._shuffled.sample(runs, len(runs)) for _ in range(rounds - 1))]
+        first, *self._ahead = clock.rounds(schedule)
+        return first
+
+    def _rounds_at_once(self, runs: Sequence[Run]) -> int:
+        if any(run.number not in self._took for run in runs):
+            return 1
+        calls = sum(run.calls for run in runs)
+        seconds = sum(self._took[run.number] * run.calls for run in runs)
+        return int(min(_ROUNDS_A_TRACE, _CALLS_A_TRACE / max(calls, 1), _SECONDS_A_TRACE / max(seconds, 1e-9)))
+
+    def _late(self) -> bool:
+        return time.perf_counter() >= self.deadline
+
+    def _run(self, place: int) -> Run:
+        call, calls = self.programs[place].call, self._calls[place]
+        before = functools.partial(self._witness.starts, self._cfgs[place], "run")
+        after = functools.partial(self._witness.starts, self._cfgs[place], "trace")
+        return Run(place, self.names[place], call, self.leaves, calls, before, after)
+
+    def _warm(self, places: Sequence[int]) -> dict[int, Exception]:
+        """Runs newcomers as often as asked before any sample counts, and finds how many calls make a sample."""
+        broken: dict[int, Exception] = {}
+        for place in places:
+            # One there must be, however late.
+            if self._calls and self._late():
+                break
+            call, seconds = self.programs[place].call, math.inf
+            self._witness.starts(self._cfgs[place], "run")
+            try:
+                for _ in range(max(self.warmup, 1)):
+                    seconds = min(seconds, self._once(call))
+            # Whatever a candidate raises is the candidate's outcome.
+            except Exception as error:
+                broken[place] = error
+            else:
+                self._calls[place] = self._calls_for(seconds)
+            self._witness.ends(self._cfgs[place])
+        return broken
+
+    def _once(self, call: Any) -> float:
+        if not isinstance(self.clock, RoundClock):
+            return float(self.clock.time(call, self.leaves, 1))
+        start = time.perf_counter()
+        jax.block_until_ready(call(*self.leaves))
+        return time.perf_counter() - start
+
+    def _calls_for(self, seconds: float) -> int:
+        # The host's clock sees launches and waits: what a kernel takes on a device is known after the first round.
+        if isinstance(self.clock, RoundClock):
+            return 1
+        return max(1, min(_MOST_HOST_CALLS, math.ceil(_HOST_SAMPLE / max(seconds, 1e-9))))
+
+    def _learn(self, found: Mapping[int, float | Exception]) -> None:
+        for place, seconds in found.items():
+            if not isinstance(seconds, Exception):
+                wanted = math.ceil(_DEVICE_SAMPLE / max(seconds, 1e-9))
+                self._calls[place] = max(1, min(_MOST_DEVICE_CALLS, wanted))
+                self._took[place] = seconds
+
+
+def usual_clock(clock: Clock | None, device: jax.Device) -> str:
+    """What rounds on a device are timed by, unless its own clock cannot be had."""
+    own = ProfilerClock.name if device.platform in _WITH_A_CLOCK else WallClock.name
+    return str(own if clock is None else clock.name)
+
+
+def once(clock: Any, program: CompiledProgram, leaves: Sequence[Any]) -> float:
+    """Seconds of one run by any clock."""
+    if not isinstance(clock, RoundClock):
+        return float(clock.time(program.call, leaves, 1))
+    found = clock.round([Run(0, _module_name(program), program.call, leaves)])[0]
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _automatic(programs: Sequence[CompiledProgram], names: Sequence[str]) -> Any:
+    platforms = {_platform(program) for program in programs}
+    known = all(names) and len(set(names)) == len(names)
+    return ProfilerClock() if known and platforms and platforms <= _WITH_A_CLOCK else WallClock()
+
+
+def _platform(program: CompiledProgram) -> str:
+    if program.executable is None:
+        return "host"
+    return str(next(iter(program.executable.runtime_executable().local_devices())).platform)
+
+
+def _module_name(program: CompiledProgram) -> str:
+    """What a profiler calls the program; empty for what runs as it is."""
+    if program.executable is None:
+        return ""
+    modules = program.executable.runtime_executable().hlo_modules()
+    return str(modules[0].name).removeprefix("jit_") if modules else ""

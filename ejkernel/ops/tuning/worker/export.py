@@ -1,0 +1,154 @@
+"""Where a traced candidate becomes a program: in this process, or written down for another one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, final
+
+import jax
+
+from ...core.errors import NotExportedError
+from ...timing.program import CompiledProgram, Staged, first_line
+
+# JAX's own: every process has them. Exported programs run minutes later under the same version, so that the promise of
+# compatibility that JAX does not make for these is not needed.
+_OWN_TARGETS = (
+    *("__gpu$xla.gpu.triton", "triton_kernel_call"),
+    *("mosaic_gpu", "mosaic_gpu_v2", "mosaic_gpu_create_tma_descriptor", "tpu_custom_call"),
+)
+# No kernel calls more foreign functions than that; each is found in one attempt.
+_ATTEMPTS = 16
+
+
+class ProgramBuilder(Protocol):
+    """Makes programs."""
+
+    def traced(self, staged: Staged) -> Staged:
+        """What is to be done on the thread that traced it; raises what becomes the candidate's outcome."""
+
+    def build(self, staged: Staged, lowered: Any) -> CompiledProgram:
+        """The program, on any thread; `lowered` is None for what runs as it is."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Is one to be made at a time?"""
+
+
+@final
+@dataclass(frozen=True)
+class LocalBuilder:
+    """Programs of this process."""
+
+    one_by_one: bool = False
+
+    def traced(self, staged: Staged) -> Staged:
+        """As it is."""
+        return staged
+
+    def build(self, staged: Staged, lowered: Any) -> CompiledProgram:
+        """Compiled, or as it is."""
+        return staged.build() if lowered is None else staged.compile(lowered)
+
+
+@dataclass(frozen=True)
+class PortableProgram:
+    """A program as bytes, a function of flat arrays; the first `outputs` of its results are the output's."""
+
+    data: bytes
+    # Beside the call's arrays: random cotangents, where there are gradients.
+    extra: Sequence[Any]
+    outputs: int
+    structure: Any
+
+
+@final
+@dataclass
+class ExportingBuilder:
+    """Programs written down for another process; what cannot be is refused, with the reason."""
+
+    platform: str
+    # Modules that the other process imports, and that register foreign functions.
+    imports: Sequence[str] = ()
+    refused: list[str] = field(default_factory=list)
+    one_by_one: bool = False
+
+    def traced(self, staged: Staged) -> Staged:
+        """Exported; on this thread, since JAX may trace again."""
+        try:
+            return replace(staged, portable=export(staged, self.platform, self.imports))
+        except NotExportedError as error:
+            self.refused.append(str(error))
+            raise
+
+    def build(self, staged: Staged, lowered: Any) -> CompiledProgram:
+        """Nothing is compiled here."""
+        return CompiledProgram(_elsewhere, staged.objective, staged.notes, portable=staged.portable)
+
+
+def _elsewhere(*leaves: Any) -> Any:
+    raise NotExportedError("this program was written down for another process and does not run in this one")
+
+
+def export(staged: Staged, platform: str, imports: Sequence[str]) -> PortableProgram:
+    """A traced program as bytes; a `NotExportedError` says why not."""
+    if staged.as_it_is is not None:
+        raise NotExportedError(staged.notes)
+    leaves, tree = jax.tree_util.tree_flatten(staged.arguments)
+    for leaf in leaves:
+        _refuse_leaf(leaf)
+    found: list[Any] = []
+
+    def candidate(*values: Any) -> Any:
+        out = staged.function(*jax.tree_util.tree_unflatten(tree, values))
+        found[:] = [out]
+        return jax.tree_util.tree_leaves(out)
+
+    # One name for all: equal programs are equal bytes.
+    exported = _exported(jax.jit(candidate), leaves, platform, imports)
+    try:
+        data = bytes(exported.serialize())
+    # What JAX cannot write down: callbacks, its own and foreign types of trees, or flatbuffers are not installed.
+    except (NotImplementedError, ValueError, TypeError, ImportError) as error:
+        raise NotExportedError(f"cannot be written down for another process: {first_line(error)}") from error
+    out = found[0]
+    if staged.objective == "forward":
+        return PortableProgram(data, (), *_shape(out))
+    given = len(jax.tree_util.tree_leaves(staged.arguments[0]))
+    return PortableProgram(data, leaves[given:], *_shape(out[0]))
+
+
+def _shape(out: Any) -> tuple[int, Any]:
+    return len(jax.tree_util.tree_leaves(out)), jax.tree_util.tree_structure(out)
+
+
+def _refuse_leaf(leaf: Any) -> None:
+    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+        raise NotExportedError("an array lies on several devices, and another process would need them too")
+    if hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended):
+        raise NotExportedError(f"an array of {leaf.dtype} cannot be sent to another process")
+
+
+def _exported(jitted: Any, leaves: Sequence[Any], platform: str, imports: Sequence[str]) -> Any:
+    allowed = list(_OWN_TARGETS)
+    for _ in range(_ATTEMPTS):
+        checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in allowed]
+        try:
+            return jax.export.export(jitted, platforms=[platform], disabled_checks=checks)(*leaves)
+        # Whatever it raises, the candidate cannot be sent.
+        except Exception as error:
+            targets = re.findall(r"custom_call @([\w.$]+)", str(error))
+            if not imports or not set(targets) - set(allowed):
+                raise NotExportedError(_why(error, targets)) from error
+            allowed += targets
+    raise NotExportedError(f"calls over {_ATTEMPTS} foreign functions")
+
+
+def _why(error: Exception, targets: Sequence[str]) -> str:
+    if not targets:
+        return f"cannot be written down for another process: {first_line(error)}"
+    return (
+        f"calls {', '.join(sorted(set(targets)))}, which a fresh process does not have; "
+        "name the modules that register it, Isolation(imports=[...])"
+    )

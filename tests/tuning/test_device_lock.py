@@ -1,0 +1,196 @@
+"""One tuning at a time on a device, and how much of it a process has done."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ejkernel.ops.tuning import budget
+from ejkernel.ops.tuning.device_lock import device_lock, lock_path
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["with a folder", "without"])
+def test_threads_take_turns(folder, tmp_path):
+    """Of eight threads on one device never two are inside at once."""
+    start = threading.Barrier(8)
+    inside, most = [], []
+
+    def work(number):
+        start.wait()
+        for _ in range(5):
+            with device_lock("cpu|one", tmp_path if folder else None):
+                inside.append(number)
+                most.append(len(inside))
+                inside.remove(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+    assert len(most) == 40
+    assert max(most) == 1
+
+
+def test_another_device_does_not_wait(tmp_path):
+    """While one device is busy, another one's turn comes at once."""
+
+    def other():
+        with device_lock("cpu|two", tmp_path):
+            return True
+
+    with device_lock("cpu|one", tmp_path), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(other).result(60)
+
+
+def test_machines_that_share_a_folder_do_not_wait_for_each_other(tmp_path, monkeypatch):
+    """They have devices of one kind, but not the same ones; processes of one machine do wait."""
+    here = lock_path(tmp_path, "cpu|one")
+    assert lock_path(tmp_path, "cpu|one") == here
+
+    monkeypatch.setattr("platform.node", lambda: "another-machine")
+
+    assert lock_path(tmp_path, "cpu|one") != here
+
+
+def test_a_second_thread_waits_until_the_first_is_out(tmp_path):
+    """The order of events shows that it came in afterwards."""
+    acts = []
+    waiting = threading.Event()
+
+    def second():
+        waiting.set()
+        with device_lock("cpu|one", tmp_path):
+            acts.append("second in")
+
+    with ThreadPoolExecutor(1) as pool:
+        with device_lock("cpu|one", tmp_path):
+            later = pool.submit(second)
+            waiting.wait(60)
+            acts.append("first out")
+        later.result(60)
+
+    assert acts == ["first out", "second in"]
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["with a folder", "without"])
+def test_after_the_wait_one_goes_on_without_its_turn(folder, tmp_path):
+    """A deadline is a deadline; who holds the turn keeps it, and the next one still waits."""
+    place = tmp_path if folder else None
+
+    def hurried():
+        with device_lock("cpu|busy", place, 0.0):
+            return "measured"
+
+    with ThreadPoolExecutor(1) as pool:
+        with device_lock("cpu|busy", place):
+            assert pool.submit(hurried).result(60) == "measured"
+            assert pool.submit(hurried).result(60) == "measured"
+        assert pool.submit(hurried).result(60) == "measured"
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["with a folder", "without"])
+def test_a_turn_may_be_taken_again_inside(folder, tmp_path):
+    """A tuning inside a tuning of the same thread does not wait for itself."""
+    done = threading.Event()
+    place = tmp_path if folder else None
+
+    def nested():
+        with device_lock(f"cpu|nested {place}", place), device_lock(f"cpu|nested {place}", place):
+            done.set()
+
+    # A daemon, so that a thread that waits for itself does not keep the suite from ending.
+    threading.Thread(target=nested, daemon=True).start()
+
+    assert done.wait(10)
+
+
+def test_an_exception_ends_a_turn(tmp_path):
+    """The next one gets in."""
+    with pytest.raises(KeyError), device_lock("cpu|one", tmp_path):
+        raise KeyError
+
+    def next_one():
+        with device_lock("cpu|one", tmp_path):
+            return True
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(next_one).result(60)
+
+
+def test_a_folder_that_cannot_be_made_does_not_stop_a_tuning(tmp_path):
+    """Without a place for the lock there is still a turn among the threads of this process."""
+    (tmp_path / "file").write_text("in the way")
+    with device_lock("cpu|one", tmp_path / "file" / "locks"):
+        pass
+
+
+class Hands:
+    """A clock that is set by hand, one for each thread."""
+
+    def __init__(self):
+        self.mine = threading.local()
+
+    def set(self, seconds):
+        self.mine.now = seconds
+
+    def __call__(self):
+        return getattr(self.mine, "now", 0.0)
+
+
+@pytest.fixture
+def hands(monkeypatch):
+    hands = Hands()
+    monkeypatch.setattr(budget, "_spent", 0.0)
+    monkeypatch.setattr(budget.time, "perf_counter", hands)
+    return hands
+
+
+def test_what_is_spent_adds_up(hands):
+    """Two tunings one after the other count both."""
+    for end in (3.0, 5.0):
+        hands.set(0.0)
+        with budget.spending():
+            hands.set(end)
+
+    assert budget.seconds_spent() == 8.0
+
+
+def test_a_tuning_inside_a_tuning_counts_once(hands):
+    """Seconds are not counted for the inner one as well."""
+    with budget.spending():
+        with budget.spending():
+            hands.set(4.0)
+        hands.set(6.0)
+
+    assert budget.seconds_spent() == 6.0
+
+
+def test_a_tuning_that_fails_counts(hands):
+    """Seconds spent in vain are spent."""
+
+    def fail():
+        with budget.spending():
+            hands.set(2.0)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+
+    assert budget.seconds_spent() == 2.0
+
+
+def test_threads_count_together(hands):
+    """What every thread spends is the process's."""
+    start = threading.Barrier(8)
+
+    def work(_):
+        hands.set(0.0)
+        start.wait()
+        with budget.spending():
+            hands.set(1.0)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+    assert budget.seconds_spent() == 8.0
