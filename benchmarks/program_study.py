@@ -1,0 +1,203 @@
+"""One program in a process of its own: plain JAX, heuristics, `autotune` with a clock around it, and all of them raced."""
+
+from __future__ import annotations
+
+import cProfile
+import io
+import pstats
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import program_calls
+import program_guesses
+import program_race
+from programs import PROGRAMS
+from programs.operations import Library, Plain
+
+from ejkernel.library import Matmul
+from ejkernel.ops import (
+    AutotuneOptions,
+    AutotunePolicy,
+    AutotuningResult,
+    ConfigCache,
+    ConfigSelectorChain,
+    Executor,
+    Tuner,
+    autotune,
+    default_selector,
+    policy_override,
+    refresh,
+)
+
+FEW_ROUNDS = 5
+
+
+def say(text: str) -> None:
+    """A line at once: the process may be killed before its end."""
+    print(text, flush=True)
+
+
+def study(name: str, options: Any) -> dict[str, Any]:
+    """Everything about one program."""
+    program = PROGRAMS[name]
+    sizes = program.sized(tiny=options.tiny, changes=options.sizes)
+    say(f"== {name} {vars(sizes)}, jax {jax.__version__} on {jax.devices()[0].device_kind}")
+    args = jax.block_until_ready(program.make(sizes))
+    step, selector = program.build(Library(), sizes), default_selector()
+    if options.worker is not None:
+        selector.tuner = Tuner(isolate=options.worker)
+    if options.backward:
+        selector.policy = AutotunePolicy(validate_backward=True)
+    untuned = policy_override(selector, allow_autotune=False)
+    forms = {"plain": plain(program, sizes, args)}
+    with untuned:
+        forms["heuristics"] = program_race.Steps("step_heuristics", step, args, program)
+        if options.medians is not None:
+            program_guesses.install(Path(options.medians) if options.medians else None)
+            refresh()
+            forms["medians"] = program_race.Steps("step_medians", step, args, program)
+    say("compiled in " + ", ".join(f"{key} {form.compile_s:.1f} s" for key, form in forms.items()))
+    values = {key: float(form()) for key, form in forms.items()}
+    say("values " + ", ".join(f"{key} {value:.4f}" for key, value in values.items()))
+    before = program_race.compared(program_race.race(forms, FEW_ROUNDS))
+    program_race.show("before", before)
+    row: dict[str, Any] = {"program": name, "sizes": vars(sizes), "values": values, "before": before}
+    result, row["seconds"] = tuned(step, args, selector, options)
+    row["budget"], row["result_notes"] = options.budget, list(result.notes)
+    row["calls"] = [program_calls.told(entry) for entry in result.entries]
+    for call in row["calls"]:
+        program_calls.show(call)
+    for note in result.notes:
+        say(f"note: {note}")
+    if options.keep:
+        result.dump(Path(options.keep) / "result.json")
+        program_guesses.written(Path(options.keep) / "medians.json", result.entries)
+    with untuned:
+        forms["tuned"] = program_race.Steps("step_tuned", step, args, program)
+    if options.before:
+        with untuned, AutotuningResult.load(options.before):
+            forms["tuned before"] = program_race.Steps("step_tuned_before", step, args, program)
+        row["picks"] = picks(AutotuningResult.load(options.before), result)
+    row["same_programs"] = [
+        f"{one} = {other}" for one, other in program_race.PAIRS if one in forms and other in forms
+        and forms[one].text == forms[other].text
+    ]  # fmt: skip
+    say(f"equal programs: {', '.join(row['same_programs']) or 'none'}")
+    row["after"] = program_race.compared(program_race.race(forms, options.rounds))
+    program_race.show("after", row["after"])
+    if options.exhaustive:
+        row["exhaustive"] = everything(step, args, result)
+    return row
+
+
+def plain(program: Any, sizes: Any, args: tuple[Any, ...]) -> program_race.Steps:
+    """Plain JAX, with cuDNN's attention where it can be had."""
+    if jax.default_backend() == "gpu":
+        try:
+            return program_race.Steps("step_plain", program.build(Plain("cudnn"), sizes), args, program)
+        # Whatever cuDNN says against this call, JAX's own way runs.
+        except Exception as error:
+            say(f"plain JAX without cuDNN: {type(error).__name__}: {str(error).splitlines()[0]}")
+    return program_race.Steps("step_plain", program.build(Plain(), sizes), args, program)
+
+
+def tuned(step: Any, args: tuple[Any, ...], selector: Any, options: Any) -> tuple[AutotuningResult, float]:
+    """What `autotune` gave, and the seconds that it took."""
+    start = time.perf_counter()
+
+    def listen(event: str, **data: Any) -> None:
+        if event.startswith("autotune"):
+            say(f"   {time.perf_counter() - start:6.1f} s {event} {data['op_id']} {data['call_key']}")
+
+    selector.on_event = listen
+    profile = cProfile.Profile() if options.profile else None
+    say(f"autotune, budget {options.budget}")
+    start = time.perf_counter()
+    if profile:
+        profile.enable()
+    result = autotune(step, *args, tuning=AutotuneOptions(seconds=options.budget, **options.tuning))
+    if profile:
+        profile.disable()
+    taken = time.perf_counter() - start
+    selector.on_event = None
+    late = options.budget is not None and taken > options.budget + max(1.0, 0.05 * options.budget)
+    say(f"autotune took {taken:.1f} s of {options.budget}{': TOO LATE' if late else ''}; {result.totals}")
+    if profile:
+        profiled(profile, options.out)
+    return result, taken
+
+
+def profiled(profile: cProfile.Profile, out: str | None) -> None:
+    """The forty largest functions by cumulative and by own time."""
+    for order in ("cumulative", "tottime"):
+        text = io.StringIO()
+        pstats.Stats(profile, stream=text).sort_stats(order).print_stats(40)
+        say(text.getvalue())
+        if out:
+            Path(out).mkdir(parents=True, exist_ok=True)
+            (Path(out) / f"profile_{order}.txt").write_text(text.getvalue(), encoding="utf-8")
+
+
+def picks(before: AutotuningResult, now: AutotuningResult) -> dict[str, Any]:
+    """Which calls got another cfg than in the tuning before."""
+    old = {(e.op_id_v, e.call_key): e for e in before.entries}
+    new = {(e.op_id_v, e.call_key): e for e in now.entries}
+    loaded = AutotuningResult.loads(now.dumps()).entries
+    plain_new = {(e.op_id_v, e.call_key): e.cfg for e in loaded}
+    differ = [key for key in new if key in old and old[key].cfg != plain_new[key]]
+    for key in differ:
+        say(f"another pick for {' '.join(key)}: {new[key].cfg}, before {old[key].cfg}")
+    say(f"picks: {len(differ)} of {len(new)} differ")
+    return {"calls": len(new), "differ": [" ".join(key) for key in differ]}
+
+
+def everything(step: Any, args: tuple[Any, ...], result: AutotuningResult) -> list[dict[str, Any]]:
+    """Each call's pick beside the best of all its candidates."""
+    found, calls = [], program_calls.calls_of(step, args)
+    for number, entry in enumerate(result.entries):
+        call = calls[entry.op_id_v, entry.call_key]
+        objective = entry.record.objective if entry.record else "forward"
+        row = program_calls.exhaustive(call, entry.cfg, objective, number)
+        off = "not among them" if row["pick_off"] is None else f"off by {row['pick_off']:.2%}"
+        times = f"best {row['best_us']:.1f} us {row['best']}, median {row['median_us']:.1f} us"
+        say(f"all {row['candidates']} of {entry.op_id_v} {entry.call_key}: {times}; pick {off}; {row['seconds']:.0f} s")
+        found.append({"operation": entry.op_id_v, "call": entry.call_key, **row, "median": repr(row["median"])})
+    return found
+
+
+def one_call(options: Any) -> dict[str, Any]:
+    """A single product, forward and backward, tuned alone."""
+    default = {"rows": 64, "inner": 64, "columns": 64} if options.tiny else {}
+    sizes = {"rows": 8192, "inner": 2048, "columns": 5632} | default
+    sizes |= {name: value for name, value in options.sizes.items() if name in sizes}
+    keys = jax.random.split(jax.random.key(0))
+    shapes = ((sizes["rows"], sizes["inner"]), (sizes["inner"], sizes["columns"]))
+    arrays = [jax.random.normal(k, s, "bfloat16") for k, s in zip(keys, shapes, strict=True)]
+    jax.block_until_ready(arrays)
+    records: list[Any] = []
+
+    def listen(event: str, **data: Any) -> None:
+        records.extend([data["record"]] if event == "autotune_finish" else [])
+
+    tuner: Tuner[Any] = Tuner(isolate=options.worker, seconds=options.budget)
+    chain = ConfigSelectorChain(ConfigCache(), AutotunePolicy(validate_backward=True), tuner, on_event=listen)
+    profile = cProfile.Profile() if options.profile else None
+    start = time.perf_counter()
+    if profile:
+        profile.enable()
+    cfg = Executor(chain).choose_config(Matmul(), *arrays)
+    if profile:
+        profile.disable()
+    taken = time.perf_counter() - start
+    where = {None: "where the tuner likes", True: "in a worker", False: "in the process"}[options.worker]
+    say(f"matmul {'x'.join(map(str, sizes.values()))} {where}: {taken:.1f} s, {cfg}")
+    if profile:
+        profiled(profile, options.out)
+    from ejkernel.ops import Entry
+
+    rows = [program_calls.told(Entry("matmul", "", cfg, record, "autotune")) for record in records]
+    for row in rows:
+        program_calls.show(row)
+    return {"program": "matmul", "worker": options.worker, "sizes": sizes, "seconds": taken, "calls": rows}
