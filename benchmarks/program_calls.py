@@ -16,7 +16,7 @@ from tuning_gpu import raced
 
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor
 from ejkernel.ops.core.variants import variant
-from ejkernel.ops.execution.finding import find
+from ejkernel.ops.programs.find import find
 
 # Shown in words below, or too long for a line.
 _TOLD = {"key", "kernel", "environment", "trials", "winner", "heuristic", "runner_up", "gain", "tied", "seed"}
