@@ -33,10 +33,10 @@ def told(entry: Any) -> dict[str, Any]:
         "cfg": repr(entry.cfg),
         "source": entry.source,
         "note": entry.note,
-        "measured": entry.is_measured,
+        "measured": record is not None and _measured(record),
     }
     if record is None:
-        return row | {"offered": 0, "raced": 0}
+        return row | {"offered": 1, "raced": 1}
     # What the kernel itself rules out is no candidate.
     trials = [t for t in record.trials if t.status != "invalid"]
     failed = Counter(t.status for t in trials if t.status != "ok")
@@ -56,10 +56,25 @@ def told(entry: Any) -> dict[str, Any]:
     }
 
 
+def _measured(record: Any) -> bool:
+    """Has the winner been timed, and the heuristic cfg too, unless it cannot be used?"""
+    if record.winner is None or not record.trials[record.winner].samples_s:
+        return False
+    guess = None if record.heuristic is None else record.trials[record.heuristic]
+    return guess is None or bool(guess.samples_s) or guess.status in ("compile", "memory", "runtime", "wrong", "crash")
+
+
+def passed_over(call: Any) -> dict[str, Any]:
+    """The figures of a call that had no turn."""
+    offered = len(candidates(call.kernel, call.inv))
+    row = {"operation": call.key.op_id, "call": call.key.call_key, "runs": call.count, "measured": False}
+    return row | {"cfg": "", "source": "", "note": "it had no turn", "offered": offered, "raced": 0}
+
+
 def show(row: dict[str, Any]) -> None:
     """The lines of a call."""
     print(f"{row['operation']} {row['call']}, {row['runs']} times a step: {row['cfg']} from {row['source'] or '-'}")
-    if not row["offered"]:
+    if "compiled" not in row:
         print(f"   nothing was measured: {row['note']}", flush=True)
         return
     counts = ", ".join(f"{row[name]} {name}" for name in ("offered", "compiled", "checked", "raced"))
@@ -80,7 +95,7 @@ def _short(value: Any) -> str:
 
 def calls_of(step: Any, args: tuple[Any, ...]) -> dict[tuple[str, str], Any]:
     """The kernel calls of a step by operation and call key, with their kernels."""
-    return {tuple(call.key[1:]): call for call in find(step, args, {}).calls}
+    return {(call.key.op_id, call.key.call_key): call for call in find(step, args, {}).calls}
 
 
 def candidates(kernel: Any, inv: Any) -> list[Any]:
@@ -107,8 +122,10 @@ def inputs(kernel: Any, inv: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return jax.tree_util.tree_map(drawn, (tuple(args), dict(kwargs)))  # type: ignore[no-any-return]
 
 
-def exhaustive(call: Any, pick: Any, objective: str, number: int) -> dict[str, Any]:
+def exhaustive(call: Any, entry: Any, number: int) -> dict[str, Any]:
     """Every candidate of a call measured, and how far the pick is off the best of them."""
+    pick, objective = entry.cfg, entry.record.objective if entry.record else "forward"
+    became = {repr(t.cfg): f"{t.status} {t.message}".strip() for t in (entry.record.trials if entry.record else ())}
     start, tag = time.perf_counter(), f"every{number}"
     kernel, cfgs = call.kernel, candidates(call.kernel, call.inv)
     args, kwargs = inputs(kernel, call.inv)
@@ -143,8 +160,9 @@ def exhaustive(call: Any, pick: Any, objective: str, number: int) -> dict[str, A
         "candidates": len(cfgs),
         "compiled": len(programs),
         "best": repr(cfgs[best]),
+        # Nothing is checked here: a wrong candidate may be the fastest.
+        "best_became": became.get(repr(cfgs[best]), "not tried"),
         "best_us": 1e6 * times[best],
-        "median": cfgs[min(first, key=lambda at: abs(first[at] - median(first.values())))],
         "median_us": 1e6 * median(first.values()),
         "pick_off": None if mine is None else times[mine] / times[best] - 1,
         "seconds": time.perf_counter() - start,

@@ -1,8 +1,8 @@
 """On a GPU: whole programs with plain JAX, the library's heuristics, and the library tuned by one command.
 
 Each program has a process and a fresh store of its own. `--tiny` has sizes for a CPU. Exit code 1 where a limit is
-broken: calls left unmeasured, under 80% of the candidates raced, a budget not kept, or a tuned step over 1.005 of the
-one with heuristics.
+broken: calls left unmeasured, under 80% of the candidates raced, a budget not kept, a tuned step over 1.005 of the one
+with heuristics, two tunings that differ by over 1% (2% where one began with median guesses), a pick 2% off the best.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 NAMES = ("dense", "moe", "decode", "vit")
-RACED, SLOWER = 0.8, 1.005
+RACED, SLOWER, AGAIN, MEDIANS, OFF = 0.8, 1.005, 1.01, 1.02, 0.02
 
 
 def pairs(texts: list[str]) -> dict[str, Any]:
@@ -33,12 +33,13 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=NAMES, default=list(NAMES))
-    parser.add_argument("--budget", default="60", help="seconds of a tuning, or none")
+    parser.add_argument("--budget", nargs="+", default=["60"], help="seconds of a tuning, or none; several in turn")
     parser.add_argument("--set", nargs="*", default=[], dest="sizes", help="sizes, such as width=1024")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
     parser.add_argument("--tuning", nargs="*", default=[], help="fields of AutotuneOptions, such as repetitions=2")
     parser.add_argument("--worker", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--backward", action="store_true", help="a policy that tunes forward and backward")
+    parser.add_argument("--jitted", action="store_true", help="autotune gets the jitted step, arguments donated")
     parser.add_argument("--median-heuristics", action="store_true", help="once more with guesses that know nothing")
     parser.add_argument("--repeat-tuning", action="store_true", help="once more into a second store")
     parser.add_argument("--exhaustive", action="store_true", help="measure every candidate of every call")
@@ -53,17 +54,24 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(name, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     options.sizes, options.tuning = pairs(options.sizes), pairs(options.tuning)
-    options.budget = None if options.budget == "none" else float(options.budget)
+    options.budgets = [None if text == "none" else float(text) for text in options.budget]
+    options.budget = options.budgets[-1]
     return options
 
 
 def child(options: argparse.Namespace) -> None:
     """Runs one program here."""
+    # The parent needs no JAX, which would take the device's memory.
     import program_study
+    from programs import PROGRAMS
 
     warnings.simplefilter("ignore")
+    known = {"rows", "inner", "columns"}.union(*(PROGRAMS[name].sizes for name in options.only))
+    unknown = [name for name in options.sizes if name not in known]
+    if unknown:
+        sys.exit(f"no program has the size {unknown[0]}; there are {', '.join(sorted(known))}")
     row = program_study.one_call(options) if options.child == "matmul" else program_study.study(options.child, options)
-    Path(options.row).write_text(json.dumps(row, default=str), encoding="utf-8")
+    program_study.saved(row, options)
 
 
 def started(name: str, folder: Path, options: argparse.Namespace, *more: str) -> dict[str, Any] | None:
@@ -96,8 +104,10 @@ def started(name: str, folder: Path, options: argparse.Namespace, *more: str) ->
 
 def broken(row: dict[str, Any]) -> list[str]:
     """The limits that a program's row breaks."""
-    if "after" not in row:
+    if row["program"] == "matmul":
         return []
+    if "after" not in row:
+        return ["it did not come to its end"]
     found, calls, budget = [], row["calls"], row["budget"]
     unmeasured = [call["operation"] for call in calls if not call["measured"] and call["offered"] != 1]
     offered, raced = (sum(call[name] for call in calls) for name in ("offered", "raced"))
@@ -107,17 +117,24 @@ def broken(row: dict[str, Any]) -> list[str]:
         found.append(f"{raced} of {offered} candidates raced")
     if budget is not None and row["seconds"] > budget + max(1.0, 0.05 * budget):
         found.append(f"{row['seconds']:.1f} s of a budget of {budget:g}")
-    clock = row["after"].get("device", row["after"]["wall"])
-    # Surely slower: of two equal steps one may look so.
-    if clock["ratios"]["tuned / heuristics"][0] > SLOWER and clock["ratios"]["tuned / heuristics"][1] > 1:
-        found.append(f"tuned takes {clock['ratios']['tuned / heuristics'][0]:.4f} of heuristics")
+    ratios = row["after"].get("device", row["after"]["wall"])["ratios"]
+    before = MEDIANS if "tuned / medians" in ratios else AGAIN
+    for name, limit in (("tuned / heuristics", SLOWER), ("tuned / tuned before", before)):
+        # Surely slower: of two equal steps one may look so.
+        if name in ratios and ratios[name][0] > limit and ratios[name][1] > 1:
+            found.append(f"{name} is {ratios[name][0]:.4f}")
+    for call in row.get("exhaustive", []):
+        if call["pick_off"] is None or call["pick_off"] > OFF:
+            found.append(f"the pick of {call['operation']} {call['call']} is off by {call['pick_off']}")
     return found
 
 
 def summary(title: str, row: dict[str, Any]) -> str:
     """A line of the table at the end."""
+    if row["program"] == "matmul":
+        return f"{title:<18}{row['seconds']:>7.1f} s"
     if "after" not in row:
-        return f"{title:<18}{row['seconds']:>7.1f} s, worker {row['worker']}"
+        return f"{title:<18}{row['seconds']:>7.1f} s, no race"
     clock = row["after"].get("device", row["after"]["wall"])
     times = "  ".join(f"{name} {ms:.2f}" for name, ms in clock["ms"].items())
     measured = f"{sum(call['measured'] for call in row['calls'])}/{len(row['calls'])} calls"
@@ -144,15 +161,18 @@ def main() -> int:
         if options.per_call:
             run("matmul process", "matmul", "--no-worker")
             run("matmul worker", "matmul", "--worker")
-        for program in [] if options.per_call else options.only:
-            run(program, program)
-            first = folder / program
+        turns = [(program, budget) for program in options.only for budget in options.budgets]
+        for program, budget in [] if options.per_call else turns:
+            title = program if len(options.budgets) == 1 else f"{program} {budget or 'none'}"
+            seconds = ["--budget", str(budget or "none")]
+            run(title, program, *seconds)
+            first = folder / title.replace(" ", "-")
             before = ["--before", str(first / "result.json")] if (first / "result.json").exists() else []
             if options.repeat_tuning:
-                run(f"{program} again", program, *before)
+                run(f"{title} again", program, *seconds, *before)
             if options.median_heuristics:
                 medians = str(first / "medians.json") if (first / "medians.json").exists() else ""
-                run(f"{program} medians", program, *before, "--medians", medians)
+                run(f"{title} medians", program, *seconds, *before, "--medians", medians)
     print()
     faults = {title: broken(row) if row else ["nothing"] for title, row in rows.items()}
     for title, row in rows.items():

@@ -1,18 +1,23 @@
-"""One program in a process of its own: plain JAX, heuristics, `autotune` with a clock around it, and all of them raced."""
+"""One program in a process of its own: plain JAX, heuristics, and `autotune` with a clock around it, all raced."""
 
 from __future__ import annotations
 
+import contextlib
 import cProfile
 import io
+import json
 import pstats
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import program_calls
 import program_guesses
 import program_race
+from program_where import Where
 from programs import PROGRAMS
 from programs.operations import Library, Plain
 
@@ -23,6 +28,7 @@ from ejkernel.ops import (
     AutotuningResult,
     ConfigCache,
     ConfigSelectorChain,
+    Entry,
     Executor,
     Tuner,
     autotune,
@@ -64,13 +70,17 @@ def study(name: str, options: Any) -> dict[str, Any]:
     before = program_race.compared(program_race.race(forms, FEW_ROUNDS))
     program_race.show("before", before)
     row: dict[str, Any] = {"program": name, "sizes": vars(sizes), "values": values, "before": before}
-    result, row["seconds"] = tuned(step, args, selector, options)
+    result, row["seconds"] = tuned(program, step, args, options)
     row["budget"], row["result_notes"] = options.budget, list(result.notes)
+    calls = program_calls.calls_of(step, args)
+    seen = {(entry.op_id_v, entry.call_key) for entry in result.entries}
     row["calls"] = [program_calls.told(entry) for entry in result.entries]
+    row["calls"] += [program_calls.passed_over(call) for key, call in calls.items() if key not in seen]
     for call in row["calls"]:
         program_calls.show(call)
     for note in result.notes:
         say(f"note: {note}")
+    saved(row, options)
     if options.keep:
         result.dump(Path(options.keep) / "result.json")
         program_guesses.written(Path(options.keep) / "medians.json", result.entries)
@@ -80,16 +90,21 @@ def study(name: str, options: Any) -> dict[str, Any]:
         with untuned, AutotuningResult.load(options.before):
             forms["tuned before"] = program_race.Steps("step_tuned_before", step, args, program)
         row["picks"] = picks(AutotuningResult.load(options.before), result)
-    row["same_programs"] = [
-        f"{one} = {other}" for one, other in program_race.PAIRS if one in forms and other in forms
-        and forms[one].text == forms[other].text
-    ]  # fmt: skip
-    say(f"equal programs: {', '.join(row['same_programs']) or 'none'}")
+    known = [(one, other) for one, other in program_race.PAIRS if one in forms and other in forms]
+    row["equal"] = [f"{one} = {other}" for one, other in known if forms[one].text == forms[other].text]
+    say(f"equal programs: {', '.join(row['equal']) or 'none'}")
     row["after"] = program_race.compared(program_race.race(forms, options.rounds))
     program_race.show("after", row["after"])
+    saved(row, options)
     if options.exhaustive:
-        row["exhaustive"] = everything(step, args, result)
+        row["exhaustive"] = [everything(calls, entry, at) for at, entry in enumerate(result.entries)]
     return row
+
+
+def saved(row: dict[str, Any], options: Any) -> None:
+    """Writes what is known so far: the process may be stopped before its end."""
+    if options.row:
+        Path(options.row).write_text(json.dumps(row, default=str), encoding="utf-8")
 
 
 def plain(program: Any, sizes: Any, args: tuple[Any, ...]) -> program_race.Steps:
@@ -103,8 +118,16 @@ def plain(program: Any, sizes: Any, args: tuple[Any, ...]) -> program_race.Steps
     return program_race.Steps("step_plain", program.build(Plain(), sizes), args, program)
 
 
-def tuned(step: Any, args: tuple[Any, ...], selector: Any, options: Any) -> tuple[AutotuningResult, float]:
+def tuned(program: Any, step: Any, args: tuple[Any, ...], options: Any) -> tuple[AutotuningResult, float]:
     """What `autotune` gave, and the seconds that it took."""
+    selector, budget = default_selector(), options.budget
+    if options.jitted:
+        step = jax.jit(step, donate_argnums=program.donated)
+        # What a tuning may overwrite is not what is raced later.
+        copied = [
+            jax.tree_util.tree_map(jnp.copy, arg) if at in program.donated else arg for at, arg in enumerate(args)
+        ]
+        args = tuple(jax.block_until_ready(copied))
     start = time.perf_counter()
 
     def listen(event: str, **data: Any) -> None:
@@ -112,21 +135,32 @@ def tuned(step: Any, args: tuple[Any, ...], selector: Any, options: Any) -> tupl
             say(f"   {time.perf_counter() - start:6.1f} s {event} {data['op_id']} {data['call_key']}")
 
     selector.on_event = listen
-    profile = cProfile.Profile() if options.profile else None
-    say(f"autotune, budget {options.budget}")
+    say(f"autotune, budget {budget}")
     start = time.perf_counter()
-    if profile:
-        profile.enable()
-    result = autotune(step, *args, tuning=AutotuneOptions(seconds=options.budget, **options.tuning))
-    if profile:
-        profile.disable()
-    taken = time.perf_counter() - start
+    with watched(options):
+        result = autotune(step, *args, tuning=AutotuneOptions(seconds=budget, **options.tuning))
+        taken = time.perf_counter() - start
+        late = budget is not None and taken > budget + max(1.0, 0.05 * budget)
+        say(f"autotune took {taken:.1f} s of {budget}{': TOO LATE' if late else ''}; {result.totals}")
     selector.on_event = None
-    late = options.budget is not None and taken > options.budget + max(1.0, 0.05 * options.budget)
-    say(f"autotune took {taken:.1f} s of {options.budget}{': TOO LATE' if late else ''}; {result.totals}")
+    return result, taken
+
+
+@contextlib.contextmanager
+def watched(options: Any) -> Iterator[None]:
+    """Says where this thread was, and what Python's profiler saw if that is wanted."""
+    profile = cProfile.Profile() if options.profile else None
+    with Where() as where:
+        if profile:
+            profile.enable()
+        try:
+            yield
+        finally:
+            if profile:
+                profile.disable()
+    say("where the asking thread was:\n" + where.table())
     if profile:
         profiled(profile, options.out)
-    return result, taken
 
 
 def profiled(profile: cProfile.Profile, out: str | None) -> None:
@@ -153,18 +187,20 @@ def picks(before: AutotuningResult, now: AutotuningResult) -> dict[str, Any]:
     return {"calls": len(new), "differ": [" ".join(key) for key in differ]}
 
 
-def everything(step: Any, args: tuple[Any, ...], result: AutotuningResult) -> list[dict[str, Any]]:
-    """Each call's pick beside the best of all its candidates."""
-    found, calls = [], program_calls.calls_of(step, args)
-    for number, entry in enumerate(result.entries):
-        call = calls[entry.op_id_v, entry.call_key]
-        objective = entry.record.objective if entry.record else "forward"
-        row = program_calls.exhaustive(call, entry.cfg, objective, number)
-        off = "not among them" if row["pick_off"] is None else f"off by {row['pick_off']:.2%}"
-        times = f"best {row['best_us']:.1f} us {row['best']}, median {row['median_us']:.1f} us"
-        say(f"all {row['candidates']} of {entry.op_id_v} {entry.call_key}: {times}; pick {off}; {row['seconds']:.0f} s")
-        found.append({"operation": entry.op_id_v, "call": entry.call_key, **row, "median": repr(row["median"])})
-    return found
+def everything(calls: Any, entry: Any, number: int) -> dict[str, Any]:
+    """A call's pick beside the best of all its candidates."""
+    title = {"operation": entry.op_id_v, "call": entry.call_key}
+    try:
+        row = program_calls.exhaustive(calls[entry.op_id_v, entry.call_key], entry, number)
+    # One call that cannot be measured so does not end the others.
+    except Exception as error:
+        say(f"not all of {entry.op_id_v} {entry.call_key}: {type(error).__name__}: {error}")
+        return title | {"pick_off": None, "error": str(error)}
+    off = "not among them" if row["pick_off"] is None else f"off by {row['pick_off']:.2%}"
+    best = f"best {row['best_us']:.1f} us {row['best']} (in the tuning: {row['best_became']})"
+    counts = f"{row['compiled']} of {row['candidates']} candidates in {row['seconds']:.0f} s"
+    say(f"{entry.op_id_v} {entry.call_key}, {counts}: {best}, median {row['median_us']:.1f} us; pick {off}")
+    return title | row
 
 
 def one_call(options: Any) -> dict[str, Any]:
@@ -183,20 +219,12 @@ def one_call(options: Any) -> dict[str, Any]:
 
     tuner: Tuner[Any] = Tuner(isolate=options.worker, seconds=options.budget)
     chain = ConfigSelectorChain(ConfigCache(), AutotunePolicy(validate_backward=True), tuner, on_event=listen)
-    profile = cProfile.Profile() if options.profile else None
     start = time.perf_counter()
-    if profile:
-        profile.enable()
-    cfg = Executor(chain).choose_config(Matmul(), *arrays)
-    if profile:
-        profile.disable()
-    taken = time.perf_counter() - start
-    where = {None: "where the tuner likes", True: "in a worker", False: "in the process"}[options.worker]
-    say(f"matmul {'x'.join(map(str, sizes.values()))} {where}: {taken:.1f} s, {cfg}")
-    if profile:
-        profiled(profile, options.out)
-    from ejkernel.ops import Entry
-
+    with watched(options):
+        cfg = Executor(chain).choose_config(Matmul(), *arrays)
+        taken = time.perf_counter() - start
+        where = {None: "where the tuner likes", True: "in a worker", False: "in the process"}[options.worker]
+        say(f"matmul {'x'.join(map(str, sizes.values()))} {where}: {taken:.1f} s, {cfg}")
     rows = [program_calls.told(Entry("matmul", "", cfg, record, "autotune")) for record in records]
     for row in rows:
         program_calls.show(row)

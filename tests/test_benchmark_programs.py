@@ -9,9 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from ejkernel.ops import default_selector, policy_override
+from ejkernel.ops import Entry, Record, Trial, default_selector, policy_override
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import program_calls
+import program_gpu
+from program_race import ratio
 from programs import PROGRAMS
 from programs.operations import Library, Plain
 
@@ -40,3 +43,48 @@ def test_sizes_are_changed_by_name():
     assert (sizes.width, sizes.layers) == (1024, 4)
     assert not hasattr(sizes, "experts")
     assert dense.sized(tiny=True, changes={"words": 64}).words == 64
+
+
+@pytest.mark.parametrize(
+    ("trials", "measured"),
+    [
+        ((Trial("guess", samples_s=(2.0,)), Trial("best", samples_s=(1.0,))), True),
+        ((Trial("guess", "memory"), Trial("best", samples_s=(1.0,))), True),
+        ((Trial("guess", "timeout"), Trial("best", samples_s=(1.0,))), False),
+        ((Trial("guess", samples_s=(2.0,)), Trial("best")), False),
+    ],
+)
+def test_a_call_counts_as_measured_with_times_of_winner_and_heuristic(trials, measured):
+    """A heuristic cfg that cannot be used needs no time; one that was still compiling does."""
+    told = program_calls.told(Entry("op@v0", "key", "best", Record(trials=trials, winner=1, heuristic=0)))
+    assert told["measured"] is measured
+
+
+def row(**changes):
+    """A program's row that keeps every limit."""
+    calls = [{"operation": "op", "measured": True, "offered": 10, "raced": 8}]
+    after = {"wall": {"ratios": {"tuned / heuristics": (1.005, 1.002, 1.01), "tuned / tuned before": (1.01, 1.0, 1.1)}}}
+    return {"program": "dense", "calls": calls, "budget": 60.0, "seconds": 63.0, "after": after} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"calls": [{"operation": "op", "measured": False, "offered": 2, "raced": 2}]}, "1 of 1 calls not measured"),
+        ({"calls": [{"operation": "op", "measured": True, "offered": 10, "raced": 7}]}, "7 of 10 candidates raced"),
+        ({"seconds": 63.1}, "63.1 s of a budget of 60"),
+        ({"after": {"wall": {"ratios": {"tuned / heuristics": (1.006, 1.001, 1.1)}}}}, "tuned / heuristics is 1.0060"),
+        ({"after": {"wall": {"ratios": {"tuned / tuned before": (1.02, 1.01, 1.1)}}}}, "tuned / tuned before is 1.02"),
+        ({"exhaustive": [{"operation": "op", "call": "k", "pick_off": 0.03}]}, "the pick of op k is off by 0.03"),
+    ],
+)
+def test_a_broken_limit_is_named(changes, fault):
+    """Each limit that the issue sets is looked at, and a row that keeps all of them has no fault."""
+    assert program_gpu.broken(row()) == []
+    (found,) = program_gpu.broken(row(**changes))
+    assert found.startswith(fault)
+
+
+def test_an_interval_of_ratios_is_made_of_rounds():
+    """Of 20 rounds the sixth and the fifteenth ratio lie around the median: a few odd rounds do not move them."""
+    assert ratio([*range(1, 20), 1000], [1] * 20) == (10.5, 6, 15)

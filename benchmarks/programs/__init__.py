@@ -1,4 +1,4 @@
-"""Whole programs that `program_gpu.py` tunes: each written once over operations that are plain JAX's or the library's."""
+"""Whole programs that `program_gpu.py` tunes: each is written once, over operations of plain JAX or the library."""
 
 from __future__ import annotations
 
