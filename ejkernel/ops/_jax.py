@@ -170,6 +170,14 @@ def setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
+def default_platform() -> str:
+    """The platform that arrays are made on here: that of `jax.default_device` where one is set."""
+    device = setting("jax_default_device")
+    if device is None:
+        return str(jax.default_backend())
+    return str(getattr(device, "platform", device))
+
+
 def backend_is_up() -> bool:
     """Has this process started a JAX backend?"""
     return bool(_private("jax._src.xla_bridge", "backends_are_initialized")())

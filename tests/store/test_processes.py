@@ -235,8 +235,8 @@ EXITING = """
 import json, sys
 from pathlib import Path
 from fakes_store import keep, store
-from ejkernel.ops.config import ledger
-ledger.SMALL = -1
+from ejkernel.ops.store import entry_log
+entry_log.SMALL = -1
 held = store(Path(sys.argv[1]))
 keep(held, "held", 1)
 keep(store(Path(sys.argv[1])), "dropped", 2)

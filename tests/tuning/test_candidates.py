@@ -24,7 +24,7 @@ X = jnp.arange(1.0, 9.0)
 @pytest.fixture(autouse=True, params=[False, True], ids=["compiled first", "pipelined"])
 def pipelined(request, monkeypatch):
     """Whether candidates are checked while others compile changes nothing of what follows."""
-    monkeypatch.setattr("test_field.Field", functools.partial(CandidateSet, pipelined=request.param))
+    monkeypatch.setattr("test_candidates.CandidateSet", functools.partial(CandidateSet, pipelined=request.param))
     return request.param
 
 

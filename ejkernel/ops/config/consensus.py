@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .. import _jax
 from ..core.request import Decision, Hit, Request
-from ..fleet.proposal import Proposal
 from ..settings import Settings
 from .cache import is_shadowed
+
+if TYPE_CHECKING:
+    from ..fleet.proposal import Proposal
 
 
 def decide(proposal: Proposal, settings: Settings) -> Decision:

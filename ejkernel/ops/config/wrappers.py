@@ -11,7 +11,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(_moved, name)
     warnings.warn(
-        f"ejkernel.ops.config.wrappers.{name} is ejkernel.ops.store.layered.{name} now; this path goes with the next release",
+        f"ejkernel.ops.config.wrappers.{name} is ejkernel.ops.store.layered.{name} now; "
+        "the old path goes with the next release",
         DeprecationWarning,
         stacklevel=2,
     )

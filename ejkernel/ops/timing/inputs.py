@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,27 +56,50 @@ def is_float(leaf: Any) -> bool:
 
 def concrete(leaves: Any, rng: np.random.Generator, *, fresh_floats: bool = False) -> tuple[Any, ...]:
     """Arrays to run on: the given ones where they have values, else random ones; call this in a clean room."""
-    return tuple(
-        leaf if is_concrete(leaf) and not (fresh_floats and is_float(leaf)) else random_like(leaf, rng)
-        for leaf in leaves
-    )
+    wanted = [i for i, leaf in enumerate(leaves) if not is_concrete(leaf) or (fresh_floats and is_float(leaf))]
+    drawn = dict(zip(wanted, draw([leaves[i] for i in wanted], int(rng.integers(2**31))), strict=True))
+    return tuple(drawn.get(i, leaf) for i, leaf in enumerate(leaves))
 
 
 def random_like(leaf: Any, rng: np.random.Generator) -> Any:
     """Random values of this array's shape, dtype and, where it has devices, sharding."""
-    dtype = jax_dtype(leaf.dtype)
-    if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
-        seeds = rng.integers(0, 2**31, size=int(np.prod(leaf.shape, dtype=np.int64)))
-        impl = _jax.key_implementation(dtype)
-        made = jax.vmap(lambda seed: jax.random.key(seed, impl=impl))(jax.numpy.asarray(seeds, dtype=np.uint32))
-        return made.reshape(leaf.shape)
-    values = _values(leaf.shape, dtype, rng)
+    return draw([leaf], int(rng.integers(2**31)))[0]
+
+
+def draw(leaves: Sequence[Any], seed: int) -> tuple[Any, ...]:
+    """Random arrays like these on the default device; equal shapes, dtypes and seeds give equal values everywhere.
+
+    An accelerator makes them itself, out of one block of numbers: copying large arrays there, or drawing every number
+    of them, would take longer than tuning does.
+    """
+    rng = np.random.default_rng(seed)
+    specs = [(tuple(leaf.shape), jax_dtype(leaf.dtype)) for leaf in leaves]
+    keys = [i for i, (_, dtype) in enumerate(specs) if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)]
+    made: dict[int, Any] = {i: _keys(*specs[i], rng) for i in keys}
+    plain = [i for i in range(len(specs)) if i not in made]
+    if _jax.default_platform() == "cpu":
+        made |= {i: jax.device_put(_values(*specs[i], rng)) for i in plain}
+    elif plain:
+        starts = rng.integers(0, _BLOCK, len(plain), dtype=np.int32)
+        block = rng.standard_normal(_BLOCK, dtype=np.float32)
+        made |= dict(zip(plain, _spread(tuple(specs[i] for i in plain), block, starts), strict=True))
+    return tuple(_placed(made[i], leaf) for i, leaf in enumerate(leaves))
+
+
+def _keys(shape: tuple[int, ...], dtype: Any, rng: np.random.Generator) -> Any:
+    seeds = rng.integers(0, 2**31, size=math.prod(shape))
+    impl = _jax.key_implementation(dtype)
+    made = jax.vmap(lambda seed: jax.random.key(seed, impl=impl))(jax.numpy.asarray(seeds, dtype=np.uint32))
+    return made.reshape(shape)
+
+
+def _placed(values: Any, leaf: Any) -> Any:
     sharding = getattr(leaf, "sharding", None) if not isinstance(leaf, (np.ndarray, np.generic)) else None
     # An abstract mesh, such as a tracer's sharding has, is nothing that an array can be put on.
     abstract = isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
     if not isinstance(leaf, jax.core.Tracer) and isinstance(sharding, jax.sharding.Sharding) and not abstract:
-        return jax.device_put(values, sharding) if _committed(leaf) else jax.device_put(values)
-    return jax.device_put(values)
+        return jax.device_put(values, sharding) if _committed(leaf) else values
+    return values
 
 
 def _committed(leaf: Any) -> bool:
@@ -84,6 +108,36 @@ def _committed(leaf: Any) -> bool:
 
 # A prime: rows of an array never begin at the same place of the block.
 _BLOCK = 1_048_573
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _spread(specs: tuple[tuple[tuple[int, ...], Any], ...], block: Any, starts: Any) -> tuple[Any, ...]:
+    """Arrays of these shapes and dtypes, each filled with the block from its own start on, again and again."""
+    twice = jax.numpy.concatenate([block, block])
+    return tuple(
+        _as_dtype(_filled(jax.lax.dynamic_slice(twice, (starts[i],), (_BLOCK,)), math.prod(shape)), dtype).reshape(
+            shape
+        )
+        for i, (shape, dtype) in enumerate(specs)
+    )
+
+
+def _filled(block: Any, count: int) -> Any:
+    return jax.numpy.tile(block, -(-count // _BLOCK))[:count]
+
+
+def _as_dtype(normal: Any, dtype: Any) -> Any:
+    """Normal values as data of a dtype: integers of a byte take any value, wider ones 0 and 1."""
+    if jax.numpy.issubdtype(dtype, np.complexfloating):
+        return jax.lax.complex(normal, jax.numpy.roll(normal, 1)).astype(dtype)
+    if jax.numpy.issubdtype(dtype, np.floating):
+        # Some narrow types have no sign.
+        return (normal if float(jax.numpy.finfo(dtype).min) < 0 else jax.numpy.abs(normal)).astype(dtype)
+    if dtype != np.bool_ and np.dtype(dtype).itemsize <= _WIDEST_DATA_INT:
+        bounds = jax.numpy.iinfo(dtype)
+        bits = jax.lax.bitcast_convert_type(normal, np.uint32)
+        return (bits % (int(bounds.max) - int(bounds.min) + 1)).astype(np.int32).astype(dtype) + dtype.type(bounds.min)
+    return (normal > 0).astype(dtype)
 
 
 def _values(shape: tuple[int, ...], dtype: Any, rng: np.random.Generator) -> np.ndarray[Any, Any]:

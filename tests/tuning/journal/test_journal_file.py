@@ -19,8 +19,8 @@ from ejkernel.ops.timing.compile_pool import CompilePool
 from ejkernel.ops.timing.program import CompiledProgram, Staged
 from ejkernel.ops.tuning import tuner as tuning
 from ejkernel.ops.tuning.job import TuningJob
-from ejkernel.ops.tuning.journal.file import Journal, JournalWarning, cfg_id, path_for, read
 from ejkernel.ops.tuning.journal import file as journals
+from ejkernel.ops.tuning.journal.file import Journal, JournalWarning, cfg_id, path_for, read
 from ejkernel.ops.tuning.journal.file import replay as histories
 from ejkernel.ops.tuning.journal.folder import journal_folder
 from ejkernel.ops.tuning.journal.observer import NoObserver
