@@ -80,5 +80,5 @@ def same_dtype(one: str, first: jax.Array, other: str, second: jax.Array) -> Non
 
 
 def known_values(array: jax.Array) -> np.ndarray[Any, Any] | None:
-    """The values where they can be read now; None under a trace."""
-    return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
+    """The values where they can be read now; None under a trace, and for a shape that stands for an array."""
+    return None if isinstance(array, (jax.core.Tracer, jax.ShapeDtypeStruct)) else np.asarray(array)

@@ -43,7 +43,7 @@ def untunable_because(request: Request, cfg: Any) -> Obstacle | None:
     if request.device not in jax.local_devices(backend=request.device.client.platform):
         return Obstacle(f"{device_fingerprint(request.device)} is not attached to this process")
     abstract = [leaf for leaf in leaves if not is_concrete(leaf)]
-    has_example = has_any(type(request.kernel), "example_inputs") and not inv.batch_axes
+    has_example = has_any(type(request.kernel), "example_inputs")
     if any(_is_integer(leaf) for leaf in abstract) and not has_example:
         return Obstacle("it is traced with integer arrays, and the kernel has no example_inputs to take values from")
     return _sharding_obstacle(request, abstract) or _too_large(request, cfg, leaves)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from .._jax import clean_room
+from ..core.batch import BatchAxes, batched_leaves
 from ..core.bind import bind
 from ..core.device import environment
 from ..core.errors import KernelError, KeyPartError
@@ -13,7 +18,7 @@ from ..core.invocation import Invocation
 from ..core.kernel import Kernel, kernel_path, versioned
 from ..core.request import Request
 from ..core.variants import has_any
-from ..timing.inputs import flatten_call
+from ..timing.inputs import flatten_call, is_concrete
 from ..timing.transforms import explicit_mesh, in_batch, local_mesh, on_local_devices, per_shard, placing, whole_batch
 from ..tuning.job import TuningJob
 
@@ -36,8 +41,7 @@ def job_for(request: Request, cfgs: Sequence[Any], refused: Sequence[tuple[Any, 
         return per_shard(in_batch(kernel.reference, inv.batch_axes), mesh)(*args, **kwargs)
 
     args, kwargs = whole_batch(inv.args, inv.kwargs, inv.batch_axes)
-    # One example's values say nothing about a batch of them.
-    has_example = has_any(type(kernel), "example_inputs") and not inv.batch_axes
+    has_example = has_any(type(kernel), "example_inputs")
     return TuningJob(
         make_fn=make_fn,
         args=args,
@@ -50,7 +54,7 @@ def job_for(request: Request, cfgs: Sequence[Any], refused: Sequence[tuple[Any, 
         seeds=[hit.cfg for hit in request.seeds],
         heuristic_first=True,
         fresh_floats=True,
-        example=(lambda rng: _example(kernel, inv, rng)) if has_example else None,
+        example=(lambda rng: _examples(kernel, inv, rng)) if has_example else None,
         room=lambda: clean_room(explicit),
         place=placing(inv, mesh, explicit),
         about={
@@ -68,6 +72,40 @@ def call_parts(inv: Invocation[Any, Any]) -> dict[str, str]:
     # A kernel with its own key builder may have arguments that no key can be made of.
     except KeyPartError:
         return {}
+
+
+# So many examples of a batch are asked for; a larger batch repeats them.
+_EXAMPLES = 16
+
+
+def _examples(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], rng: Any) -> tuple[Any, Any]:
+    """The kernel's own inputs; under vmap one call's after the other, stacked along the axes of the batch."""
+    batch = inv.batch_axes
+    if not batch:
+        return _example(kernel, inv, rng)
+    count = min(math.prod(level[0] for level in batch), _EXAMPLES)
+    calls = [flatten_call(*_example(kernel, inv, rng)) for _ in range(count)]
+    examples = zip(*(call.leaves for call in calls), strict=True)
+    shapes = batched_leaves(calls[0].leaves, batch)
+    return calls[0].rebuild([_stacked(i, own, batch, shapes[i]) for i, own in enumerate(examples)])
+
+
+def _stacked(place: int, examples: Sequence[Any], batch: BatchAxes, shape: Any) -> Any:
+    """One array of the whole batch out of those of some examples; a shape where its values are still to be drawn."""
+    if not all(map(is_concrete, examples)):
+        return shape
+    order = itertools.cycle(examples)
+
+    def stacked(level: int) -> Any:
+        if level < 0:
+            return next(order)
+        size, axis = batch[level][0], batch[level][1][place]
+        if axis is None:
+            return stacked(level - 1)
+        parts = [stacked(level - 1) for _ in range(min(size, len(examples)))]
+        return np.stack([parts[k % len(parts)] for k in range(size)], axis)
+
+    return stacked(len(batch) - 1)
 
 
 def _example(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], rng: Any) -> tuple[Any, Any]:

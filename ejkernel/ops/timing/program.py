@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.record import Objective
 from ..core.stable import short_hash
-from .inputs import FlatCall, is_float, random_like
+from .inputs import FlatCall, draw, is_float
 
 # A computation that looks at values while it is traced; the others are no reason to run it without jit.
 UNTRACEABLE = (
@@ -97,13 +97,17 @@ def stage(
     *,
     seed: int = 0,
     name: str = "measured",
+    cotangents: Cotangents | None = None,
 ) -> Staged:
-    """Traces what is to be timed, on this thread and in its context; do this in a clean room."""
+    """Traces what is to be timed, on this thread and in its context; do this in a clean room.
+
+    Candidates of one tuning share their cotangents, which are then drawn once.
+    """
     run = forward(fn, call)
     notes = ""
     if objective == "forward+backward":
         try:
-            return _with_gradients(run, call, leaves, seed, name)
+            return _with_gradients(run, call, leaves, cotangents or Cotangents(seed), name)
         except UNTRACEABLE:
             # The forward pass, below, will find and say the same.
             pass
@@ -152,21 +156,57 @@ def _cotangent(out: Any, given: Any) -> Any:
     return given if is_float(out) else np.zeros(out.shape, jax.dtypes.float0)
 
 
-def _with_gradients(run: Callable[..., Any], call: FlatCall, leaves: Sequence[Any], seed: int, name: str) -> Staged:
+class Cotangents:
+    """Random cotangents for the outputs of a tuning's candidates, which have the same shapes."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        # Shapes of the outputs, and arrays like them: of the candidate that was traced last.
+        self._known: tuple[Any, Any] | None = None
+
+    @property
+    def latest(self) -> Any:
+        """The cotangents of the candidate that was traced last, or None."""
+        return None if self._known is None else self._known[1]
+
+    def like(self, shapes: Any) -> Any:
+        """Random, never ones: the gradient of a sum lets the compiler drop work. Integers have none."""
+        if self._known is None or self._known[0] != _signature(shapes):
+            leaves, tree = jax.tree_util.tree_flatten(shapes)
+            floats = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
+            drawn = dict(zip(floats, draw([leaves[i] for i in floats], self._seed), strict=True))
+            made = jax.tree_util.tree_unflatten(tree, [drawn.get(i, 0) for i in range(len(leaves))])
+            self._known = _signature(shapes), made
+        return self._known[1]
+
+
+def _signature(shapes: Any) -> Any:
+    leaves, tree = jax.tree_util.tree_flatten(shapes)
+    return tree, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+
+
+def _with_gradients(
+    run: Callable[..., Any], call: FlatCall, leaves: Sequence[Any], shared: Cotangents, name: str
+) -> Staged:
     floats = [i for i, leaf in enumerate(call.leaves) if is_float(leaf)]
     if not floats:
         raise TypeError("no argument is a floating-point array")
-    # Random, never ones: the gradient of a sum lets the compiler drop work. Arguments, not constants: those it folds.
-    rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(run, *leaves)
-    cotangents = jax.tree_util.tree_map(lambda out: random_like(out, rng) if is_float(out) else 0, shapes)
     function = jax.jit(_named(forward_and_backward(run, floats), name))
-    arguments = (tuple(leaves), cotangents)
-    traced = function.trace(*arguments)
+    # Arguments, not constants: those the compiler folds.
+    cotangents = shared.latest
+    try:
+        # Outputs of another shape than the last candidate's are an error here, and looked at below.
+        traced = None if cotangents is None else function.trace(tuple(leaves), cotangents)
+    except UNDIFFERENTIABLE:
+        traced = None
+    if traced is None:
+        cotangents = shared.like(jax.eval_shape(run, *leaves))
+        traced = function.trace(tuple(leaves), cotangents)
 
     def finish(executable: Any) -> Callable[..., Any]:
         return lambda *values: executable(values, cotangents)
 
+    arguments = (tuple(leaves), cotangents)
     return Staged(name, "forward+backward", "", traced, finish, function=function, arguments=arguments)
 
 
