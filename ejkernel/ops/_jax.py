@@ -239,7 +239,7 @@ def runs_of(jaxpr: Any, mark: str) -> dict[int, int]:
     def count(inner: Any) -> Counter[int]:
         if id(inner) in known:
             return known[id(inner)]
-        total: Counter[int] = Counter()
+        deeper: Counter[int] = Counter()
         here: set[int] = set()
         for eqn in inner.eqns:
             names = str(eqn.source_info.name_stack)
@@ -250,12 +250,34 @@ def runs_of(jaxpr: Any, mark: str) -> dict[int, int]:
             times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
             for part in _programs_in(eqn.params.values()):
                 for number, runs in count(part).items():
-                    total[number] += times * runs
-        total.update(here)
-        known[id(inner)] = total
+                    deeper[number] += times * runs
+        # What does not change from step to step is moved out of a loop, and is part of the scope inside it.
+        total = known[id(inner)] = Counter(dict.fromkeys(here, 1)) | deeper
         return total
 
     return dict(count(getattr(jaxpr, "jaxpr", jaxpr)))
+
+
+def differentiated(jaxpr: Any, mark: str) -> set[int]:
+    """The numbered scopes `mark<n>` of a program that have a backward pass in it."""
+    pattern = re.compile(rf"{mark}(\d+)")
+    seen: set[tuple[int, bool]] = set()
+    found: set[int] = set()
+
+    def look(inner: Any, backward: bool) -> None:
+        if (id(inner), backward) in seen:
+            return
+        seen.add((id(inner), backward))
+        for eqn in inner.eqns:
+            names = str(eqn.source_info.name_stack)
+            transposed = backward or "transpose(" in names
+            if transposed:
+                found.update(map(int, pattern.findall(names)))
+            for part in _programs_in(eqn.params.values()):
+                look(part, transposed)
+
+    look(getattr(jaxpr, "jaxpr", jaxpr), False)
+    return found
 
 
 def _programs_in(values: Any) -> Iterator[Any]:

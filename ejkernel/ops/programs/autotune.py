@@ -106,7 +106,7 @@ def _tune_function(
     found = find(fn, args, kwargs)
     for _ in range(_ROUNDS):
         changed = len(campaign.changed)
-        campaign.run([_with(options.selector, call) for call in found.calls if not campaign.has_seen(call.key)])
+        campaign.run([_as_asked(call, options) for call in found.calls if not campaign.has_seen(call.key)])
         if campaign.interrupted or len(campaign.changed) == changed:
             break
         # The program is another one now, and may hold other calls.
@@ -126,7 +126,7 @@ def tune_calls(calls: Iterable[FoundCall], options: AutotuneOptions, left_out: I
     """Tunes calls that were found elsewhere; notes name what was left out of them."""
     campaign = _campaign(options)
     campaign.notes += left_out
-    campaign.run(tuple(calls))
+    campaign.run([call.tuned_for(options.objective) for call in calls])
     return campaign.finish()
 
 
@@ -135,8 +135,9 @@ def _campaign(options: AutotuneOptions) -> BatchTuner:
     return BatchTuner(device_fingerprint(), options, deadline=deadline)
 
 
-def _with(selector: Any, call: FoundCall) -> FoundCall:
-    return call if selector is None else call.by(selector)
+def _as_asked(call: FoundCall, options: AutotuneOptions) -> FoundCall:
+    mine = call if options.selector is None else call.by(options.selector)
+    return mine.tuned_for(options.objective)
 
 
 def _registered(selector: Any) -> list[FoundCall]:

@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..config.preview import record_behind
 from ..core.errors import SettingError
 from ..core.key import Key
 from ..tuning.worker.process import kept_workers
-from .budget_split import Share, allotted, in_order, known_shares, share_of
+from .budget_split import Share, allotted, in_order, share_of
 from .found_call import FoundCall
 from .interrupts import Interrupts, noting_interrupts
 from .progress import Progress
@@ -37,6 +37,10 @@ class AutotuneOptions:
     progress: bool = True
     # Have functions that were jitted and run before use the new cfgs at their next call.
     refresh: bool = True
+    # What a tuning covers; auto: forward and backward for calls that the program differentiates.
+    objective: Literal["auto", "forward", "forward+backward"] = "auto"
+    # Run the program itself before and after, and take back what does not make it faster.
+    confirm: bool = False
 
     def __post_init__(self) -> None:
         """Rejects values that mean nothing."""
@@ -44,6 +48,8 @@ class AutotuneOptions:
             raise SettingError(f"repetitions={self.repetitions!r} is not a whole number of at least 1")
         if self.seconds is not None and not (isinstance(self.seconds, (int, float)) and self.seconds > 0):
             raise SettingError(f"seconds={self.seconds!r} is no budget; use a positive number, or None for no limit")
+        if self.objective not in ("auto", "forward", "forward+backward"):
+            raise SettingError(f"objective={self.objective!r} is unknown; use auto, forward or forward+backward")
 
 
 class BatchTuner:
@@ -60,6 +66,8 @@ class BatchTuner:
         self.changed: set[Key] = set()
         # Calls for which there was no time.
         self._skipped: set[Key] = set()
+        # Seconds of each tuning so far.
+        self._taken: list[float] = []
         self._progress = Progress(on=options.progress)
 
     def run(self, calls: Sequence[FoundCall]) -> None:
@@ -102,7 +110,7 @@ class BatchTuner:
         waiting = list(calls) if shares is None else in_order(calls, shares)
         while waiting:
             interrupts.check()
-            seconds = None if shares is None else allotted(waiting[0], waiting, shares, self._left())
+            seconds = None if shares is None else allotted(waiting[0], waiting, shares, self._left(), self._taken)
             call = waiting.pop(0)
             if shares is not None and seconds is None:
                 why = f"the budget of {self.options.seconds:g} s was spent on calls that cost more"
@@ -111,20 +119,15 @@ class BatchTuner:
                 self._progress.skipped(call.key, why)
                 continue
             self._progress.tuning(call.key)
+            start = time.perf_counter()
             self.entries[call.key] = entry = self._tuned(call, seconds)
+            if entry.is_measured:
+                self._taken.append(time.perf_counter() - start)
             self._progress.tuned(entry)
 
     def _shares(self, calls: Sequence[FoundCall]) -> dict[Key, Share] | None:
-        """What each call costs; None where there is time for all of them."""
-        if self.deadline == math.inf:
-            return None
-        shares = {}
-        for call in calls:
-            self._progress.measuring(call.key)
-            left = self._left()
-            # What was not measured in time has its turn last, if at all.
-            shares[call.key] = share_of(call, left) if left > 0 else Share(0.0, math.inf)
-        return known_shares(shares)
+        """What each call is worth; None where there is time for all of them."""
+        return None if self.deadline == math.inf else {call.key: share_of(call) for call in calls}
 
     def _left(self) -> float:
         return self.deadline - time.perf_counter()

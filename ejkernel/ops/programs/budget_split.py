@@ -1,77 +1,56 @@
-"""Where a budget of tuning pays: each call's share of the program's time, measured with its heuristic cfg."""
+"""Where a budget of tuning pays: what each call is worth, known from shapes alone, and the seconds that it gets.
+
+A call is worth what it costs a run of the program: the larger of its memory traffic and its products, as its trace
+shows them, times the runs. Measuring that first would compile every heuristic cfg once more, and
+spend what the budget is for. The order and the parts of a budget need no more than a rough estimate: what a call leaves
+of its part goes to those behind it.
+"""
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import jax
-
-from ..config.tiers import Off
 from ..config.tunability import untunable_because
 from ..config.tuning_job import job_for
 from ..core.candidates import candidates
 from ..core.cfg import distinct
-from ..core.errors import TuningError
 from ..core.key import Key
 from ..core.record import Objective
 from ..core.request import ask
-from ..settings import default_folder
-from ..tuning.budget import spending
-from ..tuning.device_lock import device_lock
-from ..tuning.tuner import Tuner
+from ..timing.cost import traffic_and_operations
 from .found_call import FoundCall
+
+# Operations that take as long as moving one byte: 184 on an H200, 208 on an A100 in bfloat16; processors have fewer.
+_OPERATIONS_A_BYTE = {"gpu": 200.0, "tpu": 200.0, "cpu": 20.0}
+# A backward pass takes about twice as long as the forward pass.
+_WITH_BACKWARD = 3.0
+# The least that is worth beginning with, in seconds, as long as no tuning has shown what one takes.
+_LEAST = 1.0
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a call costs a run of the program, and what one candidate of it costs a tuning."""
+    """What a call costs a run of the program, in bytes of memory traffic that would take as long."""
 
-    seconds: float
-    # Less than this would measure nothing but the heuristic cfg.
-    least: float = 0.0
+    cost: float
 
 
-def share_of(call: FoundCall, left: float) -> Share:
-    """Times the heuristic cfg in the seconds that are left; a call with nothing to measure costs nothing."""
+def share_of(call: FoundCall) -> Share:
+    """The estimate for one call; a call with nothing to measure is worth nothing."""
     selector = call.selectors[0]
-    # Settings have turned tuning off, or the process has had its share.
-    if isinstance(selector._unless_off(), Off):
-        return Share(0.0)
     with call.restored():
         objective: Objective = "forward+backward" if selector.policy.validate_backward else "forward"
         request = ask(replace(call.inv, override_cfg=None), call.kernel, objective)
         cfgs = candidates(request)
         if len(distinct(cfgs)) == 1 or untunable_because(request, cfgs[0]) is not None:
             return Share(0.0)
-        job = replace(
-            job_for(request, cfgs[:1]),
-            seconds=left,
-            turn=lambda wait: device_lock(request.key.device, default_folder() / "locks", wait),
-        )
-        start = time.perf_counter()
-        try:
-            with spending(), jax.default_device(request.device):
-                record = _tuner(selector).tune(job)
-        # Its candidates may do better; what it costs is not known.
-        except TuningError:
-            return Share(math.nan)
-    return Share((record.trials[0].seconds or 0.0) * call.count, 2 * (time.perf_counter() - start))
-
-
-def _tuner(selector: Any) -> Any:
-    # A tuner of the user's own measures in its own way, and says nothing about it.
-    return selector.tuner if isinstance(selector.tuner, Tuner) else Tuner()
-
-
-def known_shares(shares: Mapping[Key, Share]) -> dict[Key, Share]:
-    """The shares with a middling one for each call whose cost is not known."""
-    known = sorted(share.seconds for share in shares.values() if not math.isnan(share.seconds))
-    middling = known[len(known) // 2] if known else 1.0
-    return {key: replace(s, seconds=middling) if math.isnan(s.seconds) else s for key, s in shares.items()}
+        job = job_for(request, cfgs[:1])
+        with job.room():
+            fn = job.reference or job.make_fn(cfgs[0])
+            traffic, operations = traffic_and_operations(fn, job.args, job.kwargs)
+    cost = max(traffic, operations / _OPERATIONS_A_BYTE.get(request.platform, 200.0))
+    return Share(cost * call.count * (_WITH_BACKWARD if objective == "forward+backward" else 1.0))
 
 
 def in_order(calls: Sequence[FoundCall], shares: Mapping[Key, Share]) -> list[FoundCall]:
@@ -79,15 +58,22 @@ def in_order(calls: Sequence[FoundCall], shares: Mapping[Key, Share]) -> list[Fo
     by_key = {call.key: call for call in calls}
 
     def weight(key: Key) -> float:
-        return max([shares[key].seconds, *(weight(outer) for outer in by_key[key].outer if outer in by_key)])
+        return max([shares[key].cost, *(weight(outer) for outer in by_key[key].outer if outer in by_key)])
 
     return sorted(calls, key=lambda call: (-weight(call.key), call.order))
 
 
-def allotted(call: FoundCall, rest: Sequence[FoundCall], shares: Mapping[Key, Share], left: float) -> float | None:
-    """The seconds of a call among those still to do; None where what is left is not enough for it."""
-    mine = shares[call.key]
-    if left <= 0 or left < mine.least:
+def allotted(
+    call: FoundCall, rest: Sequence[FoundCall], shares: Mapping[Key, Share], left: float, taken: Sequence[float] = ()
+) -> float | None:
+    """The seconds of a call among those still to do; None where what is left is not enough for it.
+
+    No call gets less than half of what tunings of this program `taken` so far took in the middle: less would measure
+    nothing but the heuristic cfg.
+    """
+    usual = sorted(taken)[len(taken) // 2] if taken else 2 * _LEAST
+    if left < usual / 2:
         return None
-    total = sum(shares[other.key].seconds for other in rest)
-    return max(mine.least, left * mine.seconds / total) if total else left
+    total = sum(shares[other.key].cost for other in rest)
+    part = left * shares[call.key].cost / total if total else left
+    return min(left, max(part, usual))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,8 @@ def find(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
                 "and static arguments as jax.jit's static_argnames"
             )
             raise
-    return FoundCalls(_by_key(finder, _jax.runs_of(traced.jaxpr, MARK)), finder.unseen)
+    runs, backward = _jax.runs_of(traced.jaxpr, MARK), _jax.differentiated(traced.jaxpr, MARK)
+    return FoundCalls(_by_key(finder, runs, backward), finder.unseen)
 
 
 def find_while(run: Callable[[], Any]) -> tuple[FoundCalls, Any]:
@@ -47,7 +48,7 @@ def find_while(run: Callable[[], Any]) -> tuple[FoundCalls, Any]:
     with traced_anew(), looking(finder):
         made = run()
     # How often a call ran cannot be seen from here: each counts once.
-    return FoundCalls(_by_key(finder, {}), finder.unseen), made
+    return FoundCalls(_by_key(finder, {}, set()), finder.unseen), made
 
 
 def _traced(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -58,17 +59,23 @@ def _traced(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
     return jax.jit(forward(fn, call)).trace(*call.leaves)
 
 
-def _by_key(finder: CallLog, runs: Mapping[int, int]) -> tuple[FoundCall, ...]:
+def _by_key(finder: CallLog, runs: Mapping[int, int], backward: Set[int]) -> tuple[FoundCall, ...]:
     groups: dict[Key, list[SeenCall]] = {}
     for seen in finder.sightings:
         # What the caller gave is the caller's choice.
         if seen.decision.tier != "override":
             groups.setdefault(seen.request.key, []).append(seen)
-    calls = [_call(key, group, runs, finder.sightings) for key, group in groups.items()]
+    calls = [_call(key, group, runs, backward, finder.sightings) for key, group in groups.items()]
     return tuple(sorted(calls, key=lambda call: call.order))
 
 
-def _call(key: Key, group: Sequence[SeenCall], runs: Mapping[int, int], everything: Sequence[SeenCall]) -> FoundCall:
+def _call(
+    key: Key,
+    group: Sequence[SeenCall],
+    runs: Mapping[int, int],
+    backward: Set[int],
+    everything: Sequence[SeenCall],
+) -> FoundCall:
     # Of equal calls the one that asks for most stands for all.
     first = max(group, key=lambda seen: seen.request.objective == "forward+backward")
     selectors = {id(seen.selector): seen.selector for seen in (first, *group)}
@@ -85,4 +92,5 @@ def _call(key: Key, group: Sequence[SeenCall], runs: Mapping[int, int], everythi
         count=max(1, sum(runs.get(seen.number, 0) for seen in group)),
         order=min(seen.order for seen in group),
         outer=frozenset(outer - {key}),
+        is_differentiated=any(seen.number in backward for seen in group),
     )

@@ -35,6 +35,8 @@ class FoundCall:
     order: int = 0
     # The calls whose kernels this one is inside of.
     outer: frozenset[Key] = frozenset()
+    # Does the program have a backward pass of it?
+    is_differentiated: bool = False
 
     def by(self, selector: Any) -> FoundCall:
         """The same, tuned by another one: never for less than the program asks."""
@@ -42,6 +44,14 @@ class FoundCall:
             both = any(each.policy.validate_backward for each in self.selectors)
         more = (policy.Frame(selector, (("validate_backward", True),)),) if both else ()
         return replace(self, selectors=(selector,), frames=(*self.frames, *more))
+
+    def tuned_for(self, objective: str) -> FoundCall:
+        """The call, to be tuned for this objective; auto: for what the program runs of it, and what its policy asks."""
+        if objective == "auto" and not self.is_differentiated:
+            return self
+        both = objective != "forward"
+        frames = (policy.Frame(selector, (("validate_backward", both),)) for selector in self.selectors)
+        return replace(self, frames=(*self.frames, *frames))
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:

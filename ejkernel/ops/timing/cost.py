@@ -1,0 +1,55 @@
+"""What a function costs, counted in its trace: bytes of arguments and results, and operations of its products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from .inputs import flatten_call
+from .program import forward
+
+
+def traffic_and_operations(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[float, float]:
+    """Bytes and operations of a call; what cannot be traced counts by its arguments alone."""
+    call = flatten_call(args, kwargs)
+    leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in call.leaves]
+    try:
+        traced = jax.jit(forward(fn, call)).trace(*leaves)
+    # Whatever the computation raises: its arguments still say how large it is.
+    except Exception:
+        return _bytes(leaves), 0.0
+    return _bytes(leaves) + _bytes(jax.tree_util.tree_leaves(traced.out_info)), _operations(traced.jaxpr.jaxpr)
+
+
+def _bytes(leaves: Sequence[Any]) -> float:
+    return float(sum(math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 4) for leaf in leaves))
+
+
+def _operations(jaxpr: Any) -> float:
+    """Operations of all products; those in a scan as often as it has steps, those in a while loop once."""
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name == "dot_general":
+            (one, _), _ = eqn.params["dimension_numbers"]
+            left = eqn.invars[0].aval.shape
+            total += 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(left[axis] for axis in one)
+        elif name.startswith("ragged_dot"):
+            left, right = (value.aval.shape for value in eqn.invars[:2])
+            total += 2.0 * math.prod(left) * right[-1]
+        inner = [_operations(part) for part in _programs(eqn.params.values())]
+        times = eqn.params["length"] if name == "scan" else 1
+        # One branch of several runs.
+        total += times * (max(inner, default=0.0) if name == "cond" else sum(inner))
+    return total
+
+
+def _programs(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _programs(value)
+        elif hasattr(value, "eqns"):
+            yield getattr(value, "jaxpr", value)
