@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def same(one: Any, other: Any) -> bool:
+    """Are these one cfg? 1, 1.0 and True are three."""
+    return one is other or (_form(one) == _form(other) and _equal(one, other))
+
+
 def distinct(cfgs: Sequence[Any]) -> list[Any]:
     """The cfgs without repetitions, in order; 1, 1.0 and True are three."""
     firsts = sorted(place for same in _alike(cfgs).values() for place in same)

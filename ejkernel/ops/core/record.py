@@ -68,6 +68,10 @@ class Record:
     tied: tuple[int, ...] = ()
     # How many candidates there were, where only some of them were measured.
     space: int | None = None
+    # What the inputs and the caches were like while candidates were timed.
+    conditions: str = ""
+    # What became of the winner later on, such as being taken back.
+    note: str = ""
 
     @property
     def cfg(self) -> Any:
@@ -131,7 +135,7 @@ class Record:
         """The record as plain JSON values."""
         return {
             "format": FORMAT,
-            **{name: getattr(self, name) for name in (*_PLAIN, "space")},
+            **{name: getattr(self, name) for name in (*_PLAIN, "space", "conditions", "note")},
             "key": dict(self.key),
             "environment": dict(self.environment),
             "trials": [_trial_json(t) for t in self.trials],
@@ -159,8 +163,10 @@ class Record:
         try:
             record = Record(
                 **{name: _tuples(data[name]) for name in _PLAIN},
-                # Records of an earlier version know no searches.
+                # Records of an earlier version know nothing of these.
                 space=data.get("space"),
+                conditions=str(data.get("conditions", "")),
+                note=str(data.get("note", "")),
                 key=dict(data["key"]),
                 environment=dict(data["environment"]),
                 trials=tuple(_trial(t, load_cfg) for t in data["trials"]),

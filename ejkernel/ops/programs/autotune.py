@@ -117,6 +117,8 @@ def _tune_function(
             break
     if found.unseen:
         campaign.notes.append(f"calls whose executor has a chooser of its own: {found.unseen}, not tuned")
+    if options.confirm and not campaign.interrupted:
+        campaign.confirm(fn, args, kwargs)
     if campaign.changed and options.refresh:
         refresh()
     return campaign.finish()

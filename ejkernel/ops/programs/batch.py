@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..config.preview import record_behind
+from ..core.cfg import same
 from ..core.errors import SettingError
 from ..core.key import Key
 from ..tuning.worker.process import kept_workers
 from .budget_split import Share, allotted, in_order, share_of
+from .confirm import Change, Confirmation, confirm
 from .found_call import FoundCall
 from .interrupts import Interrupts, noting_interrupts
 from .progress import Progress
-from .results import AutotuningResult, Entry
+from .results import AutotuningResult, Entry, seconds_of
 
 # Those of a cfg that nobody has to measure again.
 _KNOWN = ("overlay", "memory", "persistent")
@@ -62,8 +64,9 @@ class BatchTuner:
         self.entries: dict[Key, Entry] = {}
         self.notes: list[str] = []
         self.interrupted = False
-        # Calls that have another cfg now than the one they were traced with.
-        self.changed: set[Key] = set()
+        # Calls that have another cfg now than the one they were traced with, and that one.
+        self.changed: dict[Key, tuple[FoundCall, Any]] = {}
+        self.confirmation: Confirmation | None = None
         # Calls for which there was no time.
         self._skipped: set[Key] = set()
         # Seconds of each tuning so far.
@@ -87,9 +90,41 @@ class BatchTuner:
 
     def finish(self) -> AutotuningResult:
         """What was done, said and given."""
-        result = AutotuningResult(self.device, tuple(self.entries.values()), self.interrupted, tuple(self.notes))
+        result = AutotuningResult(
+            self.device, tuple(self.entries.values()), self.interrupted, tuple(self.notes), self.confirmation
+        )
         self._progress.finished(result)
         return result
+
+    def confirm(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Runs the program before and after, and takes back what does not make it faster."""
+        if not self.changed:
+            self.confirmation = Confirmation(note="every call kept the cfg that it had")
+            return
+        total = sum(e.count * (seconds_of(e, "winner") or 0.0) for e in self.entries.values())
+        changes = {
+            key: Change(before, self.entries[key].cfg, _saving(self.entries[key], total))
+            for key, (_, before) in self.changed.items()
+        }
+        self._progress.confirming(len(changes))
+        self.confirmation = confirm(fn, args, kwargs, changes, self.deadline)
+        for key in self.confirmation.taken_back:
+            self._take_back(key)
+
+    def _take_back(self, key: Key) -> None:
+        call, before = self.changed.pop(key)
+        entry = self.entries[key]
+        places = [] if entry.record is None else [i for i, t in enumerate(entry.record.trials) if same(t.cfg, before)]
+        if entry.record is None or not places:
+            self.notes.append(f"{key}: its earlier cfg is no candidate any more and was not brought back")
+            return
+        gain = (1.0, 1.0, 1.0) if places[0] == entry.record.heuristic else None
+        note = "taken back: the program itself was not faster with the cfg that was fastest alone"
+        record = replace(entry.record, winner=places[0], runner_up=entry.record.winner, gain=gain, note=note)
+        with call.restored():
+            for selector in call.selectors:
+                selector.adopt(call.inv, call.kernel, record)
+        self.entries[key] = replace(entry, cfg=record.cfg, record=record)
 
     def has_seen(self, key: Key) -> bool:
         """Has this call had its turn, or been passed over?"""
@@ -140,13 +175,20 @@ class BatchTuner:
             if decision.record is None:
                 # In an overlay a guess would stand before what is known already.
                 found, why = first.look(call.inv, call.kernel), dict(decision.misses).get("autotune", "")
-                return self._entry(call, found.cfg, record=decision.failed, source=found.tier, note=why)
+                failed = None if decision.failed is None else replace(decision.failed, winner=None)
+                return self._entry(call, found.cfg, record=failed, source=found.tier, note=why)
             for other in others:
                 other.adopt(call.inv, call.kernel, decision.record)
-        if repr(decision.cfg) != repr(before.cfg):
-            self.changed.add(call.key)
+        if not same(decision.cfg, before.cfg):
+            self.changed[call.key] = call, before.cfg
         return self._entry(call, decision.cfg, record=decision.record, source="autotune")
 
     def _entry(self, call: FoundCall, cfg: Any, **about: Any) -> Entry:
         device = "" if call.key.device == self.device else call.key.device
         return Entry(call.key.op_id, call.key.call_key, cfg, count=call.count, device=device, **about)
+
+
+def _saving(entry: Entry, total: float) -> float:
+    """What of the program's time a call's gain promises to save."""
+    gain = 1.0 if entry.record is None or entry.record.gain is None else entry.record.gain[0]
+    return entry.count * (seconds_of(entry, "winner") or 0.0) * (gain - 1.0) / total if total else 0.0

@@ -22,10 +22,6 @@ class Progress:
         self._start = time.perf_counter()
         self._number = 0
 
-    def measuring(self, key: Key) -> None:
-        """A call's share of the program's time is being measured."""
-        self._line(f"timing {key.op_id} {key.call_key}", passing=True)
-
     def tuning(self, key: Key) -> None:
         """The next call's turn has come."""
         self._number += 1
@@ -40,10 +36,16 @@ class Progress:
         self._number += 1
         self._line(f"{self._place()}: {key.op_id} {key.call_key}: not tuned: {why}")
 
+    def confirming(self, changes: int) -> None:
+        """The program itself is run before and after so many changes."""
+        self._line(f"running the program before and after {changes} changes", passing=True)
+
     def finished(self, result: AutotuningResult) -> None:
         """Everything is done, or was stopped."""
         word = "interrupted" if result.interrupted else "done"
         self._line(f"{word} after {time.perf_counter() - self._start:.1f} s: {result.totals}")
+        if result.confirmation is not None:
+            self._line(str(result.confirmation))
 
     def _place(self) -> str:
         return f"{self._number} of {self.total}"

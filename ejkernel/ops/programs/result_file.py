@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..core import codec
 from ..core.errors import ConfigTypeError, RecordFormatError
+from ..core.key import Key
 from ..core.record import Record
 from ..store import files
+from .confirm import Confirmation
 
 if TYPE_CHECKING:
     from .results import AutotuningResult, Entry
@@ -31,6 +34,7 @@ class _Reads(Protocol):
     def read(self) -> Any: ...
 
 
+_TIMES = ("before_s", "after_s", "gain", "rounds")
 _TEXTS = ("op_id_v", "call_key", "source", "note", "device")
 
 
@@ -42,6 +46,7 @@ def written(result: AutotuningResult) -> str:
         "device": result.device,
         "interrupted": result.interrupted,
         "notes": list(result.notes),
+        **({} if result.confirmation is None else {"confirmation": _confirmation_json(result.confirmation)}),
     }
     fields = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     lines = ",\n".join(_line(entry) for entry in result.entries)
@@ -75,7 +80,9 @@ def parsed(text: str, cfg_types: Mapping[str, Any], device: str | None) -> Autot
             raise RecordFormatError(f"the result is for {data['device']!r}, and {device!r} was asked for; tune there")
         _check(data, {"device": str, "interrupted": bool, "notes": list, "entries": list})
         entries = tuple(_entry(item, cfg_types) for item in data["entries"])
-        return AutotuningResult(data["device"], entries, data["interrupted"], tuple(map(str, data["notes"])))
+        notes, confirmed = tuple(map(str, data["notes"])), data.get("confirmation")
+        confirmation = None if confirmed is None else _confirmation(confirmed)
+        return AutotuningResult(data["device"], entries, data["interrupted"], notes, confirmation)
     except (KeyError, TypeError, AttributeError) as error:
         # A cfg that does not fit the type that was given for it is not the file's fault.
         if isinstance(error, ConfigTypeError):
@@ -93,6 +100,19 @@ def _entry(data: Mapping[str, Any], cfg_types: Mapping[str, Any]) -> Entry:
     record = None if data["record"] is None else Record.from_json(data["record"], load)
     texts = {name: data[name] for name in _TEXTS}
     return Entry(**texts, cfg=load(data["cfg"]), record=record, count=data["count"], is_plain=kind is None)
+
+
+def _confirmation_json(found: Confirmation) -> dict[str, Any]:
+    # NaN is not JSON.
+    times = {} if math.isnan(found.before_s) else {name: getattr(found, name) for name in _TIMES}
+    return {**times, "taken_back": [list(key) for key in found.taken_back], "note": found.note}
+
+
+def _confirmation(data: Mapping[str, Any]) -> Confirmation:
+    times: dict[str, Any] = {
+        name: tuple(data[name]) if name == "gain" else data[name] for name in _TIMES if name in data
+    }
+    return Confirmation(**times, taken_back=tuple(Key(*key) for key in data["taken_back"]), note=str(data["note"]))
 
 
 def _check(data: Mapping[str, Any], kinds: Mapping[str, type]) -> None:

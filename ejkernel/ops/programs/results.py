@@ -17,6 +17,7 @@ from ..core.key import Key
 from ..core.record import Record
 from ..store.store import Store, StoredEntry
 from . import result_file
+from .confirm import Confirmation
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ class AutotuningResult:
     interrupted: bool = False
     # What was left out, and why.
     notes: Sequence[str] = ()
+    # The program itself before and after, where it was run.
+    confirmation: Confirmation | None = None
 
     def by_key(self) -> dict[Key, Entry]:
         """The entries by their full keys."""
@@ -137,7 +140,7 @@ class AutotuningResult:
     @property
     def totals(self) -> BatchTotals:
         """The measured calls, each as often as the program runs it."""
-        pairs = [(e.count, _seconds_before(e), _seconds(e, "winner")) for e in self.entries]
+        pairs = [(e.count, _seconds_before(e), seconds_of(e, "winner")) for e in self.entries]
         known = [(count, before, after) for count, before, after in pairs if before is not None and after is not None]
         return BatchTotals(
             len(known), sum(n * before for n, before, _ in known), sum(n * after for n, _, after in known)
@@ -195,13 +198,14 @@ class AutotuningResult:
         return formatting.as_html(_HEADER, self._rows()) + footer
 
     def _rows(self) -> list[tuple[str, ...]]:
-        total = sum(e.count * (_seconds(e, "winner") or 0.0) for e in self.entries)
-        ranked = sorted(self.entries, key=lambda e: -e.count * (_seconds(e, "winner") or 0.0))
+        total = sum(e.count * (seconds_of(e, "winner") or 0.0) for e in self.entries)
+        ranked = sorted(self.entries, key=lambda e: -e.count * (seconds_of(e, "winner") or 0.0))
         return [_row(entry, total) for entry in ranked]
 
     def _footer(self) -> list[str]:
         stopped = ["interrupted before every call had its turn"] if self.interrupted else []
-        return [f"{self.device}: {self.totals}", *stopped, *self.notes]
+        confirmed = [] if self.confirmation is None else [str(self.confirmation)]
+        return [f"{self.device}: {self.totals}", *confirmed, *stopped, *self.notes]
 
     def __enter__(self) -> Self:
         overlay = self.as_overlay()
@@ -222,7 +226,7 @@ _HEADER = ("operation", "call", "cfg", "time", "runs", "share", "gain", "candida
 
 
 def _row(entry: Entry, total: float) -> tuple[str, ...]:
-    record, taken = entry.record, _seconds(entry, "winner")
+    record, taken = entry.record, seconds_of(entry, "winner")
     gain = None if record is None or record.gain is None else record.gain[0]
     tried = "-" if record is None else str(len(record.trials))
     failed = "" if record is None or not record.failures else f", {len(record.failures)} failed"
@@ -235,16 +239,17 @@ def _row(entry: Entry, total: float) -> tuple[str, ...]:
     )
 
 
-def _seconds(entry: Entry, role: str) -> float | None:
+def seconds_of(entry: Entry, role: str) -> float | None:
+    """The time of an entry's winner, heuristic or runner-up, where it was measured."""
     place = None if entry.record is None else getattr(entry.record, role)
     return None if entry.record is None or place is None else entry.record.trials[place].seconds
 
 
 def _seconds_before(entry: Entry) -> float | None:
     """With the heuristic cfg: by the gain where that is known, which is of rounds that had both."""
-    after, record = _seconds(entry, "winner"), entry.record
+    after, record = seconds_of(entry, "winner"), entry.record
     if after is None or record is None or record.gain is None:
-        return _seconds(entry, "heuristic")
+        return seconds_of(entry, "heuristic")
     return after * record.gain[0]
 
 

@@ -1,0 +1,226 @@
+"""Is the program itself faster with what was tuned? It is run before and after, in turns, on the caller's arguments.
+
+What is fastest alone need not be fastest in the program: neighbours share caches, and the compiler fuses across calls.
+All changes are tried together first. They stay where the program is surely not slower and no slower in the middle.
+Otherwise they are tried one by one, those that promise most first, each on top of those that were kept; one that does
+not make the program faster is taken back. A change that was not tried in time is taken back too, where all of them
+together did not help.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, final
+
+import jax
+
+from ..config.cache import overlay_cache
+from ..core import formatting
+from ..core.key import Key
+from ..timing.compile_pool import CompilePool
+from ..timing.inputs import flatten_call, is_concrete
+from ..timing.program import first_line, forward
+
+# A sample is long beside launches and clocks.
+_SAMPLE_SECONDS = 0.05
+_MOST_CALLS = 64
+_LEAST_ROUNDS, _MOST_ROUNDS = 9, 61
+# Surely not slower: the upper end of the interval may be above one by so much, as far as noise goes.
+NOT_SLOWER = 1.005
+# Beyond this an interval says nothing more that a verdict needs.
+_NARROW = 0.002
+# The longest that one comparison takes, where there is no budget.
+_COMPARE_SECONDS = 10.0
+
+
+_TOO_NOISY = "too noisy to tell for some of them: confirm on an idle machine, or keep them without confirm=True"
+
+
+class NotConfirmedError(Exception):
+    """Why the program could not be run before and after."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A call's cfg before and after tuning, and what share of the program's time that promises to save."""
+
+    before: Any
+    after: Any
+    saving: float
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The program before and after tuning."""
+
+    before_s: float = math.nan
+    after_s: float = math.nan
+    # Time before over time after: middle, low and high end.
+    gain: tuple[float, float, float] = (math.nan, math.nan, math.nan)
+    rounds: int = 0
+    # Calls that have their earlier cfg again.
+    taken_back: tuple[Key, ...] = ()
+    # Why the program was not run, or not to the end.
+    note: str = ""
+
+    def __str__(self) -> str:
+        """One line for tables and logs."""
+        if math.isnan(self.before_s):
+            return f"not confirmed: {self.note}"
+        times = f"{formatting.seconds(self.before_s)} before, {formatting.seconds(self.after_s)} after"
+        middle, low, high = self.gain
+        found = f"the program takes {times} ({middle:.3f}x, {low:.3f} to {high:.3f}, {self.rounds} rounds in turns)"
+        back = f"; taken back: {', '.join(f'{key.op_id} {key.call_key}' for key in self.taken_back)}"
+        return found + (back if self.taken_back else "") + (f"; {self.note}" if self.note else "")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Time of one program over another's in the same rounds: middle and an interval of about 95%."""
+
+    middle: float
+    low: float
+    high: float
+    seconds: tuple[float, float]
+    rounds: int
+
+    @property
+    def is_noisy(self) -> bool:
+        """Is the interval too wide to tell a gain from a loss?"""
+        return self.low < 1.0 < NOT_SLOWER < self.high
+
+    @property
+    def is_improvement(self) -> bool:
+        """Is the first program surely not slower, and no slower in the middle?"""
+        return self.high <= NOT_SLOWER and self.middle < 1.0
+
+
+@final
+class Step:
+    """A program with arguments to run it on, compiled under one choice of cfgs or another."""
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], deadline: float) -> None:
+        self._call = flatten_call(args, kwargs)
+        self._fn = fn
+        self._deadline = deadline
+        for leaf in self._call.leaves:
+            if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+                raise NotConfirmedError("an argument was donated or deleted; pass arrays that can be read")
+            if not is_concrete(leaf):
+                raise NotConfirmedError("it needs arguments with values, and got shapes")
+
+    def compiled(self, choices: Sequence[Mapping[Key, Any]]) -> list[Callable[[], Any]]:
+        """The program under each of these choices, compiled side by side; nothing that it donates is used up."""
+        lowered = []
+        for cfgs in choices:
+            with overlay_cache({(key.device, key.op_id, key.call_key): cfg for key, cfg in cfgs.items()}):
+                # Inside another jitted function a donation means nothing.
+                lowered.append(jax.jit(forward(self._fn, self._call)).lower(*self._call.leaves))
+        with CompilePool(len(lowered)) as pool:
+            for number, one in enumerate(lowered):
+                pool.give(number, one.compile)
+            found = {b.number: b for b in pool.results(self._deadline, latest=self._deadline) if b is not None}
+        if len(found) < len(lowered):
+            raise NotConfirmedError("the program was still being compiled when the time was up")
+        for built in found.values():
+            if built.failed:
+                raise NotConfirmedError(f"the program cannot be compiled: {first_line(built.outcome)}")
+        return [_bound(found[number].outcome, self._call.leaves) for number in range(len(lowered))]
+
+    def compare(self, one: Callable[[], Any], other: Callable[[], Any]) -> Ratio:
+        """Runs two programs in turns until the interval is narrow, or the time is up."""
+        until = min(self._deadline, time.perf_counter() + _COMPARE_SECONDS)
+        calls = max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_SECONDS / max(_seconds(one, 1), _seconds(other, 1), 1e-9))))
+        pairs: list[tuple[float, float]] = []
+        while len(pairs) < _MOST_ROUNDS:
+            # Drift, and what one leaves in the caches for the other, hit both alike.
+            first = _seconds(one, calls) if len(pairs) % 2 else math.nan
+            second = _seconds(other, calls)
+            pairs.append((_seconds(one, calls) if math.isnan(first) else first, second))
+            ratio = _ratio(pairs)
+            late = time.perf_counter() >= until
+            if len(pairs) >= _LEAST_ROUNDS and (late or ratio.high - ratio.low < _NARROW):
+                break
+            if late and time.perf_counter() >= self._deadline:
+                raise NotConfirmedError(f"the time was up after {len(pairs)} rounds of the program")
+        return _ratio(pairs)
+
+
+def _bound(compiled: Any, leaves: Sequence[Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        return compiled(*leaves)
+
+    try:
+        jax.block_until_ready(run())
+    # Whatever the program raises is its own.
+    except Exception as error:
+        raise NotConfirmedError(f"the program fails with these arguments: {first_line(error)}") from error
+    return run
+
+
+def _seconds(run: Callable[[], Any], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        out = run()
+    jax.block_until_ready(out)
+    return (time.perf_counter() - start) / calls
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> Ratio:
+    ratios = sorted(one / other for one, other in pairs)
+    # An interval for the median from the order of the ratios: about 95% by the normal approximation.
+    half = math.ceil(0.98 * math.sqrt(len(ratios)))
+    at = len(ratios) // 2
+    low, high = ratios[max(0, at - half)], ratios[min(len(ratios) - 1, at + half)]
+    seconds = median(one for one, _ in pairs), median(other for _, other in pairs)
+    return Ratio(median(ratios), low, high, seconds, len(pairs))
+
+
+def confirm(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    changes: Mapping[Key, Change],
+    deadline: float = math.inf,
+) -> Confirmation:
+    """Runs the program under the old and the new cfgs, and says which changes are to be taken back."""
+    old = {key: change.before for key, change in changes.items()}
+    new = {key: change.after for key, change in changes.items()}
+    try:
+        step = Step(fn, args, kwargs, deadline)
+        before, after = step.compiled([old, new])
+        found = step.compare(after, before)
+        kept, note = set(changes), ""
+        if not found.is_improvement:
+            kept, after, note = _one_by_one(step, before, changes)
+            found = step.compare(after, before) if kept else replace(found, middle=1.0, low=1.0, high=1.0)
+    except NotConfirmedError as error:
+        return Confirmation(note=str(error))
+    after_s, before_s = found.seconds if kept else (found.seconds[1], found.seconds[1])
+    gain = (1 / found.middle, 1 / found.high, 1 / found.low)
+    back = tuple(key for key in changes if key not in kept)
+    return Confirmation(before_s, after_s, gain, found.rounds, back, note)
+
+
+def _one_by_one(
+    step: Step, before: Callable[[], Any], changes: Mapping[Key, Change]
+) -> tuple[set[Key], Callable[[], Any], str]:
+    """The changes that make the program faster, each on top of those before it; and why not all were tried."""
+    kept: set[Key] = set()
+    best, noisy = before, False
+    for key in sorted(changes, key=lambda key: -changes[key].saving):
+        cfgs = {k: c.after if k in kept or k == key else c.before for k, c in changes.items()}
+        try:
+            (tried,) = step.compiled([cfgs])
+            found = step.compare(tried, best)
+            noisy = noisy or found.is_noisy
+            if found.is_improvement:
+                kept.add(key)
+                best = tried
+        except NotConfirmedError as error:
+            return kept, best, f"not every change was tried: {error}"
+    return kept, best, _TOO_NOISY if noisy else ""
