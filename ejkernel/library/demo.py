@@ -7,6 +7,7 @@ import importlib
 import math
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ..ops import ConfigCache, ConfigSelectorChain, Executor, OperationStores, T
 from ..ops.core import codec
 from ..ops.core.record import Record, Trial
 from ..ops.settings import Settings
+from . import demo_step
 
 # Each operation may take so long; with what compiling takes afterwards, seven of them stay under two minutes.
 _SECONDS = 12.0
@@ -205,6 +207,8 @@ def main(arguments: Sequence[str] | None = None, out: TextIO | None = None) -> i
                 paper.write(line, style)
             paper.write()
     summary(paper, results, time.perf_counter() - start)
+    if not chosen:
+        whole_step(paper, stores)
     return 0
 
 
@@ -221,6 +225,21 @@ def summary(paper: Paper, results: Sequence[Found], seconds: float) -> None:
     paper.write(f"{len(faster)} gain surely by tuning; for the others the heuristic choice is as good")
     if disk < len(results):
         paper.write("run it again: everything is answered from disk then")
+
+
+def whole_step(paper: Paper, stores: OperationStores) -> None:
+    """A training step with several of the operations in it, tuned by one command and run before and after."""
+    paper.write("\na training step: two layers of a transformer, gradients and update", "title")
+    start = time.perf_counter()
+    result = demo_step.tuned(stores)
+    measured = [entry for entry in result.entries if entry.is_measured]
+    for entry in measured:
+        gain = "" if entry.record is None or entry.record.gain is None else f", {entry.record.gain[0]:.2f}x alone"
+        paper.write(f"  {entry.op_id_v.partition('@')[0].removeprefix('library.'):<21}{spelled(entry.cfg)}{gain}")
+    for line in textwrap.wrap(str(result.confirmation), 78, subsequent_indent="  "):
+        paper.write(f"  {line}", "good" if result.confirmation and result.confirmation.gain[1] > 1 else "")
+    taken = time.perf_counter() - start
+    paper.write(f"  {len(measured)} of {len(result.entries)} calls have several ways; done in {taken:.0f} s", "dim")
 
 
 if __name__ == "__main__":
