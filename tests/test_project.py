@@ -39,7 +39,7 @@ PUBLIC = [
     *("AutotunePolicy", "policy_override", "forward_autotune_only", "ConfigSelectorChain", "Tuner"),
     *("Isolation", "forget_crashes", "counters", "Counters"),
     # search
-    *("Strategy", "Space", "GuidedSearch", "GeneticSearch", "RandomSearch"),
+    *("Strategy", "Space", "GuidedSearch", "RandomSearch"),
     # registry
     *("record_invocation", "get_invocations"),
     # execution

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import ConfigCache, ConfigSelectorChain, Executor, OperationStores, Tuner, device_fingerprint
-from ..ops.core import codec
+from ..ops.core import codec, formatting
 from ..ops.core.record import Record, Trial
 from ..ops.settings import Settings
 from . import demo_step
@@ -127,7 +127,7 @@ def report(found: Found) -> Iterator[tuple[str, str]]:
         others.sort(key=lambda trial: trial.seconds or math.inf)
         yield _fitted("  also ran   ", [_timed(trial) for trial in others]), "dim"
     if found.from_disk:
-        yield f"  from disk  in {spelled_time(found.seconds)}, compiling included; nothing was measured", ""
+        yield f"  from disk  in {formatting.seconds(found.seconds)}, compiling included; nothing was measured", ""
     else:
         late = ", until the time was up" if record.stop == "deadline" else ""
         yield f"  measured   {len(record.trials)} candidates in {found.seconds:.1f} s{late}", ""
@@ -135,7 +135,7 @@ def report(found: Found) -> Iterator[tuple[str, str]]:
 
 
 def _timed(trial: Trial) -> str:
-    time = spelled_time(trial.seconds) if trial.seconds else trial.status
+    time = formatting.seconds(trial.seconds) if trial.seconds else trial.status
     return f"{time:>8} {spelled(trial.cfg)}"
 
 
@@ -167,14 +167,6 @@ def spelled(cfg: Any) -> str:
     given = {name: value for name, value in codec.encode(cfg).items() if value is not None}
     name = given.pop("implementation", "")
     return " ".join([str(name), *(f"{key}={value}" for key, value in given.items())]).strip()
-
-
-def spelled_time(seconds: float) -> str:
-    """With the unit that suits it."""
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * scale >= 1:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
 
 
 def shortened(path: str, width: int = 56) -> str:

@@ -1,6 +1,6 @@
 """The runtime that gives every JAX kernel call its best configuration: the public names."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._lazy import lazy
 from ._version import __version__ as __version__
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from .store.packing import verify_pack as verify_pack
     from .tuning.journal.folder import forget_crashes as forget_crashes
     from .tuning.search.features import Space as Space
-    from .tuning.search.genetic import GeneticSearch as GeneticSearch
     from .tuning.search.guided import GuidedSearch as GuidedSearch
     from .tuning.search.random import RandomSearch as RandomSearch
     from .tuning.search.strategy import Strategy as Strategy
@@ -112,12 +111,27 @@ _NAMES = {
     "registry": "get_invocations record_invocation",
     "tuning.worker.limits": "Isolation",
     "tuning.search.features": "Space",
-    "tuning.search.genetic": "GeneticSearch",
     "tuning.search.guided": "GuidedSearch",
     "tuning.search.random": "RandomSearch",
     "tuning.search.strategy": "Strategy",
 }
 
-__getattr__, __dir__, __all__ = lazy(
+_resolve, __dir__, __all__ = lazy(
     __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
 )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GeneticSearch":
+        return _leaving()
+    return _resolve(name)
+
+
+def _leaving() -> Any:
+    import warnings
+
+    from .tuning.search.genetic import GeneticSearch
+
+    message = "GeneticSearch goes with the next release: GuidedSearch, the default, finds more with less"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    return GeneticSearch

@@ -13,10 +13,11 @@ import pytest
 from fakes import REPOSITORY, Doubling, call_of
 
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Invocation, Kernel, Record, Trial, Tuner
+from ejkernel.ops.core import formatting
 from ejkernel.ops.core.errors import SettingError
 from ejkernel.ops.settings import Settings
 from ejkernel.ops.tuning.job import TuningJob
-from ejkernel.ops.tuning.progress import Line, Step, _TuningTotals, shown, spell_seconds, unseen
+from ejkernel.ops.tuning.progress import Line, Step, _TuningTotals, shown, unseen
 
 X = jnp.ones(8)
 
@@ -97,7 +98,7 @@ def test_elsewhere_there_is_none(monkeypatch, stream):
 )
 def test_times_are_spelt_in_their_unit(seconds, text):
     """Three digits are enough."""
-    assert spell_seconds(seconds) == text
+    assert formatting.seconds(seconds) == text
 
 
 # What a tuning tells.

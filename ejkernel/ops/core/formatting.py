@@ -32,7 +32,8 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "-"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= size:
+        # What rounds to 1000 of a smaller unit is one of this.
+        if value >= 0.9995 * size:
             return f"{value / size:.3g} {unit}" if value / size < 1000 else f"{value / size:,.0f} {unit}"
     return f"{value / 1e-9:.3g} ns"
 

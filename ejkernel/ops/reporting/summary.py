@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..core import codec
+from ..core import codec, formatting
 from ..core.record import Record, Trial
 
 
@@ -53,7 +53,8 @@ class TuningSummary:
         rows = [("tuning", tuning), ("time", self._time())]
         if self.runner_up is not None and self.runner_up_seconds and self.seconds:
             ratio = self.runner_up_seconds / self.seconds
-            shown = f"{codec.describe(self.runner_up)}, {duration(self.runner_up_seconds)}, {ratio:.2f} times as long"
+            taken = formatting.seconds(self.runner_up_seconds)
+            shown = f"{codec.describe(self.runner_up)}, {taken}, {ratio:.2f} times as long"
             rows.append(("runner-up", shown))
         if self.gain is not None and len(self.gain) == 3:
             middle, low, high = self.gain
@@ -68,9 +69,9 @@ class TuningSummary:
         if self.seconds is None:
             return ""
         if self.spread is None:
-            return duration(self.seconds)
-        low, high = map(duration, self.spread)
-        return f"{duration(self.seconds)} ({low} to {high}, {self.samples} samples)"
+            return formatting.seconds(self.seconds)
+        low, high = map(formatting.seconds, self.spread)
+        return f"{formatting.seconds(self.seconds)} ({low} to {high}, {self.samples} samples)"
 
 
 def summary_of(record: Record) -> TuningSummary:
@@ -108,14 +109,6 @@ def summary_of_entry(summary: Mapping[str, Any]) -> TuningSummary | None:
         seconds=_number(summary.get("seconds")),
         gain=tuple(gain) if isinstance(gain, list) and all(_number(g) is not None for g in gain) else None,
     )
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit that suits it."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
 
 
 def _spread(samples: tuple[float, ...]) -> tuple[float, float] | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TextIO, final
 
+from ..core import formatting
 from ..core.record import Record
 from ..settings import Progress
 
@@ -70,7 +71,7 @@ class Line:
         parts = [f"tuning {self.title}", f"{step.stage} {step.done}/{step.total}"]
         if self._best is not None and self._best.best_s is not None:
             gain = "" if self._best.gain is None else f" ({self._best.gain:.2f}x)"
-            parts.append(f"best {spell_seconds(self._best.best_s)}{gain}")
+            parts.append(f"best {formatting.seconds(self._best.best_s)}{gain}")
         if self._until is not None:
             parts.append(f"{max(self._until - now, 0):.0f} s left")
         return "  ".join(parts)
@@ -150,11 +151,3 @@ class _TuningTotals:
 
 
 _totals = _TuningTotals()
-
-
-def spell_seconds(seconds: float) -> str:
-    """A time in the unit that suits it: `5.8 us`, `12.3 ms`, `1.2 s`."""
-    for unit, scale in (("us", 1e-6), ("ms", 1e-3)):
-        if seconds < 999.5 * scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds:.3g} s"
