@@ -1,1 +1,1 @@
-"""The `ejkernel` command: what a person does around the library without writing code."""
+"""The `ejkernel` command: work around the library that needs no code."""

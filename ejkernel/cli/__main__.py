@@ -1,4 +1,4 @@
-"""The same command as `python -m ejkernel.cli`."""
+"""Runs the `ejkernel` command as `python -m ejkernel.cli`."""
 
 from .main import main
 

@@ -1,4 +1,4 @@
-"""`ejkernel cache`: what was tuned and is kept. Reading it; changing it is in `changing.py`. No JAX here."""
+"""`ejkernel cache`: shows the entries of stores; the commands that change stores are in `changing.py`. No JAX here."""
 
 from __future__ import annotations
 

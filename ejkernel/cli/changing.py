@@ -45,7 +45,7 @@ def _prune(options: argparse.Namespace) -> int:
     gone = selected(paths, wanted.fits)
     if not options.dry_run:
         for path in sorted({row.path for row in gone}):
-            # Asked again for each entry, since another process may have put a better one meanwhile.
+            # The filter sees each entry again, since another process may have put a better one meanwhile.
             prune(opened(path), where=lambda key, raw, path=path: wanted.fits(Row(key, raw, path)))  # type: ignore[misc]
     if options.json:
         write_json([row.key._asdict() for row in gone])
@@ -64,7 +64,10 @@ def _merge_arguments(parser: Parser) -> None:
 
 def _prefer_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "--prefer", choices=("newest", "fastest"), default="newest", help="who wins where both have a call (newest)"
+        "--prefer",
+        choices=("newest", "fastest"),
+        default="newest",
+        help="which entry wins where both have a call (newest)",
     )
     parser.add_argument("--store", metavar="PATH", help="where to; a folder or a .json file; else the cache folder")
     parser.add_argument("--json", action="store_true", help="counts and conflicts, for scripts")
@@ -74,7 +77,7 @@ def _merge(options: argparse.Namespace) -> int:
     into = target(options.store)
     paths = [path for source in options.sources for path in store_paths(source)]
     sources = [opened(path) for path in paths]
-    # Asked before the first entry is brought: all of them are, or none.
+    # Checked before the first entry is merged: all of them are, or none.
     refuse_newer(into, (op_id for source in sources for _, op_id, _ in source.keys()))
     done = [merge(into, source, options.prefer) for source in sources]
     total = Merged(

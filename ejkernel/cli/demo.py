@@ -9,12 +9,12 @@ from .parsing import Command, Parser, nearest
 
 
 def arguments(parser: Parser) -> None:
-    """Its options."""
+    """Adds the options of the command."""
     parser.add_argument("operations", nargs="*", metavar="operation", help="such as matmul or attention; else all")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs it."""
+    """Runs the demo."""
     from ..library import demo
 
     names = [case.operation for case in demo.cases()]

@@ -1,4 +1,4 @@
-"""`ejkernel doctor`: what is here, what is wrong with it, and what to do."""
+"""`ejkernel doctor`: findings on the installation, the devices and the cache folder, and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .parsing import Command, Parser
 from .screen import write, write_json
 
 _MARKS = {"ok": ("ok  ", ""), "note": ("note", "dim"), "fix": ("fix ", "bad")}
-# In this order; each looks at one thing.
+# Run in this order; each examines one thing.
 CHECKS: tuple[Callable[[], Iterable[Finding]], ...] = (
     examining.installation,
     examining.settings,
@@ -25,12 +25,12 @@ CHECKS: tuple[Callable[[], Iterable[Finding]], ...] = (
 
 
 def arguments(parser: Parser) -> None:
-    """Its options."""
+    """Adds the options of the command."""
     parser.add_argument("--json", action="store_true", help="for scripts")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Looks at everything; status 1 when something needs fixing."""
+    """Runs every check; status 1 when something needs fixing."""
     seen = _seen() if not options.json else list(_seen())
     findings = []
     for finding in seen:

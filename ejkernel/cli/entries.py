@@ -1,4 +1,4 @@
-"""What stores hold, row by row; reading it changes nothing. No JAX here."""
+"""Entries of stores, row by row; reading them changes nothing. No JAX here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .errors import CommandError
 from .parsing import Parser
 from .screen import say
 
-# How a store's file ends.
+# The mark at the end of a store's file.
 _FORMAT = b'"~format"'
 # Another process may fold between two looks.
 _TRIES = 8
@@ -45,18 +45,18 @@ class Row:
 
     @property
     def seconds(self) -> float | None:
-        """What one call takes."""
+        """Seconds of one call."""
         return _number(self.summary.get("seconds"))
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast as the heuristic cfg."""
+        """Gain over the heuristic cfg: its time over that of the tuned one."""
         gain = self.summary.get("gain")
         return _number(gain[0]) if isinstance(gain, list) and gain else None
 
     @property
     def when(self) -> datetime | None:
-        """When it was put; None where nobody knows, as in a line written by hand."""
+        """Time of the put; None where it is unknown, as in a line written by hand."""
         try:
             moment = datetime.fromisoformat(str(self.raw.get("when")))
         except ValueError:
@@ -64,18 +64,18 @@ class Row:
         return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for scripts."""
+        """The row as JSON values, for scripts."""
         known = ("cfg", "source", "objective", "when", "by", "environment", "summary", "call")
         return {**self.key._asdict(), **{name: self.raw.get(name) for name in known}, "path": self.path}
 
 
 def add_store(parser: Parser) -> None:
-    """The option that names where to look."""
+    """Adds the option that names a store or a folder of stores."""
     parser.add_argument("--store", metavar="PATH", help="a folder of stores or one store's file; else the cache folder")
 
 
 def store_paths(store: str | None) -> list[str]:
-    """The store files that are meant; an error where a path was given and nothing is there."""
+    """The store files at a path, or in the cache folder; an error where a path was given and nothing is there."""
     place = Path(store).expanduser() if store else default_folder()
     if place.is_dir():
         names = os.listdir(place)
@@ -94,7 +94,7 @@ def store_paths(store: str | None) -> list[str]:
 
 
 def why_no_store(path: str) -> str:
-    """What another kind of JSON file is; empty for a store, a damaged or an empty one included.
+    """The kind of a JSON file that is no store; empty for a store, a damaged or an empty one included.
 
     A recording or a pack that lies beside stores must not be folded as if it were one.
     """
@@ -117,7 +117,7 @@ def rows_of(path: str) -> Iterator[Row]:
     """Every entry of a store that is whole; what is damaged, or newer than this version, is named and left alone."""
     real = os.path.realpath(path)
     for _ in range(_TRIES):
-        # The folder before the snapshot: what a fold removes from the one is in the other by then.
+        # The folder before the snapshot: an entry that a fold takes from the folder is in the snapshot by then.
         pending = [name for name in files.names(f"{real}.d") if ENTRY_NAME.fullmatch(name)]
         content = files.read(real)
         snapshot = Snapshot() if content is None else read(content.data)
@@ -152,14 +152,14 @@ def record_of(row: Row) -> Record | None:
 
 
 def why_newer(path: str) -> str:
-    """Why a store cannot be written by this version; empty where it can."""
+    """Reason why this version cannot write a store; empty where it can."""
     content = files.read(os.path.realpath(path))
     return "" if content is None else read(content.data).newer
 
 
 def selected(paths: Iterable[str], fits: Callable[[Row], bool]) -> list[Row]:
     """The entries of some stores that fit, sorted by operation, device and call."""
-    # Nothing of all this is garbage, and looking for some takes a sixth of the time.
+    # No row is garbage, and the collector's search for garbage takes a sixth of the time.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -171,7 +171,7 @@ def selected(paths: Iterable[str], fits: Callable[[Row], bool]) -> list[Row]:
 
 
 def opened(path: str) -> PersistentCache[Any]:
-    """A store to be changed: what keeps it from being written is an error."""
+    """Opens a store that a command changes; one that cannot be written is an error."""
     _refuse_newer(path)
     return PersistentCache[Any]("", path, on_fault="raise")
 
@@ -183,17 +183,17 @@ def _refuse_newer(path: str) -> None:
 
 
 def target(store: str | None) -> OperationStores | PersistentCache[Any]:
-    """Where entries are brought: a folder with a file for each operation, or one file."""
+    """The store that entries are merged into: a folder with a file for each operation, or one file."""
     if store and store.endswith(".json"):
         return opened(store)
     return OperationStores(store, on_fault="raise")
 
 
 def refuse_newer(into: OperationStores | PersistentCache[Any], operations: Iterable[str]) -> None:
-    """An error where this version cannot write what a target has of these operations."""
+    """Raises where this version cannot write the target's files of these operations."""
     if isinstance(into, OperationStores):
         for path in sorted({into.of(operation).path for operation in operations}):
-            # What else is wrong with a place is said by the store that is to be written there.
+            # Other faults of a path are reported by the store that is written there.
             if os.path.isfile(path):
                 _refuse_newer(path)
 

@@ -1,4 +1,4 @@
-"""What a command ends with: its statuses, and errors that are one sentence and what to do."""
+"""Exit statuses of the commands, and errors that are one sentence and what to do."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Status(IntEnum):
     USAGE = 2
     # A file, a store, a module or a setting that cannot be used.
     UNUSABLE = 3
-    # Nobody foresaw this: --traceback shows where.
+    # An error that no command foresees: --traceback shows where.
     UNEXPECTED = 4
     INTERRUPTED = 130
-    # Whoever reads the output went away.
+    # The reader of the output is gone.
     BROKEN_PIPE = 141
 
 
 class CommandError(Exception):
-    """Something that a command was given and cannot use."""
+    """An input that a command cannot use."""
 
     status = Status.UNUSABLE
 

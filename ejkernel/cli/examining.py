@@ -10,9 +10,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-# As the project's own dependencies say it; a test compares them.
+# The bounds that the project's dependencies declare; a test compares them.
 SUPPORTED_JAX = ((0, 10), (0, 13))
-# Each with its distribution and what it is for.
+# The distribution and the purpose of each extra.
 EXTRAS = {
     "pydantic": ("pydantic", "cfgs as pydantic models"),
     "plot": ("matplotlib", "pictures of tunings, Record.plot"),
@@ -29,7 +29,7 @@ class Finding:
     state: Literal["ok", "note", "fix"]
     name: str
     text: str
-    # What to do, where something is to be done.
+    # Names the repair, where one is needed.
     advice: str = ""
 
 
@@ -57,7 +57,7 @@ def installation() -> Iterator[Finding]:
 
 
 def settings() -> Iterator[Finding]:
-    """What the environment says."""
+    """Settings that the environment makes."""
     from ..ops.core.errors import RecordFormatError, SettingError
     from ..ops.settings import Settings
 
@@ -82,7 +82,7 @@ def settings() -> Iterator[Finding]:
 
 
 def devices() -> Iterator[Finding]:
-    """What JAX sees."""
+    """Devices that JAX sees."""
     try:
         import jax
 
@@ -106,7 +106,7 @@ def devices() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Which clock a tuning here reads, and how far two equal programs seem apart by it right now."""
+    """The clock that a tuning reads here, and the difference that it shows between two equal programs now."""
     try:
         import jax
         import jax.numpy as jnp
@@ -115,7 +115,7 @@ def clock() -> Iterator[Finding]:
         from ..ops.core.errors import TuningError
         from ..ops.tuning.job import TuningJob
         from ..ops.tuning.tuner import Tuner
-    # Named above already.
+    # `installation` and `devices` name it.
     except ImportError:
         return
 
@@ -155,7 +155,7 @@ def cache() -> Iterator[Finding]:
 
     try:
         folder = default_folder()
-    # Named with the settings.
+    # `settings` names it.
     except SettingError:
         return
     advice = "set EJKERNEL_PERSISTENT_CACHE_DIR to a folder that you can write"
@@ -203,7 +203,7 @@ def packs() -> Iterator[Finding]:
 
     try:
         paths = Settings.read().packs
-    # Named with the settings.
+    # `settings` names it.
     except SettingError:
         return
     for pack in found_packs(paths) if paths is not None else ():

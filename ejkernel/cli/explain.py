@@ -13,7 +13,7 @@ from .screen import say, write, write_json
 
 
 def arguments(parser: Parser) -> None:
-    """Its options."""
+    """Adds the options of the command."""
     parser.add_argument("target", help=TARGET)
     parser.add_argument("--op", metavar="NAME", help="one operation alone; * stands for anything")
     add_device(parser)
@@ -21,7 +21,7 @@ def arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Explains; nothing is tuned, kept or changed."""
+    """Explains each call; nothing is tuned, kept or changed."""
     from ..ops import default_selector
     from ..ops.reporting.explain import explain_call
 

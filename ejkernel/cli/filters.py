@@ -1,4 +1,4 @@
-"""Which entries a command is about: by operation, device, age and gain. No JAX here."""
+"""Filters that select a command's entries by operation, device, age and gain. No JAX here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 864
 
 @dataclass(frozen=True)
 class Filter:
-    """Which entries are meant; what is not given fits everything."""
+    """Selection of entries; a field that is not given fits every entry."""
 
     op: str | None = None
     device: str | None = None
@@ -28,11 +28,11 @@ class Filter:
 
     @property
     def is_empty(self) -> bool:
-        """Does everything fit?"""
+        """Does every entry fit?"""
         return self == Filter()
 
     def fits(self, row: Row) -> bool:
-        """Does this one fit everything that was given?"""
+        """Does the entry fit every field that was given?"""
         return self._fits_key(row.key) and self._fits_age(row) and self._fits_gain(row)
 
     def _fits_key(self, key: Key) -> bool:
@@ -60,7 +60,7 @@ class Filter:
 
 
 def add_filters(parser: Parser) -> None:
-    """The options that make a filter."""
+    """Adds the options that make a filter."""
     parser.add_argument(
         "--op", metavar="NAME", help="an operation, with or without its @version; * stands for anything"
     )
@@ -72,12 +72,12 @@ def add_filters(parser: Parser) -> None:
 
 
 def filter_of(options: argparse.Namespace) -> Filter:
-    """The filter that was asked for."""
+    """The filter that the options make."""
     return Filter(**{name: getattr(options, name) for name in Filter.__dataclass_fields__})
 
 
 def age(text: str) -> timedelta:
-    """`30d` as a time."""
+    """An age such as `30d` as a time."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdwy])", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no age; use a number with s, m, h, d, w or y, such as 30d")

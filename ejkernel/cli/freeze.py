@@ -13,20 +13,20 @@ from .screen import write, write_json
 
 
 def arguments(parser: Parser) -> None:
-    """Its options."""
+    """Adds the options of the command."""
     parser.add_argument(
         "target", nargs="?", help="module:function, a recording, or a result of `tune -o`; else all that is kept"
     )
     parser.add_argument("-o", "--output", default="ejkernel.lock.json", metavar="FILE", help="(ejkernel.lock.json)")
     add_device(parser)
     parser.add_argument(
-        "--store", metavar="FOLDER", help="whose decisions, for all but a function; else the cache folder"
+        "--store", metavar="FOLDER", help="the stores to read, for all but a function; else the cache folder"
     )
     parser.add_argument("--json", action="store_true", help="the path and the calls, for scripts")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Freezes."""
+    """Writes the lock file."""
     with on_device(options.device):
         lock = _frozen(options)
     if options.json:

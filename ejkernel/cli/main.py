@@ -1,4 +1,4 @@
-"""Finds the command, runs it, and makes of whatever happens a sentence and a status."""
+"""Finds the command, runs it, and turns any error into a sentence and a status."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(words: Sequence[str]) -> int:
         return Status.INTERRUPTED
     except BrokenPipeError:
         return Status.BROKEN_PIPE
-    # The last place before the user: whatever it is becomes a sentence, and a traceback for who asks for one.
+    # The last place before the user: any error becomes a sentence, and with --traceback a traceback as well.
     except Exception as error:
         return _told(error, words)
     finally:
@@ -97,7 +97,7 @@ def _run(words: list[str]) -> int:
 def _told(error: Exception, words: Sequence[str]) -> Status:
     from ..ops.core.errors import OpsError
 
-    # Behind `--` stands somebody else's command line.
+    # Behind `--` stands the command line of the user's program.
     own = words[: words.index("--")] if "--" in words else words
     if "--traceback" in own:
         say(traceback.format_exc().rstrip())

@@ -37,7 +37,7 @@ def _create(options: argparse.Namespace) -> int:
         write_json({"path": made.path, **made.about})
     else:
         write(f"{len(made.entries)} entries in {made.path}")
-        write(f"whoever has it: ejkernel pack install {os.path.basename(made.path)}", "dim")
+        write(f"other users run: ejkernel pack install {os.path.basename(made.path)}", "dim")
     return Status.DONE
 
 

@@ -28,12 +28,12 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_argument(self, *names: Any, **about: Any) -> argparse.Action:
-        """The same as everywhere, and remembers how options are called."""
+        """Adds an argument, and remembers the names of an option."""
         self.options += [name for name in names if name.startswith("-")]
         return super().add_argument(*names, **about)
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """The options in some words."""
+        """Reads the options from the words of a command line."""
         found, unknown = self.parse_known_args(list(words))
         if unknown:
             word = unknown[0].partition("=")[0]
@@ -42,19 +42,19 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> NoReturn:
-        """Says what is wrong and where help is."""
+        """Raises a UsageError that also says where help is."""
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean ...?)` where something is near."""
+    """Hint at the nearest known word, ` (did you mean ...?)`; empty where none is near."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {found[0]}?)" if found else ""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command: what it is for, how it is called, what it does."""
+    """One command: its purpose, its examples, its options and its function."""
 
     about: str
     examples: tuple[str, ...]
@@ -63,7 +63,7 @@ class Command:
     usage: str | None = None
 
     def parser(self, prog: str) -> Parser:
-        """Its command line."""
+        """The parser of its command line."""
         parser = Parser(prog, self.about, self.examples, self.usage and f"{prog} {self.usage}")
         self.arguments(parser)
         parser.add_argument("--traceback", action="store_true", help="show where an error comes from")

@@ -1,4 +1,4 @@
-"""What a command is pointed at: a file of recorded calls, or a function of the user's."""
+"""The target of a command: a file of recorded calls, or a function of the user's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Program:
     """The kernel calls of a program; a function with its arguments where the user gave one to be traced."""
 
     calls: Sequence[Any] = ()
-    # What was left out, and why.
+    # The calls that were left out, with the reasons.
     notes: Sequence[str] = ()
     fn: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
@@ -38,7 +38,7 @@ def is_function(target: str) -> bool:
 
 
 def program_at(target: str, selector: Any) -> Program:
-    """The program that is meant. A recording's calls are chosen for by `selector`, a function's by its own."""
+    """The program at a target. `selector` chooses for the calls of a recording; a function has selectors of its own."""
     if is_function(target):
         return _looked_through(target)
     if not os.path.isfile(target):
@@ -63,7 +63,7 @@ def _looked_through(target: str) -> Program:
     found, made = find_while(lambda: call(target, function))
     given = pair(made)
     if given is None:
-        unseen = f"calls whose executor has a chooser of its own: {found.unseen}" if found.unseen else ""
+        unseen = f"calls of an executor with a chooser of its own: {found.unseen}" if found.unseen else ""
         return Program(found.calls, (unseen,) if unseen else ())
     fn, args, kwargs = given
     return Program(call(target, lambda: find(fn, args, kwargs)).calls, (), fn, args, kwargs)
@@ -116,7 +116,7 @@ def _module(name: str) -> Any:
             hint = "run the command in the folder that holds it, or set PYTHONPATH"
             raise CommandError(f"there is no module {error.name}; {hint}") from error
         raise CommandError(f"{name} needs the module {error.name}, which is not installed") from error
-    # Whatever a module raises while it is imported is its own affair, and one sentence here.
+    # Any exception of the module's import becomes one sentence.
     except (Exception, SystemExit) as error:
         raise CommandError(_failed(f"{name} cannot be imported", error)) from error
 
@@ -136,7 +136,7 @@ def call(target: str, function: Callable[[], Any]) -> Any:
             return function()
     except OpsError:
         raise
-    # Whatever a program raises is its own affair, and one sentence here.
+    # Any exception of the user's program becomes one sentence.
     except (Exception, SystemExit) as error:
         raise CommandError(_failed(f"{target} raised an error", error)) from error
 
@@ -147,13 +147,13 @@ def _failed(what: str, error: BaseException) -> str:
 
 
 def add_device(parser: Parser) -> None:
-    """The option that names a device."""
+    """Adds the option that names a device."""
     parser.add_argument("--device", metavar="NAME", help="cpu, gpu or tpu, and which one: gpu:1; else JAX's default")
 
 
 @contextlib.contextmanager
 def on_device(name: str | None) -> Iterator[None]:
-    """Has everything in a `with` block happen on a device."""
+    """Runs everything in a `with` block on a device."""
     if name is None:
         yield
         return
@@ -173,11 +173,11 @@ def on_device(name: str | None) -> Iterator[None]:
 
 
 def kind_of(path: str) -> str:
-    """What a JSON file of ours says it is; empty for anything else."""
+    """The kind that a JSON file of ours names; empty for any other file."""
     try:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
-    # Not there, or not JSON: whoever reads it in earnest says so.
+    # Missing, or not JSON: the command that reads the file says so.
     except (OSError, ValueError, RecursionError):
         return ""
     return str(data.get("kind", "")) if isinstance(data, dict) else ""

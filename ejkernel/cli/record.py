@@ -14,7 +14,7 @@ from .screen import say
 
 
 def arguments(parser: Parser) -> None:
-    """Its options."""
+    """Adds the options of the command."""
     parser.add_argument("-o", "--output", default="recorded.json", metavar="FILE", help="where to (recorded.json)")
     parser.add_argument(
         "--tune", action="store_true", help="let the program tune as it goes; else it uses what is known"
@@ -23,10 +23,10 @@ def arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the program; its status is ours."""
+    """Runs the program, and returns its exit status."""
     if not options.command:
         raise UsageError("record needs a program behind --, such as `ejkernel record -- python train.py`")
-    # What cannot be written is said before the program runs for an hour.
+    # A file that cannot be used is an error before the program runs for an hour.
     before = _keys(options.output)
     variables = {"EJKERNEL_OPS_RECORD": os.path.abspath(options.output)}
     status = _run(options.command, variables if options.tune else {**variables, "EJKERNEL_OPS_AUTOTUNE": "off"})
@@ -59,7 +59,7 @@ def _run(command: list[str], variables: dict[str, str]) -> int:
         raise CommandError(f"{command[0]} cannot be run: {error.strerror}; give a program behind --") from error
     finally:
         signal.signal(signal.SIGINT, before)
-    # As shells tell that a signal ended it.
+    # The status by which shells report a signal.
     return status if status >= 0 else 128 - status
 
 

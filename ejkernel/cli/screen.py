@@ -1,4 +1,4 @@
-"""What a person or a script sees: colours on terminals alone, tables that fit the window, JSON for scripts."""
+"""Output for people and scripts: colours on terminals alone, tables that fit the window, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..ops.core import formatting
 from ..ops.settings import no_color
 
 _CODES = {"title": "1", "good": "32", "bad": "31", "dim": "2", "": ""}
-# All but tabs and line ends.
+# Control characters, all but tabs and line ends.
 _CONTROLS = dict.fromkeys([code for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"], "?")
 # Narrower columns say nothing.
 _NARROWEST = 6
 
 
 def write(text: str = "", style: str = "") -> None:
-    """A line of output."""
+    """Writes a line of output."""
     print(styled(text, style, sys.stdout))
 
 
 def say(text: str, style: str = "") -> None:
-    """A line for the person: on the error stream, so that output stays what was asked for."""
+    """Writes a line for the user to the error stream, so that the output holds only what was asked for."""
     # The stream may be closed, or its reader gone; the status still tells.
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
@@ -36,7 +36,7 @@ def say(text: str, style: str = "") -> None:
 
 
 def styled(text: str, style: str, stream: TextIO | None) -> str:
-    """In colour on a terminal whose user did not forbid it; what files and programs hold cannot steer that terminal."""
+    """Text in colour, on a terminal where the user allows it; control characters cannot steer that terminal."""
     text = text.translate(_CONTROLS)
     code = _CODES[style]
     wanted = code and stream is not None and stream.isatty() and not no_color()
@@ -44,7 +44,7 @@ def styled(text: str, style: str, stream: TextIO | None) -> str:
 
 
 def write_json(data: Any) -> None:
-    """For scripts; of a list, one item a line, so that other tools can take it apart."""
+    """Writes JSON for scripts; a list has one item a line, so that other tools can take it apart."""
     if isinstance(data, list):
         lines = ",\n".join(json.dumps(item, ensure_ascii=False) for item in data)
         print(f"[\n{lines}\n]" if data else "[]")
@@ -53,7 +53,7 @@ def write_json(data: Any) -> None:
 
 
 def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns under each other; in a terminal the widest are cut until they fit its window."""
+    """Writes aligned columns; in a terminal the widest are cut until they fit its window."""
     fitted = _fitted(header, rows, shutil.get_terminal_size().columns) if _on_terminal() else rows
     first, *others = formatting.as_text(header, fitted).splitlines()
     write(first, "title")
@@ -83,7 +83,7 @@ def _cut(cell: str, width: int) -> str:
 
 
 def print_anything() -> None:
-    """Has what the output's encoding lacks written as escapes: a key may hold any text."""
+    """Makes the streams escape what their encoding lacks: a key may hold any text."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -91,14 +91,14 @@ def print_anything() -> None:
 
 @contextlib.contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Warnings as one line each, without the place in our code that nobody asked about."""
+    """Shows each warning as one line, without its place in our code."""
 
     def show(message: Warning | str, *about: Any, **more: Any) -> None:
         say(f"ejkernel: warning: {message}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        # Of our own and of programs that we run for the user; what JAX deprecates is for those who write the code.
+        # Deprecations concern the authors of a program, not the user of a command.
         for kind in (DeprecationWarning, PendingDeprecationWarning):
             warnings.simplefilter("ignore", kind)
         warnings.showwarning = show
@@ -106,7 +106,7 @@ def plain_warnings() -> Iterator[None]:
 
 
 def close_output() -> None:
-    """Sends whatever is still in the buffers nowhere: the reader is gone, or the disk is full."""
+    """Discards what is still in the buffers: the reader is gone, or the disk is full."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):

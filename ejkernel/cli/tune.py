@@ -18,7 +18,7 @@ EFFORTS = ("quick", "default", "full", "exhaustive")
 
 
 def arguments(parser: Parser) -> None:
-    """Its options."""
+    """Adds the options of the command."""
     parser.add_argument("target", help=TARGET)
     parser.add_argument("--effort", choices=EFFORTS, help="how long very many candidates are searched (default)")
     parser.add_argument("--seconds", type=float, metavar="N", help="a budget for everything; the costliest calls first")
@@ -35,13 +35,13 @@ def arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Tunes."""
+    """Tunes the calls of the target."""
     from ..ops import AutotuneOptions
     from ..ops.settings import Settings
 
     if not Settings.read().autotune:
         raise CommandError("EJKERNEL_OPS_AUTOTUNE=off forbids every tuning; unset it for this command")
-    # What cannot be written is said before an hour of tuning.
+    # A file that cannot be written is an error before an hour of tuning.
     if options.output:
         _check_output(options.output)
     if options.store and os.path.isfile(options.store):
@@ -89,7 +89,7 @@ def _check_output(path: str) -> None:
 
 
 def _selector(options: argparse.Namespace) -> Any:
-    """The one that tunes; None leaves a function's calls to the selectors of the program."""
+    """The selector that tunes; None leaves a function's calls to the selectors of the program."""
     from ..ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, OperationStores, Tuner
 
     own = options.effort or options.store or options.backward
@@ -141,7 +141,7 @@ def summary(result: Any) -> dict[str, Any]:
 
 
 def _why_lost(program: Program, selector: Any) -> str:
-    """Why a store did not take what was tuned for it; empty where all is kept."""
+    """Reason why a store did not keep what was tuned for it; empty where all is kept."""
     selectors = [selector] if selector is not None else [s for call in program.calls for s in call.selectors]
     reasons = (getattr(s.persistent, "reason", "") for s in selectors)
     return next((reason for reason in reasons if reason), "")

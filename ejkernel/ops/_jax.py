@@ -42,7 +42,7 @@ _JaxprTracer: Any = _private("jax._src.interpreters.partial_eval", "DynamicJaxpr
 
 @dataclass(frozen=True)
 class Peeled:
-    """A tracer taken apart: what it wraps in the end, and which transformations were around it."""
+    """A tracer taken apart: the innermost value, and the transformations around it."""
 
     core: Any
     # (identity of the vmap, its size, its name or None, the axis), innermost first.
@@ -76,7 +76,7 @@ def peel(value: Any) -> Peeled:
     return Peeled(value, tuple(batches), forward_mode)
 
 
-# A linear identity that knows only how to be transposed: reverse mode passes, whatever would run it raises.
+# A linear identity that can only be transposed: reverse mode passes, any other use of it raises.
 _reverse_only_p: Any = _private("jax._src.core", "Primitive")("ejkernel_reverse_only")
 
 
@@ -99,7 +99,7 @@ def _is_differentiable(value: Any) -> bool:
 
 
 def reverse_only(value: Any, error: Callable[[], Exception]) -> Any:
-    """The same value; forward-mode differentiation of it raises."""
+    """The value unchanged; forward-mode differentiation of it raises."""
 
     @jax.custom_jvp
     def same(x: Any) -> Any:
@@ -113,7 +113,7 @@ def reverse_only(value: Any, error: Callable[[], Exception]) -> Any:
 
 
 def constant(value: Any, error: Callable[[], Exception]) -> Any:
-    """The same value; any differentiation of it raises."""
+    """The value unchanged; any differentiation of it raises."""
 
     @jax.custom_jvp
     def same(x: Any) -> Any:
@@ -127,12 +127,12 @@ def constant(value: Any, error: Callable[[], Exception]) -> Any:
 
 
 def public_module(module: str) -> str:
-    """Where users know JAX's own functions from: without the private part, which moves from version to version."""
+    """The public name of a JAX module: without the private part, which moves from version to version."""
     return module.replace("jax._src.", "jax.", 1)
 
 
 def axis_text(name: Any) -> str:
-    """The name of a mesh axis; that of a pmap without one is an object's address, and never the same."""
+    """The name of a mesh axis; the axis of a pmap without a name has an object's address, which always differs."""
     text = str(name)
     return "unnamed" if text.startswith("<axis 0x") else text
 
@@ -143,12 +143,12 @@ def key_implementation(dtype: Any) -> str:
 
 
 def global_value(context: Any) -> Any:
-    """What a user context holds in threads that set nothing of their own."""
+    """The value of a user context in threads that set none of their own."""
     return getattr(context, "_obj", context).get_global()
 
 
 def set_global_value(context: Any, value: Any) -> None:
-    """Sets that, which has every jitted function traced again."""
+    """Sets the value of a user context for such threads; JAX then traces every jitted function again."""
     getattr(context, "_obj", context).set_global(value)
 
 
@@ -194,7 +194,7 @@ class Distributed:
 
 
 def distributed() -> Distributed | None:
-    """That, or None in a program of one process."""
+    """This process's place in a program of several processes; None in a program of one."""
     state = _private("jax._src.distributed", "global_state")
     try:
         if state.client is None or state.num_processes == 1:
@@ -204,14 +204,14 @@ def distributed() -> Distributed | None:
         raise _changed(f"jax._src.distributed.global_state: {error}") from error
 
 
-# What is asked of that client.
+# The methods of the client that agreement calls.
 _CLIENT_VERBS = (
     *("key_value_set", "key_value_try_get", "blocking_key_value_get", "key_value_dir_get", "key_value_delete"),
 )
 
 
 def check_client(client: Any) -> None:
-    """Says at once that the service's client is not as it was, rather than when a decision hangs on it."""
+    """Raises at once where the service's client lacks a method, rather than when a decision needs it."""
     missing = [verb for verb in _CLIENT_VERBS if not hasattr(client, verb)]
     if missing:
         raise _changed(f"the client of jax.distributed has no {', '.join(missing)}")
@@ -219,7 +219,7 @@ def check_client(client: Any) -> None:
 
 @contextlib.contextmanager
 def clean_room(mesh: jax.sharding.Mesh | None = None) -> Iterator[None]:
-    """Real compiling and running from inside any trace: nothing of the caller's transformations reaches in."""
+    """Compiles and runs for real from inside any trace: the caller's transformations do not reach in."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.core.eval_context())
         around = jax.sharding.AbstractMesh((), ()) if mesh is None else mesh.abstract_mesh
@@ -232,7 +232,7 @@ def clean_room(mesh: jax.sharding.Mesh | None = None) -> Iterator[None]:
 
 
 def runs_of(jaxpr: Any, mark: str) -> dict[int, int]:
-    """How often each numbered scope `mark<n>` of a program runs: once for each step of a scan, once in a while loop."""
+    """Runs of each numbered scope `mark<n>` in a program: one for each step of a scan, one in a while loop."""
     pattern = re.compile(rf"{mark}(\d+)")
     known: dict[int, Counter[int]] = {}
 
@@ -243,7 +243,7 @@ def runs_of(jaxpr: Any, mark: str) -> dict[int, int]:
         here: set[int] = set()
         for eqn in inner.eqns:
             names = str(eqn.source_info.name_stack)
-            # The backward pass of what the forward pass has already.
+            # The backward pass repeats scopes that the forward pass has counted.
             if "transpose(" in names:
                 continue
             here.update(map(int, pattern.findall(names)))

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lazy(package: str, where: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The module-level `__getattr__`, `__dir__` and `__all__` of a package whose names live in other modules."""
+    """The module-level `__getattr__`, `__dir__` and `__all__` of a package with names from other modules."""
 
     def resolve(name: str) -> Any:
         if name not in where:

@@ -1,4 +1,4 @@
-"""The calls seen so far, by device, operation and call key: what offline tuning works from."""
+"""The calls seen so far, by device, operation and call key; offline tuning starts from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 _calls: dict[str, dict[str, dict[str, Call]]] = {}
-# What the executor saw, whole: a batch or a mesh around a call is part of its key.
+# Whole invocations, as the executor saw them: a batch or a mesh around a call is part of its key.
 _seen: dict[Key, tuple[Any, Invocation[Any, Any], TraceContext | None]] = {}
 _lock = threading.Lock()
 
@@ -32,14 +32,14 @@ def record_invocation(
 
 
 def record_call(key: Key, kernel: Any, inv: Invocation[Any, Any], surroundings: TraceContext | None = None) -> None:
-    """Remembers a call as the executor makes it, with all that is around it."""
+    """Remembers a call as the executor makes it, with the settings around it."""
     record_invocation(*key, kernel, inv.args, inv.kwargs)
     with _lock:
         _seen[key] = (kernel, inv, surroundings)
 
 
 def surroundings_of(key: Key) -> TraceContext | None:
-    """What was around a recorded call, where the executor saw it."""
+    """The settings around a recorded call; None where the executor did not see it."""
     found = _seen.get(key)
     return None if found is None else found[2]
 
@@ -81,7 +81,7 @@ def forget_invocations() -> None:
 
 
 def copied(value: Any) -> Any:
-    """Plain containers anew, at any depth; arrays, kernels and everything else as they are."""
+    """Copies plain containers at any depth; arrays, kernels and everything else stay as they are."""
     if type(value) in (dict, OrderedDict, defaultdict):
         same = copy.copy(value)
         same.update({key: copied(v) for key, v in value.items()})

@@ -1,4 +1,4 @@
-"""The only file that reads the environment: one frozen value, read anew where something is made."""
+"""Settings, read from the environment by this file alone: one frozen value, read again for each new object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AGREE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says; `Settings.read()` looks now."""
+    """Values of the environment variables; `Settings.read()` reads them now."""
 
     cache_dir: str | None = None
     autotune: bool = True
@@ -43,7 +43,7 @@ class Settings:
 
     @property
     def record_file(self) -> str | None:
-        """Where recorded calls are written; None where they stay in memory."""
+        """Path of the file for recorded calls; None where they stay in memory."""
         return None if self.record is None or self.record.lower() in _ON else os.path.abspath(self.record)
 
     @staticmethod
@@ -65,12 +65,12 @@ class Settings:
 
 
 def no_color() -> bool:
-    """Does the user want plain text? By itself, since it must be known where another setting is wrong."""
+    """Does the user want plain text? Read apart, since it must be known where another setting is wrong."""
     return bool(os.environ.get("NO_COLOR"))
 
 
 def default_folder() -> Path:
-    """Where stores live unless told otherwise."""
+    """The folder of stores that are given no path."""
     chosen = Settings.read().cache_dir
     if chosen:
         return Path(os.path.abspath(os.path.expanduser(chosen)))
@@ -86,7 +86,7 @@ def default_folder() -> Path:
 
 
 def variables_with(**changes: str) -> dict[str, str]:
-    """The environment of a program that a user has us start, with these variables in it."""
+    """The environment of a program that a command starts for the user, with these variables in it."""
     return {**os.environ, **changes}
 
 
@@ -132,7 +132,7 @@ def _bound(name: str, default: float) -> float:
 
 
 def _recording(name: str) -> str | None:
-    """A switch that says on records in memory; anything else but one that says off is a file to write to."""
+    """The recording's switch or file: None for off, a word for on means memory, any other text is a path."""
     text = os.environ.get(name, "").strip()
     return None if text == "" or text.lower() in _OFF else text
 

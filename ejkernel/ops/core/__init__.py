@@ -1,4 +1,4 @@
-"""What a kernel, a call, a key, a device and a record are. No clock and no disk."""
+"""Kernel, call, key, device and record: the values that every room shares. Nothing here measures or stores."""
 
 from typing import TYPE_CHECKING
 

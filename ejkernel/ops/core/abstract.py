@@ -10,7 +10,7 @@ from .stable import is_array, jax_dtype, short_hash, stable_json
 
 
 def abstractify(tree: Any) -> Any:
-    """The same tree with a `jax.ShapeDtypeStruct` for each array; everything else stays."""
+    """A copy of a tree with a `jax.ShapeDtypeStruct` for each array; everything else stays."""
     return jax.tree_util.tree_map(lambda leaf: _abstract(leaf) if is_array(leaf) else leaf, tree)
 
 
@@ -19,17 +19,17 @@ def _abstract(leaf: Any) -> Any:
         return leaf
     sharding: Any = None
     if isinstance(leaf, jax.core.Tracer):
-        # Abstract, and part of the key where its mesh has axes: those of a shard_map, or explicit ones.
+        # A tracer's sharding is part of the key where its mesh has axes: those of a shard_map, or explicit ones.
         sharding = jax.typeof(leaf).sharding
         sharding = None if sharding.mesh.empty else sharding
-    # An uncommitted array's says only where it happens to lie.
+    # The sharding of an uncommitted array says only which device it happens to lie on.
     elif isinstance(leaf, jax.Array) and not leaf.is_deleted():
         sharding = leaf.sharding if leaf.committed else None
     return jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype), sharding=sharding)
 
 
 def sharding_fingerprint(value: Any) -> str:
-    """A short name for how an array, or a sharding itself, is laid out: mesh axes and spec, never device numbers."""
+    """A short name for the layout of an array, or of a sharding: mesh axes and spec, never device numbers."""
     sharding = value if isinstance(value, jax.sharding.Sharding) else getattr(value, "sharding", None)
     if sharding is None or isinstance(sharding, jax.sharding.SingleDeviceSharding):
         return "unsharded"

@@ -1,4 +1,4 @@
-"""The batch around a call: found at its entry, and put around the function that is measured."""
+"""The batch around a call: found where the call is made, and put around the function that is measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BatchAxes = tuple[tuple[Any, ...], ...]
 
 
 def find_batch(leaves: Sequence[Any]) -> BatchAxes | None:
-    """The vmaps around these arrays, as far as they can be seen."""
+    """The vmaps around these arrays, as far as their tracers show them."""
     peeled = [_jax.peel(leaf).batches for leaf in leaves]
     order = _in_order([[batch[0] for batch in batches] for batches in peeled])
     levels: list[tuple[Any, ...]] = []
@@ -28,7 +28,7 @@ def find_batch(leaves: Sequence[Any]) -> BatchAxes | None:
 
 
 def _in_order(chains: Sequence[list[Any]]) -> list[Any]:
-    """One order of nesting from the parts of it that the arrays show."""
+    """Merges the orders of nesting that single arrays show into one."""
     order: list[Any] = []
     for chain in chains:
         place = 0
@@ -42,7 +42,7 @@ def _in_order(chains: Sequence[list[Any]]) -> list[Any]:
 
 
 def batched_shape(shape: Sequence[int], axes: Sequence[tuple[int, int | None]]) -> tuple[int, ...]:
-    """An example's shape with the sizes of the batch in their places."""
+    """Shape of the whole batch: one example's shape with each batch size at its axis."""
     whole = list(shape)
     for size, axis in axes:
         if axis is not None:
@@ -51,7 +51,7 @@ def batched_shape(shape: Sequence[int], axes: Sequence[tuple[int, int | None]]) 
 
 
 def batched_leaves(leaves: Sequence[Any], batch: BatchAxes | None) -> list[Any]:
-    """Shapes of the whole batch for examples of it; without a batch the arrays themselves."""
+    """Shapes of the whole batch from the arrays of one example; without a batch the arrays themselves."""
     if not batch:
         return list(leaves)
     return [

@@ -1,4 +1,4 @@
-"""A kernel with its cfg as a plain function of a call's arguments: what is timed is what runs."""
+"""A kernel with its cfg as a plain function of a call's arguments; a tuning times the same function that runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .variants import gradient, has_any, variant
 
 
 def bind(kernel: Kernel[Any, Any], cfg: Any, inv: Invocation[Any, Any], platform: str) -> Callable[..., Any]:
-    """The function: variant, own gradient, sharding."""
+    """Makes the function: picks the variant, adds the own gradient and the sharding."""
     run = variant(kernel, "run", platform=platform, method=inv.method)
     own = gradient(kernel, platform=platform, method=inv.method)
     if own is not None:

@@ -1,4 +1,4 @@
-"""The cfgs of a call: what its kernel offers to be measured, what it rules out, and stored cfgs rebuilt as its own."""
+"""The cfgs of a call: the kernel's candidates, the cfgs that it rules out, and stored cfgs rebuilt as its type."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from .request import Request
 
 @dataclass(frozen=True)
 class Offer:
-    """What a kernel offers for a call: the heuristic cfg and what may be measured, and what it rules out, and why."""
+    """A kernel's cfgs for a call: the heuristic one and the candidates, and the refused ones with their reasons."""
 
     cfgs: list[Any]
     refused: list[tuple[Any, str]]
 
 
 def candidates(request: Request) -> list[Any]:
-    """The heuristic cfg, then what the kernel says may be measured, without what it calls invalid."""
+    """The heuristic cfg, then the kernel's candidates without the invalid ones."""
     return offer(request).cfgs
 
 
 def offer(request: Request, empty: Callable[[str], None] = lambda message: None) -> Offer:
-    """The same, with what the kernel calls invalid apart."""
+    """The candidates of a call, and apart from them the cfgs that the kernel calls invalid."""
     kernel, inv = request.kernel, request.inv
     heuristic = check_cfg_type(kernel, request.hook("heuristic_cfg")(inv), "heuristic_cfg")
     try:
         offered = list(request.hook("candidate_cfgs")(inv))
-    # Whatever it raises is the kernel's fault, and the message must name the kernel.
+    # Any exception is the kernel's fault, and the message must name the kernel.
     except Exception as error:
         raise KernelError(
             f"candidate_cfgs of kernel {versioned(kernel)} raised {type(error).__name__}: {error}; "
@@ -55,7 +55,7 @@ def offer(request: Request, empty: Callable[[str], None] = lambda message: None)
 
 
 def why_invalid(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -> str | None:
-    """What the kernel has against this cfg, or None."""
+    """The reason why the kernel calls this cfg invalid, or None."""
     verdict = kernel.valid_cfg(inv, cfg)
     if isinstance(verdict, str):
         return verdict
@@ -63,7 +63,7 @@ def why_invalid(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], cfg: Any) -
 
 
 def vetted(request: Request, cfg: Any) -> bool:
-    """May a cfg that somebody else brought run: is it a candidate, or does the kernel itself call it valid?"""
+    """May a cfg of another user or a pack run: is it a candidate, or does the kernel itself call it valid?"""
     offered = candidates(request)
     if len(distinct([*offered, cfg])) == len(distinct(offered)):
         return True
@@ -72,7 +72,7 @@ def vetted(request: Request, cfg: Any) -> bool:
 
 
 def revived(request: Request, cfg: Any) -> Any:
-    """A stored cfg as the kernel knows it: a store without a `cfg_type` gives plain JSON back."""
+    """A stored cfg rebuilt as the kernel's type: a store without a `cfg_type` gives plain JSON back."""
     kind = request.kernel.cfg_type
     if kind is None and isinstance(cfg, (dict, list)):
         guess = type(request.hook("heuristic_cfg")(request.inv))

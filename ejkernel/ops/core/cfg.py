@@ -1,4 +1,4 @@
-"""When two cfgs are the same one, and lists of cfgs without repetitions."""
+"""Equality of cfgs, and lists of cfgs without repetitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def distinct(cfgs: Sequence[Any]) -> list[Any]:
 
 
 def places(cfgs: Sequence[Any], wanted: Sequence[Any]) -> list[int]:
-    """Where the wanted ones first stand among the cfgs, each once, in the order they are wanted."""
+    """Indices at which the wanted cfgs first stand among `cfgs`, each once, in the order of `wanted`."""
     alike = _alike(cfgs)
     found = [place for cfg in wanted for place in alike.get(_form(cfg), ()) if _equal(cfg, cfgs[place])]
     return list(dict.fromkeys(found))

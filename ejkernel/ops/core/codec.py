@@ -127,7 +127,7 @@ def _decode_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
 def _hints(kind: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(kind)
-    # A class defined inside a function may have annotations that name things we can't see: then one by one.
+    # A class defined inside a function may have annotations that name its local types: then each is read by itself.
     except NameError:
         pass
     found: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def _alike(value: Any, data: Any) -> bool:
 
 
 class _Unknown:
-    """The type of a field whose annotation names something that can't be seen from outside its function."""
+    """The type of a field with an annotation that can't be read from outside its function."""
 
 
 def _expect(fits: bool, data: Any, where: str, what: str) -> Any:
@@ -197,5 +197,5 @@ def _expect(fits: bool, data: Any, where: str, what: str) -> Any:
 
 
 def has_fields(kind: Any) -> bool:
-    """Is this a class whose values are made of named fields?"""
+    """Is this a class with named fields?"""
     return (isinstance(kind, type) and dataclasses.is_dataclass(kind)) or is_model(kind) or is_named_tuple(kind)

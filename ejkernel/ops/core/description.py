@@ -31,7 +31,7 @@ def described(inv: Invocation[Any, Any]) -> dict[str, str]:
 
 
 def described_in(record: Record) -> dict[str, str]:
-    """The same, from what the record of a tuning says of its call."""
+    """The readable parts of the call that a record was made for."""
     return _short({name[5:]: text for name, text in record.key.items() if name.startswith("call.")})
 
 
@@ -98,13 +98,13 @@ class Known:
 
     key: Key
     call: Mapping[str, str]
-    # As messages name the place.
+    # The store or cache that holds it, as messages name it.
     where: str
 
 
 @dataclass(frozen=True)
 class Near:
-    """Another call that is known, and the fields in which it differs: what stands there, what was asked."""
+    """A known call near the one that was asked for, and the fields in which they differ: (there, here)."""
 
     key: Key
     where: str
@@ -118,13 +118,13 @@ class Near:
         return "; ".join([*shown, f"and {more} more"] if more > 0 else shown)
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """The near call as messages name it."""
         return f"{self.key.op_id} (call {self.key.call_key}) in {self.where}: {self.differing}"
 
 
 # More differences than this make it another call altogether.
 _FIELDS = 6
-# How far a part of a call that is not comparable is: in doublings of a size.
+# The distance of two parts that cannot be compared, in doublings of a size.
 _OTHER_PART = 8.0
 _NUMBER = re.compile(r"\d+")
 
@@ -153,7 +153,7 @@ def _apart(near: Near) -> float:
 
 
 def calls_apart(one: Mapping[str, str], other: Mapping[str, str]) -> float:
-    """How far two calls are, by their named parts: doublings of sizes, and a lump for what cannot be compared."""
+    """Distance of two calls by their named parts: doublings of sizes, and a lump for parts that cannot be compared."""
     # In one order, since the sum of floats depends on it.
     return sum(_parts_apart(one.get(name, ""), str(other.get(name, ""))) for name in sorted({*one, *other}))
 

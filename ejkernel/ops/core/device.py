@@ -1,4 +1,4 @@
-"""Which device a call is for, and what that device is called in every key."""
+"""The device of a call, and the device's name in every key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .stable import is_array
 
 _target: ContextVar[jax.Device | None] = ContextVar("ejkernel_target_device", default=None)
 
-# Widest first, as the kernel lists them in /proc/cpuinfo; one name for all of AVX-512, whose parts vary little.
+# Widest first, as the kernel lists them in /proc/cpuinfo; one name for all of AVX-512, since its parts vary little.
 _VECTOR_SETS = (
     *(("amx_tile", "amx"), ("avx512f", "avx512"), ("avx2", "avx2"), ("avx", "avx"), ("sse4_2", "sse4.2")),
     *(("sve2", "sve2"), ("sve", "sve"), ("asimd", "neon"), ("v", "rvv")),
@@ -42,7 +42,7 @@ def target_device(device: jax.Device) -> Iterator[None]:
 
 
 def default_device() -> jax.Device:
-    """Where JAX would put an array now."""
+    """The device that JAX puts a new array on."""
     chosen: Any = _jax.setting("jax_default_device")
     if isinstance(chosen, str):
         return jax.local_devices(backend=chosen)[0]
@@ -110,7 +110,7 @@ def get_device_platform(dev: jax.Device | None = None) -> str:
 
 
 def device_kind(dev: jax.Device | None = None) -> str:
-    """What the hardware is called; for a CPU its model and widest vector set."""
+    """Name of the hardware; for a CPU its model and widest vector set."""
     device = dev or default_device()
     return cpu_kind() if device.platform == "cpu" else device.device_kind
 
@@ -133,7 +133,7 @@ def cpu_kind() -> str:
 
 
 def _apple_model() -> str:
-    # There Python knows a processor as 'arm' or 'i386' alone.
+    # On macOS Python knows a processor as 'arm' or 'i386' alone.
     if sys.platform != "darwin":
         return ""
     asked = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
@@ -144,7 +144,7 @@ def _apple_model() -> str:
 
 
 def read_cpu_kind(cpuinfo: str, *, machine: str, processor: str) -> str:
-    """The same from the text of /proc/cpuinfo, or from what Python knows where there is none."""
+    """The processor's kind from the text of /proc/cpuinfo, or from Python's own names where there is none."""
 
     def field(name: str) -> str:
         found = re.search(rf"^{name}[ \t]*:[ \t]*(.*)$", cpuinfo, re.MULTILINE | re.IGNORECASE)
@@ -161,7 +161,7 @@ def read_cpu_kind(cpuinfo: str, *, machine: str, processor: str) -> str:
 
 
 def environment(device: jax.Device | str) -> dict[str, str]:
-    """What, besides the hardware, may change which cfg is best: versions of JAX, its runtime and the driver."""
+    """Versions that may change which cfg is best: those of JAX, its runtime and the driver."""
     found = {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__}
     fingerprint = device if isinstance(device, str) else device_fingerprint(device)
     # A put by hand must not start a backend: then the runtime's version stays unknown.
@@ -181,7 +181,7 @@ def same_environment(kept: Mapping[str, str], now: Mapping[str, str]) -> bool:
     """Would a cfg tuned under `kept` still be believed: same jaxlib minor version, runtime and driver?"""
     if _minor(kept.get("jaxlib", "")) != _minor(now.get("jaxlib", "")):
         return False
-    # What one side does not know is no difference: a put by hand may come before any backend.
+    # A version that one side does not know is no difference: a put by hand may come before any backend.
     return all(kept[name] == now[name] for name in ("platform", "driver") if name in kept and name in now)
 
 

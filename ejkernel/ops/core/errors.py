@@ -52,20 +52,20 @@ class TuningError(OpsError, RuntimeError):
     def __init__(self, message: str, reasons: Sequence[str] = (), record: Any = None) -> None:
         super().__init__(message)
         self.reasons = tuple(reasons)
-        # What became of every candidate, where that is known.
+        # The record with every candidate's outcome, where there is one.
         self.record = record
 
 
 class OutOfTimeError(TuningError):
-    """A tuning whose time was up before the heuristic cfg was measured: nothing is known to be better."""
+    """A tuning that ran out of time before the heuristic cfg was measured: no cfg is known to be better."""
 
 
 class NotExportedError(OpsError, TypeError):
-    """A candidate that cannot be written down for another process."""
+    """A candidate that cannot be exported to another process."""
 
 
 class IsolationError(OpsError, RuntimeError):
-    """A tuning that was to run in a process of its own, and cannot."""
+    """A tuning that should run in a worker process, and cannot."""
 
 
 class RetuneError(OpsError, RuntimeError):
@@ -85,11 +85,11 @@ class SignatureError(OpsError, TypeError):
 
 
 class JaxChangedError(OpsError, ImportError):
-    """The installed JAX has no such private name any more."""
+    """The installed JAX lacks a private name that this package uses."""
 
 
 class MissingExtraError(OpsError, ImportError):
-    """Something that needs a package which an extra of this one installs."""
+    """A feature that needs a package from one of the extras."""
 
 
 class AgreementError(OpsError, RuntimeError):
@@ -101,7 +101,7 @@ class GradientError(OpsError, TypeError):
 
 
 class ShardingError(OpsError, ValueError):
-    """A sharded call without what it needs."""
+    """A sharded call without its mesh or its specs."""
 
 
 class StaticArgumentError(OpsError, TypeError):

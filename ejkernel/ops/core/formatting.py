@@ -12,7 +12,7 @@ _WIDEST = 60
 
 
 def as_text(header: Sequence[str], rows: Rows) -> str:
-    """Columns under each other, two spaces between them."""
+    """Rows as aligned text, two spaces between the columns."""
     cells = [list(header), *([_cut(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join(
@@ -21,7 +21,7 @@ def as_text(header: Sequence[str], rows: Rows) -> str:
 
 
 def as_html(header: Sequence[str], rows: Rows) -> str:
-    """The same as an HTML table; whatever the cells hold is text."""
+    """Rows as an HTML table; markup in the cells is escaped."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -34,7 +34,7 @@ def positional(function: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
 
 
 def names_of(function: Callable[..., Any], count: int) -> list[str]:
-    """What the function calls its first positional arguments."""
+    """Names of a function's first positional arguments."""
     names = [p.name for p in inspect.signature(function).parameters.values()][:count]
     return names + [f"argument {i}" for i in range(len(names), count)]
 
@@ -54,7 +54,7 @@ def own_gradient(
         def rebuild(leaves: Sequence[Any]) -> tuple[Any, Any]:
             whole = list(constants)
             for place, leaf in zip(arrays, leaves, strict=True):
-                # Of a Python number that is differentiated JAX hands on the number itself.
+                # JAX passes a Python number that is differentiated on as it is.
                 whole[place] = leaf if is_array(leaf) else jax.numpy.asarray(leaf)
             return jax.tree_util.tree_unflatten(tree, whole)  # type: ignore[no-any-return]
 
@@ -63,7 +63,7 @@ def own_gradient(
             inner, keywords = rebuild(leaves)
             return run(*inner, cfg=cfg, **keywords)
 
-        # What the residuals hold besides arrays: JAX carries only arrays from forward to backward.
+        # The residuals without their arrays: JAX carries only arrays from forward to backward.
         aside: list[Any] = []
 
         def forward(*leaves: Any) -> Any:
@@ -110,7 +110,7 @@ def _vary(leaf: Any, axes: frozenset[str]) -> Any:
 
 
 def forward_mode_error(kernel: str) -> GradientError:
-    """Why forward mode of an own gradient cannot be had."""
+    """The error for forward mode of an own gradient."""
     return GradientError(
         f"kernel {kernel} has its own gradient, which is reverse mode only (grad, vjp); forward mode (jvp, jacfwd, "
         "linearize) of it cannot be had: use jacrev, or call the kernel's run directly"
@@ -169,7 +169,7 @@ def _of_argument(kernel: str, name: str, grad: Any, arg: Any) -> list[Any]:
         jax.tree_util.tree_map(add, grad, arg, is_leaf=lambda part: part is None)
     except GradientError:
         raise
-    # What JAX raises where one tree is no prefix of the other.
+    # JAX raises these where one tree is no prefix of the other.
     except (ValueError, TypeError) as error:
         shape, wanted = jax.tree_util.tree_structure(grad), jax.tree_util.tree_structure(arg)
         raise GradientError(

@@ -1,4 +1,4 @@
-"""What changed in any cache or policy of this process, so that whoever built on an answer can tell. No JAX here."""
+"""Changes of the caches and policies of this process: code that kept a cfg asks here if it is stale. No JAX here."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 # Moves with every change; read on every call, so a plain module attribute.
 epoch = 0
 
-# The last changes of each key, in any cache or store, and the last one of everything at once.
+# The last changes of each key, in any cache or store: the epoch and the new cfg.
 _latest: dict[Any, list[tuple[int, Any]]] = {}
-# More than one program has caches that know the same key.
+# Changes kept for each key: several caches of one process may know the key.
 _NOTES = 8
+# The epoch of the last change that may concern every key.
 _everything = 0
 _lock = threading.Lock()
 
 
 def note(key: Any, cfg: Any) -> None:
-    """A key has this cfg now."""
+    """Notes that a key has this cfg now."""
     global epoch
     with _lock:
         epoch += 1
@@ -25,7 +26,7 @@ def note(key: Any, cfg: Any) -> None:
 
 
 def note_everything() -> None:
-    """Any key may have another cfg now."""
+    """Notes that any key may have another cfg now."""
     global epoch, _everything
     with _lock:
         epoch += 1
@@ -47,7 +48,7 @@ def differs(key: Any, cfg: Any, *, since: int) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Is it one cfg to a kernel?"""
+    """Are both one cfg to a kernel?"""
     if one is other:
         return True
     # 1, 1.0 and True are equal to Python and three cfgs to a kernel.

@@ -20,7 +20,7 @@ _SCHEME = "1"
 
 @dataclass(frozen=True, eq=False)
 class Invocation(Generic[Cfg, Out]):
-    """What was asked of which operation; `call_key` stands for all of it that can change the best cfg."""
+    """One call of an operation; `call_key` stands for everything in it that can change the best cfg."""
 
     op_id: str
     args: tuple[Any, ...]
@@ -58,7 +58,7 @@ class Invocation(Generic[Cfg, Out]):
         return stable.short_hash(_text(dict(self.parts)))
 
     def make_key(self, key_builder: Callable[[Invocation[Cfg, Out]], str] | None = None) -> str:
-        """The call key, or what the builder makes of this call."""
+        """The call key, or the key that the builder makes of this call."""
         if key_builder is None:
             return self.call_key
         key = key_builder(self)

@@ -1,4 +1,4 @@
-"""What a kernel is: an operation with a computation, a heuristic cfg and candidates."""
+"""The kernel class: an operation with a computation, a heuristic cfg and candidates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Kernel(Generic[Cfg, Out]):
     _named: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Gives a class without an `op_id` its own name, and has it checked when it is first made or used."""
+        """Gives a class without an `op_id` its own name; `check_class` follows when it is first made or used."""
         super().__init_subclass__(**kwargs)
         cls._checked = False
         cls._named = cls._named or "op_id" in cls.__dict__
@@ -64,15 +64,15 @@ class Kernel(Generic[Cfg, Out]):
         raise NotImplementedError
 
     def candidate_cfgs(self, inv: Invocation[Cfg, Out]) -> Iterable[Any]:
-        """What may be measured for this call: the heuristic cfg alone, unless a kernel says more."""
-        # The device is known only where JAX runs, and this file is about what a kernel is.
+        """The cfgs to measure for this call: the heuristic one alone, unless a kernel defines more."""
+        # Only a call has a device; the class itself does without that module.
         from .device import platform_of
 
         return [variant(self, "heuristic_cfg", platform=platform_of(inv), method=inv.method)(inv)]
 
     @absent
     def fwd_with_residuals(self, *args: Any, **kwargs: Any) -> Any:
-        """The computation and what its gradient needs of it: `(out, residuals)`."""
+        """The computation and the values that its gradient needs: `(out, residuals)`."""
         raise NotImplementedError
 
     @absent
@@ -82,7 +82,7 @@ class Kernel(Generic[Cfg, Out]):
 
     @absent
     def create_shard_map_wrapper(self, *args: Any, **kwargs: Any) -> Any:
-        """How the kernel runs sharded: `(fn, args)` or `(fn, args, callback)`."""
+        """The function that runs the kernel sharded: `(fn, args)` or `(fn, args, callback)`."""
         raise NotImplementedError
 
     @absent
@@ -92,7 +92,7 @@ class Kernel(Generic[Cfg, Out]):
 
     @absent
     def reference(self, *args: Any, **kwargs: Any) -> Any:
-        """What every candidate must compute."""
+        """The right result, which every candidate must compute."""
         raise NotImplementedError
 
     def valid_cfg(self, inv: Invocation[Cfg, Out], cfg: Any) -> bool | str:
@@ -106,7 +106,7 @@ def versioned(kernel: Kernel[Any, Any]) -> str:
 
 
 def kernel_path(kernel: Kernel[Any, Any]) -> str:
-    """Where the kernel's class can be imported from."""
+    """The kernel's class as `module:qualname`, to import it by."""
     return f"{type(kernel).__module__}:{type(kernel).__qualname__}"
 
 
@@ -169,7 +169,7 @@ def check_kernel(kernel: Kernel[Any, Any]) -> None:
 
 
 def check_class(cls: type[Kernel[Any, Any]]) -> None:
-    """Raises unless the class keeps the contract; looked at once, when it is first made or used."""
+    """Raises unless the class keeps the contract; checks once, when the class is first made or used."""
     if cls._checked:
         return
     name = f"{cls.__module__}.{cls.__qualname__}"

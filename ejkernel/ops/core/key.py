@@ -1,4 +1,4 @@
-"""The key of a call, `(device, op_id, call_key)`, and why two calls have different ones."""
+"""The key of a call, `(device, op_id, call_key)`, and the parts in which two calls differ."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """Where a cfg is kept: equal to, and hashed as, the plain tuple of its three strings."""
+    """The key under which a cfg is kept: equal to, and hashed as, the plain tuple of its three strings."""
 
     device: str
     op_id: str
     call_key: str
 
     def __str__(self) -> str:
-        """As messages spell it."""
+        """The key as messages spell it."""
         return f"{self.op_id} (call {self.call_key}) on {self.device}"
 
 

@@ -1,4 +1,4 @@
-"""A record as a picture: every sample over the rounds of the race, and what became of each candidate. No JAX here."""
+"""A record as a picture: every sample over the rounds of the race, and each candidate's outcome. No JAX here."""
 
 from __future__ import annotations
 

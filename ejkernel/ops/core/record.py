@@ -1,4 +1,4 @@
-"""What a tuning leaves behind: every candidate's outcome and how the winner was found. No JAX here."""
+"""The record of a tuning: every candidate's outcome and how the winner was found. No JAX here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Objective = Literal["forward", "forward+backward"]
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate: what became of it, and how long it took."""
+    """One candidate: its outcome and its times."""
 
     cfg: Any
     status: Status = "ok"
@@ -49,7 +49,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Record:
-    """One tuning, whole; indices point into `trials`."""
+    """One whole tuning; indices point into `trials`."""
 
     key: Mapping[str, str] = field(default_factory=dict)
     kernel: str = ""
@@ -98,7 +98,7 @@ class Record:
         }
 
     def _for_kin(self) -> dict[str, Any]:
-        """Of a search: what the next search of this operation, for another call or on another device, starts from."""
+        """Figures of a search that start the operation's next search, for another call or on another device."""
         few = {"space": self.space, "next": self._next_best()}
         # A summary is loaded with every look at its entry; the record itself has everything.
         return {name: value for name, value in few.items() if len(json.dumps(value)) <= _MOST_TEXT}
@@ -106,7 +106,7 @@ class Record:
     def _next_best(self) -> list[Any]:
         """The fastest cfgs that are unlike the winner and each other, then some of quite another kind.
 
-        Those are for a device where the winner and all that is like it are bad.
+        The last ones are for a device where the winner and similar cfgs are slow.
         """
         timed = [t for t in self.trials if t.status == "ok" and t.samples_s]
         timed.sort(key=lambda t: t.seconds or 0.0)
@@ -121,12 +121,12 @@ class Record:
         return kept[1:]
 
     def table(self) -> str:
-        """The candidates as text, the fastest first: median time, spread, ratio to the winner, check, what became."""
+        """The candidates as text, the fastest first: median time, spread, ratio to the winner, error and outcome."""
         return record_table(self)
 
     def plot(self, axes: Any = None) -> Any:
         """The race as a picture, in a matplotlib Axes of its own or the one given; needs the extra `plot`."""
-        # Nobody who only reads records pays for matplotlib.
+        # Reading records must not import matplotlib.
         from .plot import draw
 
         return draw(self, axes)
@@ -187,7 +187,7 @@ _MOST_TEXT = 2000
 
 
 def _unlike(one: Any, other: Any, quite: bool) -> bool:
-    """Do they differ in two fields, or in half of them?"""
+    """Do two cfgs differ in two fields, and if `quite` in half of them?"""
     if isinstance(one, dict) and isinstance(other, dict):
         names = {*one, *other}
         differ = [name for name in names if one.get(name) != other.get(name)]

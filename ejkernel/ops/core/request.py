@@ -21,37 +21,37 @@ from .variants import variant
 
 @dataclass(frozen=True)
 class Hit:
-    """An answer, where it came from, and what the listener is told about it."""
+    """A tier's answer: the cfg, its source, and the data of its event."""
 
     cfg: Any
     source: str
     data: Mapping[str, Any] = field(default_factory=dict)
     objective: Objective | None = None
     record: Record | None = None
-    # False: an answer that must not be kept, since nothing was measured for it here.
+    # False: the cfg must not go to memory, since nothing was measured for it here.
     keep: bool = True
 
 
 @dataclass(frozen=True)
 class Miss:
-    """Why a tier had no answer; `seeds` are cfgs that are known but not good enough to be used unmeasured."""
+    """A tier without an answer, and the reason; `seeds` are known cfgs that must be measured before they are used."""
 
     reason: str
     # None leaves the seeds that earlier tiers found as they are.
     seeds: tuple[Hit, ...] | None = None
-    # A tuning that left no candidate.
+    # The record of a tuning in which every candidate failed.
     record: Record | None = None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was chosen for a request, by which tier, and why the earlier ones had no answer."""
+    """The cfg chosen for a request, its tier, and the reasons why earlier tiers had no answer."""
 
     cfg: Any
     tier: str
     misses: tuple[tuple[str, str], ...] = ()
     record: Record | None = None
-    # The record of a tuning that left no candidate.
+    # The record of a tuning in which every candidate failed.
     failed: Record | None = None
 
 
@@ -63,10 +63,10 @@ class Request:
     kernel: Kernel[Any, Any]
     key: Key
     device: jax.Device
-    # What a tuning must cover to be good enough.
+    # The passes that a tuning must have covered: forward, or forward and backward.
     objective: Objective
     seeds: tuple[Hit, ...] = ()
-    # The most that a tuning may take, besides what the process may spend: others wait for it.
+    # The limit of a tuning that other processes wait for; the process's own budget holds as well.
     seconds: float | None = None
 
     @cached_property
@@ -80,12 +80,12 @@ class Request:
         return described(self.inv)
 
     def hook(self, name: str) -> Callable[..., Any]:
-        """The kernel's method for this platform and way of running."""
+        """The kernel's variant of a method for this platform, sharded or not."""
         return variant(self.kernel, name, platform=self.platform, method=self.inv.method)
 
 
 def ask(inv: Invocation[Any, Any], kernel: Kernel[Any, Any], objective: Objective) -> Request:
-    """The question that a call asks."""
+    """Makes the request of a call."""
     check_kernel(kernel)
     if inv.op_id != kernel.op_id:
         raise KernelError(f"the invocation is one of {inv.op_id!r}, but the kernel is {kernel.op_id!r}")

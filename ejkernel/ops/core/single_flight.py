@@ -1,4 +1,4 @@
-"""One thread works on a key, the others wait for it."""
+"""Single flight: one thread works on a key, the other threads wait for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator
 
 
 class SingleFlight:
-    """A lock for each key that somebody works on now."""
+    """A lock for each key that a thread works on now."""
 
     def __init__(self) -> None:
         self._locks: dict[Hashable, tuple[threading.RLock, int]] = {}
@@ -16,7 +16,7 @@ class SingleFlight:
 
     @contextlib.contextmanager
     def hold(self, key: Hashable) -> Iterator[bool]:
-        """Holds the key; True where another thread had it, so that the answer may be there by now."""
+        """Holds the key; gives True where another thread held it before, so that the answer may be there by now."""
         with self._mutex:
             lock, users = self._locks.get(key, (threading.RLock(), 0))
             self._locks[key] = (lock, users + 1)

@@ -21,7 +21,7 @@ from .. import _jax
 from . import codec
 from .errors import KeyPartError
 
-# Deeper than any real argument; also what ends a container that holds itself.
+# Deeper than any real argument; a container that holds itself ends here.
 DEEPEST = 64
 
 
@@ -88,7 +88,7 @@ def type_name(kind: Any) -> str:
 
 
 def is_array(value: Any) -> bool:
-    """Is this what a key knows by shape and dtype alone?"""
+    """Is this an array, which a key knows by shape and dtype alone?"""
     return isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 

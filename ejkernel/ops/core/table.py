@@ -14,13 +14,13 @@ _HEADER = ("cfg", "median", "spread", "ratio", "error", "status", "")
 
 
 def record_table(record: Record) -> str:
-    """The winner first, then by time, then what was not timed or could not be used."""
+    """Table of the candidates: the winner first, then by time, then those that were not timed or failed."""
     best = None if record.winner is None else record.trials[record.winner].seconds
     return formatting.as_text(_HEADER, [_row(record, place, best) for place in ranked(record)])
 
 
 def ranked(record: Record) -> list[int]:
-    """The places of the trials in that order."""
+    """Indices of the trials in the order of the table."""
     return sorted(range(len(record.trials)), key=lambda place: (place != record.winner, _rank(record, place)))
 
 
@@ -44,7 +44,7 @@ def _row(record: Record, place: int, best: float | None) -> tuple[str, ...]:
 
 
 def notes(record: Record, place: int) -> str:
-    """What one candidate was in the race, what became of it, and what it has to say."""
+    """One candidate's role in the race, the round that dropped it, and its message."""
     trial = record.trials[place]
     roles = {"winner": place == record.winner, "tied": place in record.tied, "heuristic": place == record.heuristic}
     said = [role for role, holds in roles.items() if holds]

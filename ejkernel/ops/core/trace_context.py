@@ -1,4 +1,4 @@
-"""What is set around a call and changes its key or its cost, kept so that it can be set again."""
+"""Settings around a call that change its key or its cost, kept so that a tuning can set them again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TraceContext:
 
     @staticmethod
     def now() -> TraceContext:
-        """Those of this very place."""
+        """The settings in force here."""
         mesh: Any = jax.sharding.get_abstract_mesh()
         precision = _jax.setting("jax_default_matmul_precision")
         return TraceContext(
@@ -34,7 +34,7 @@ class TraceContext:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Sets them for a `with` block."""
+        """Puts these settings in force for a `with` block."""
         mesh = self.mesh or jax.sharding.AbstractMesh((), ())
         with (
             jax.sharding.use_abstract_mesh(mesh),

@@ -1,4 +1,4 @@
-"""Which of a kernel's variants runs: the most specific one that its class defines."""
+"""A kernel's variants: the most specific one that its class defines runs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""More than one process."""
+"""Programs of more than one process: all of them run the same cfg."""

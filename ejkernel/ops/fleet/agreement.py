@@ -1,4 +1,15 @@
-"""Every process of a `jax.distributed` program runs the same cfg: a key is decided once, and nobody waits for ever."""
+"""Agreement: every process of a `jax.distributed` program runs the same cfg for a call.
+
+Processes with different cfgs would run different programs, and their collectives would hang. So each call is decided
+once. The program's key-value service holds one verdict for each topic (platform, operation, call and objective), and
+it is set once: the service takes the first write and refuses all later ones. A process that is refused reads the
+standing verdict and follows it.
+
+A process that knows a cfg publishes it at once. Otherwise one process claims the topic, tunes and publishes; the
+others wait for the verdict and watch the heartbeat of the claimant. If the heartbeat stops, or the wait is too long, a
+waiting process publishes the heuristic cfg, so no process waits for ever. A process with other code than the claimant
+publishes a conflict, which stops every process with an error. A verdict stands until `jax.distributed` ends.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +37,7 @@ from .report import Agreed, AgreementReport
 
 
 class AgreementWarning(UserWarning):
-    """A decision that did not go as it should."""
+    """A decision that fell back on the heuristic cfg, or one that this process's caches contradict."""
 
 
 class Agreement:
@@ -62,12 +73,12 @@ class Agreement:
         return self._again(proposal, agreed)
 
     def standing(self, request: Request) -> Hit | None:
-        """What was agreed for this request, as far as this process asked."""
+        """The agreed cfg of a request, or None where this process has not asked for it yet."""
         agreed = self._agreed.get(topic_of(request))
         return None if agreed is None else _hit(agreed, first=False)[0]
 
     def report(self) -> AgreementReport:
-        """What was agreed so far, with the waits of all processes."""
+        """The decisions so far, with the waits of all processes."""
         rows = [replace(agreed, waited=self._waits(topic)) for topic, agreed in list(self._agreed.items())]
         return AgreementReport(self.member.process, self.member.processes, tuple(rows))
 
@@ -124,7 +135,7 @@ class Agreement:
 
 
 def _hit(agreed: Agreed, *, first: bool) -> tuple[Hit, tuple[tuple[str, str], ...]]:
-    """What a selector keeps and tells of an agreed cfg."""
+    """An agreed cfg as the hit that a selector keeps, with the reason why nothing was tuned where that is so."""
     data = {"process": agreed.process, "tier": agreed.tier}
     if agreed.tier == "heuristics":
         reason = agreed.why or f"process {agreed.process} decided so for all"
@@ -140,14 +151,14 @@ _session_lock = threading.Lock()
 def agree(proposal: Proposal, seconds: float) -> Decision:
     """The decision of all processes of this program."""
     now = distributed()
-    # It ended since the caller looked.
+    # `jax.distributed` ended since the caller looked.
     if now is None:
         return proposal.make()
     return _agreement(now).decide(proposal, seconds)
 
 
 def standing(request: Request) -> Hit | None:
-    """What the processes of this program agreed on for a request, as far as this one asked."""
+    """The cfg that the processes of this program agreed on for a request, or None where this one has not asked."""
     now = distributed()
     return None if now is None else _agreement(now).standing(request)
 
@@ -157,7 +168,7 @@ def _agreement(now: Distributed) -> Agreement:
     with _session_lock:
         if _session is None or _session[0] is not now.client:
             if _session is not None:
-                # Other processes, or other lives of them, may decide otherwise: what was chosen is asked again.
+                # Other processes, or restarted ones, may decide otherwise: every choice is made again.
                 invalidation.note_everything()
             service = KeyValueStore(now.client, now.coordinator)
             _session = (now.client, Agreement(service, now.process, now.processes))
@@ -165,6 +176,6 @@ def _agreement(now: Distributed) -> Agreement:
 
 
 def agreement_report() -> AgreementReport:
-    """What the processes of this program agreed on so far, as far as this process asked; empty where it is alone."""
+    """The decisions of this program's processes, as far as this process asked; empty in a program of one process."""
     now = distributed()
     return AgreementReport(0, 1) if now is None else _agreement(now).report()

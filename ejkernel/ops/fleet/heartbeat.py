@@ -1,4 +1,4 @@
-"""Signs of life: a process that others wait for says now and then that it still works."""
+"""Heartbeats: a process that others wait for writes now and then that it still works, and the others watch that."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ..core.errors import AgreementError
 from .kv_store import KeyValueStore
 
 # Silent for this long, a process counts as dead. Compiling and tracing let other threads run at least every few
-# milliseconds, so this is generous, and an error of judgement costs one heuristic cfg.
+# milliseconds, so this is generous; a process that counts as dead too early costs one heuristic cfg.
 LEASE = 10.0
-# So often in that time.
+# Heartbeats in one lease.
 _BEATS = 4
 
 
 def beat_key(root: str, process: int) -> str:
-    """Where a process leaves its signs of life."""
+    """Key of a process's heartbeat in the service."""
     return f"{root}/pulse/{process}"
 
 
 class Heartbeat:
-    """Signs of life of this process, while anybody may wait for it."""
+    """Heartbeat of this process, while other processes may wait for it."""
 
     def __init__(self, service: KeyValueStore, key: str, life: str, lease: float = LEASE) -> None:
         self._service = service
@@ -37,7 +37,7 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """Beats for the time of a `with` block; there is a sign before the block begins."""
+        """Beats for the time of a `with` block; the first beat comes before the block."""
         with self._lock:
             self._users += 1
             if self._users == 1:
@@ -66,7 +66,7 @@ class Heartbeat:
 
 
 class HeartbeatWatch:
-    """Watches another process's pulse by this process's own clock."""
+    """Watches another process's heartbeat by this process's own clock."""
 
     def __init__(
         self,
@@ -86,14 +86,14 @@ class HeartbeatWatch:
 
     @property
     def pause(self) -> float:
-        """How long to wait before looking again."""
+        """Seconds to wait before looking again."""
         return self._lease / _BEATS
 
     def alive(self) -> bool:
-        """Has the process, in the life that is watched, shown itself within the lease?"""
+        """Has the process beaten within the lease, without a restart?"""
         found = self._service.get(self._key)
         if found is not None and found.partition(" ")[0] != self._life:
-            # It was started again: whatever the former life began is lost.
+            # The process was started again: the work of its former life is lost.
             return False
         if found != self._last:
             self._last, self._since = found, self._clock()

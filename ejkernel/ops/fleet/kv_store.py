@@ -1,4 +1,4 @@
-"""The key-value service that every `jax.distributed` program has: the few verbs that agreement needs, each bounded."""
+"""The key-value service of a `jax.distributed` program: the verbs that agreement needs, each with a time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .._jax import check_client
 from ..core.errors import AgreementError
 
 # An answer takes under a millisecond; a coordinator that is silent for this long is stopped or cut off. JAX itself
-# ends a program whose coordinator died, but waits without bound for one that hangs.
+# ends a program when its coordinator died, but waits without bound for one that hangs.
 PATIENCE = 30.0
 
 # The service takes 100 MB and more, but every process of the program reads what one of them wrote.
@@ -30,7 +30,7 @@ class KeyValueStore:
         self._patience = patience
 
     def set_once(self, key: str, value: str) -> bool:
-        """Sets a value that nobody has set yet; False where somebody has."""
+        """Sets a value that is not set yet; False where another process has set it."""
         try:
             self._ask("key_value_set", key, value)
         except jax.errors.JaxRuntimeError as error:
@@ -40,7 +40,7 @@ class KeyValueStore:
         return True
 
     def set(self, key: str, value: str) -> None:
-        """Sets a value, whatever was there."""
+        """Sets a value, over the one that is there."""
         try:
             self._ask("key_value_set", key, value, True)
         except jax.errors.JaxRuntimeError as error:
@@ -58,7 +58,7 @@ class KeyValueStore:
     def wait(self, key: str, seconds: float) -> str | None:
         """The value once it is there, or None after so many seconds."""
         try:
-            # This verb alone keeps its time by itself.
+            # This verb alone has a time limit of its own.
             return str(self._client.blocking_key_value_get(key, max(1, math.ceil(1e3 * seconds))))
         except jax.errors.JaxRuntimeError as error:
             if _status(error) != "DEADLINE_EXCEEDED":
@@ -86,7 +86,7 @@ class KeyValueStore:
         def call() -> None:
             try:
                 answer.set_result(getattr(self._client, verb)(*args))
-            # Handed to the thread that asked.
+            # Raised in the thread that asked.
             except BaseException as error:
                 answer.set_exception(error)
 

@@ -1,4 +1,4 @@
-"""What processes must have in common to agree on a key: package, kernel version and candidates."""
+"""The code that processes must have in common to agree on a key: package, kernel version and candidates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..core.kernel import key_builder_of
 from ..core.request import Request
 from ..core.stable import type_name
 
-# Candidates whose JSON is longer than this together are compared by their digest alone.
+# Candidates with more JSON than this together are compared by their digest alone.
 _LISTED = 16 * 1024
 
 
@@ -26,14 +26,14 @@ class Manifest:
 
     package: str
     kernel: str
-    # Of the candidates in their order; empty where the kernel has a key builder, since calls that share a key then
+    # Hash of the candidates in their order; empty where the kernel has a key builder: calls that share a key then
     # need not share their candidates.
     digest: str
     count: int
     listed: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """As JSON writes it."""
+        """The manifest as JSON values."""
         return asdict(self)
 
     @staticmethod
@@ -56,7 +56,7 @@ def manifest_of(request: Request) -> Manifest:
 
 
 def difference(one: Manifest, other: Manifest, names: tuple[str, str]) -> str:
-    """What differs between two processes, in words; empty where nothing does."""
+    """The differences between two processes, in words; empty where there are none."""
     found = []
     if one.package != other.package:
         found.append(_versions("ejkernel-ops", one.package, other.package, names))
@@ -90,7 +90,7 @@ def _few(texts: Sequence[str]) -> str:
 def _texts(request: Request) -> list[str]:
     try:
         cfgs = candidates(request)
-    # Whatever a kernel raises here reaches the user where its candidates are needed; a stored cfg needs none of them.
+    # A kernel's exception reaches the user where its candidates are needed; a stored cfg needs none of them.
     except Exception as error:
         return [type_name(type(error))]
     # The heuristic cfg is usually one of the candidates.
@@ -100,6 +100,6 @@ def _texts(request: Request) -> list[str]:
 def _text(cfg: Any) -> str:
     try:
         return json.dumps(codec.encode(cfg), sort_keys=True, ensure_ascii=False)
-    # No text that is the same in every process.
+    # Such a cfg has no text that is the same in every process.
     except ConfigTypeError:
         return type_name(type(cfg))

@@ -1,4 +1,4 @@
-"""What travels between processes: who works on a key, and what was decided."""
+"""Messages between processes: the claim of a key, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .manifest import Manifest
 
 @dataclass(frozen=True)
 class Claim:
-    """A process works on a key."""
+    """A process's claim that it works on a key."""
 
     process: int
-    # Another one after every start of the process: a claim of a former life will never be honoured.
+    # New at every start of the process: a claim of a former life will never be honoured.
     life: str
     manifest: Manifest
 
     def dumps(self) -> str:
-        """As JSON."""
+        """The claim as JSON."""
         return json.dumps({"process": self.process, "life": self.life, "manifest": self.manifest.plain()})
 
     @staticmethod
@@ -39,7 +39,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was decided for a key, by whom, from which tier."""
+    """The decision on a key: the process that made it, its tier and its cfg."""
 
     process: int
     tier: str
@@ -50,7 +50,7 @@ class Verdict:
     why: str = ""
 
     def dumps(self, request: Request) -> str:
-        """As JSON; an `AgreementError` where the cfg cannot travel."""
+        """The verdict as JSON; an `AgreementError` where the cfg cannot be sent."""
         data = {**vars(self), "cfg": _travelling(request, self.cfg), "manifest": self.manifest.plain()}
         return json.dumps(data, ensure_ascii=False)
 
@@ -61,7 +61,7 @@ class Verdict:
         return Verdict(**{**data, "manifest": Manifest.of(data["manifest"])})
 
     def rebuilt(self, request: Request) -> Verdict:
-        """With the cfg as the kernel knows it."""
+        """The verdict with its cfg rebuilt as the kernel's type."""
         try:
             cfg = check_cfg_type(request.kernel, revived(request, self.cfg), "the agreed cfg")
         except ConfigTypeError as error:

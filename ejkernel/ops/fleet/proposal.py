@@ -1,4 +1,4 @@
-"""What one process can say about a request by itself, before its processes agree."""
+"""A process's own answers to a request, before the processes agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..core.request import Decision, Hit, Request
 
 
 class Proposal(Protocol):
-    """What one process can say about a request by itself."""
+    """A process's own answers to a request."""
 
     @property
     def request(self) -> Request:
@@ -20,13 +20,13 @@ class Proposal(Protocol):
         """Was a tuning asked for, whatever is known already?"""
 
     def known(self) -> Hit | None:
-        """What memory or a store answers; nothing is measured, kept or told."""
+        """The answer of memory or a store; nothing is measured or kept, and no event is sent."""
 
     def make(self, seconds: float | None = None) -> Decision:
-        """The answer of all tiers, kept and told; a tuning takes at most so many seconds."""
+        """The answer of all tiers, kept and reported as an event; a tuning takes at most so many seconds."""
 
     def guess(self) -> Hit:
         """The heuristic cfg, where the policy allows it."""
 
     def keep(self, hit: Hit, misses: Sequence[tuple[str, str]] = ()) -> Decision:
-        """Keeps and tells an answer that was found elsewhere."""
+        """Keeps an answer that another process found, and reports it as an event."""

@@ -1,4 +1,4 @@
-"""One process asks about one key: who knows says so, one of the others decides, the rest wait, and never for ever."""
+"""One process's part in one decision: publish a known cfg, or claim the topic and decide, or wait within limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .kv_store import KeyValueStore
 from .manifest import Manifest, difference, manifest_of
 from .messages import Claim, Verdict, by_this_process
 
-# Moves with the format of what travels, so that processes with another one do not misread it.
+# Moves with the format of the messages, so that processes with another format do not misread them.
 ROOT = "ejkernel.ops/1"
 
 
@@ -28,7 +28,7 @@ class Member:
     process: int
     processes: int
     pulse: Heartbeat
-    # Another one after every start of the process.
+    # New at every start of the process.
     life: str
     lease: float = LEASE
     clock: Callable[[], float] = time.monotonic
@@ -36,7 +36,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Topic:
-    """What one decision is about: the same in all processes that must run the same cfg."""
+    """Subject of one decision: equal in all processes that must run the same cfg."""
 
     platform: str
     op_id: str
@@ -47,12 +47,12 @@ class Topic:
 
     @property
     def folder(self) -> str:
-        """Where the service keeps it."""
+        """The topic's folder in the service."""
         return f"{ROOT}/topic/{self.name}"
 
     @property
     def name(self) -> str:
-        """Short, and safe in a path."""
+        """A short name that is safe in a path."""
         parts = [self.platform, self.op_id, self.call_key, self.objective, self.tuning]
         return short_hash(json.dumps(parts))
 
@@ -66,12 +66,12 @@ def topic_of(request: Request, tuning: int = 0) -> Topic:
     return Topic(request.platform, request.kernel.op_id, request.key.call_key, request.objective, tuning)
 
 
-# A verdict, and this process's own decision where that is it.
+# A verdict, and this process's own decision where that became the verdict.
 Settled = tuple[Verdict, Decision | None]
 
 
 class Round:
-    """One process asks about one topic."""
+    """One process's part in the decision on one topic."""
 
     def __init__(
         self, member: Member, proposal: Proposal, topic: Topic, seconds: float, report: Callable[[], object]
@@ -86,16 +86,16 @@ class Round:
         self.verdict = f"{topic.folder}/verdict"
         self.seconds = seconds
         self.end = member.clock() + seconds
-        # What was agreed before, for messages.
+        # Gives the earlier decisions, for messages.
         self.report = report
 
     def settle(self) -> Settled:
-        """What holds for all; with this process's own decision where that is it, kept and told already."""
+        """The verdict for all processes, and this process's decision where that became the verdict, kept already."""
         self._stop_at_a_conflict()
         found = self.service.under(self.topic.folder)
         if "verdict" in found:
             return self._follow(found["verdict"]), None
-        # Who knows says so at once, even where another one is tuning: the first verdict holds.
+        # A process that knows a cfg publishes it at once, even while another one is tuning: the first verdict holds.
         known = self.proposal.known()
         if known is not None:
             verdict, is_ours = self._publish(known)
@@ -107,12 +107,12 @@ class Round:
             found = self.service.under(self.topic.folder)
 
     def _lead(self) -> Settled | None:
-        """Decides for all; None where another process was faster to say that it does."""
+        """Claims the topic and decides for all; None where another process claimed it first."""
         mine = Claim(self.member.process, self.member.life, self.manifest)
         with self.member.pulse.beating():
             if not self.service.set_once(self.claim, mine.dumps()):
                 return None
-            # Published without a claim, by one that knew, since this process looked: no need to measure anything.
+            # A process that knew a cfg may have published it since this one looked: then nothing is measured.
             standing = self.service.get(self.verdict)
             if standing is not None:
                 return self._follow(standing), None
@@ -120,18 +120,18 @@ class Round:
                 decision = self.proposal.make(self.seconds)
                 self._stop_at_a_conflict()
                 verdict, is_ours = self._publish(decision)
-            # Whatever it is, the others must not wait for it.
+            # After any error the other processes must not wait for this one.
             except BaseException:
                 self.service.remove(self.claim)
                 raise
-        # Slower than the others' patience: what they were told meanwhile holds here, too.
+        # If this process was too slow, the verdict of another one stands, and holds here, too.
         return verdict, decision if is_ours else None
 
     def _wait(self, claim: Claim) -> Settled | None:
-        """The verdict of the process that works on it; None where nobody does any more."""
+        """The verdict of the process that claimed the topic; None where the claim is gone."""
         self._compare(claim.process, claim.manifest)
         if claim.process == self.member.process:
-            # Of a former life of this process: threads of one life do not meet here.
+            # The claim of a former life of this process: single flight keeps the threads of one life apart.
             self.service.remove(self.claim)
             return None
         key = beat_key(ROOT, claim.process)
@@ -157,7 +157,7 @@ class Round:
         return self._publish(guess, why)[0], None
 
     def _publish(self, found: Decision | Hit, why: str = "") -> tuple[Verdict, bool]:
-        """This process's verdict and True, unless there is one already: then that."""
+        """Publishes this process's verdict, and gives it with True; where one stands already, that one with False."""
         verdict = by_this_process(self.member.process, self.manifest, found, self.request.objective, why)
         if self.service.set_once(self.verdict, verdict.dumps(self.request)):
             return verdict, True
@@ -176,7 +176,7 @@ class Round:
         found = difference(there, self.manifest, names)
         if found:
             message = f"processes of this program run different code for {self.request.key}: {found}"
-            # Told to everybody: the others would wait for this process in their next collective.
+            # Told to all processes: the others would wait for this one in their next collective.
             self.service.set_once(f"{ROOT}/conflict", message)
             raise self._conflict(message)
 

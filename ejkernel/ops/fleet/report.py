@@ -1,4 +1,4 @@
-"""What the processes of a program agreed on: who decided, who waited how long, what was chosen from which tier."""
+"""Report on a program's agreed decisions: the deciding process, the tier and cfg, and each process's wait."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Agreed:
     waited: Mapping[int, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """One line, or two."""
+        """The decision in a line or two."""
         waits = ", ".join(f"{process} {seconds:.3f} s" for process, seconds in sorted(self.waited.items()))
         text = f"{self.key}, {self.objective}: {describe(self.cfg)} from {self.tier} of process {self.process}"
-        return f"{text}; waited: {waits or 'nobody'}" + (f"\n  {self.why}" if self.why else "")
+        return f"{text}; waited: {waits or 'no process'}" + (f"\n  {self.why}" if self.why else "")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,6 @@ class AgreementReport:
     agreed: tuple[Agreed, ...] = ()
 
     def __str__(self) -> str:
-        """As messages show it."""
+        """The report as messages show it."""
         head = f"process {self.process} of {self.processes}: {len(self.agreed)} agreed"
         return "\n".join([head, *map(str, self.agreed)])

@@ -1,1 +1,1 @@
-"""Where configs are kept: the store and its files, folders, layers, lock files and packs."""
+"""Stores of configs: one store and its files, folders of stores, layers, lock files and packs."""

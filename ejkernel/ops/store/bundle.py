@@ -1,4 +1,4 @@
-"""The text of files that travel, locks and packs: sorted JSON, one sealed entry a line. No JAX here."""
+"""Lock files and packs, which travel between machines: sorted JSON, one sealed entry a line. No JAX here."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .store import StoredEntry
 Kind = Literal["lock", "pack"]
 
 FORMAT = 1
-# Far above any real one; what is larger is not read at all.
+# Far above any real file; a larger one is not read at all.
 LARGEST = 64 << 20
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What such a file holds: entries by key, and what its last line says of the whole."""
+    """Content of a lock file or a pack: entries by key, and the description in its last line."""
 
     entries: Mapping[Key, StoredEntry]
     about: Mapping[str, Any]
-    # Of every entry's content; equal bundles have equal ones.
+    # The hash of every entry's content; equal bundles have equal ones.
     digest: str
 
 
@@ -44,13 +44,13 @@ def write(kind: Kind, entries: Mapping[Key, StoredEntry], about: Mapping[str, An
 
 
 def save(kind: Kind, path: str | os.PathLike[str], entries: Mapping[Key, StoredEntry], about: Mapping[str, Any]) -> str:
-    """Writes such a file, over an older one of its kind and over nothing else; says where it lies."""
+    """Writes a lock file or a pack, over an older one of its kind and over nothing else; returns its path."""
     where = os.path.abspath(os.path.expanduser(os.fspath(path)))
     text = write(kind, entries, about)
-    # A link is somebody's arrangement: what it points to is replaced, the link stays.
+    # A link stays: the file that it points to is replaced.
     target = os.path.realpath(where)
     there = files.read(target, LARGEST)
-    # A damaged one may be replaced as well; a store, a result or somebody's notes may not.
+    # A damaged file of its kind may be replaced as well; a store, a result or any other file may not.
     if there is not None and there.data.strip() and f'"~{kind}"'.encode() not in there.data:
         raise StoreError(f"{where} exists and is no {kind}; give another path, or remove it")
     files.make_folder(os.path.dirname(target))
@@ -59,9 +59,9 @@ def save(kind: Kind, path: str | os.PathLike[str], entries: Mapping[Key, StoredE
 
 
 def read(kind: Kind, path: str) -> Bundle:
-    """The bundle in a file; whatever is wrong with it is a RecordFormatError that says what.
+    """Reads a lock file or a pack; a RecordFormatError says what is wrong with it.
 
-    A lock is reviewed and edited by people, so a line of it may have no checksum; a pack is as it was made.
+    People review and edit a lock, so a line of it may have no checksum; a pack is as it was made.
     """
     edited = kind == "lock"
     try:

@@ -1,8 +1,11 @@
 """Entries on disk: one immutable file for each put, and a snapshot that they are folded into now and then.
 
-`path` is the snapshot, `path.d` the folder of the entry files. A put writes one file and takes no lock. A fold, under
-a lock that nobody waits for, merges the entry files into a new snapshot, reads that back, and only then removes them.
-So whatever was put is in the snapshot or in the folder at any moment; readers look into the folder first.
+`path` is the snapshot, `path.d` the folder of the entry files. A put writes one file and takes no lock. A fold takes a
+lock, or leaves the work to its holder, merges the entry files into a new snapshot, reads that back, and only then
+removes them. So every put that returned is in the snapshot or in the folder at any moment. A reader lists the folder
+first and reads the snapshot second; if an entry file is gone by then, a fold has moved it, and the reader loads the
+snapshot again. A put counts the puts of its key that its writer has seen: the highest count is the newest entry, and
+the clock decides between equal counts.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ ENTRY_NAME = re.compile(r"([0-9a-f]{24})\.(\d{1,18})\.([0-9a-f]{16})\.json")
 
 @dataclass(frozen=True)
 class StoredText:
-    """An entry as it lies on disk, and whose file it is in."""
+    """An entry as it lies on disk, and the user that owns its file."""
 
     raw: Raw
     owner: int
@@ -66,10 +69,10 @@ class EntryLog:
 
     path: str
     durable: bool = False
-    # Told about a damaged file, with what was kept of it.
+    # Called with a message about a damaged file.
     report: Callable[[str], None] = lambda message: None
     writer: str = field(default_factory=lambda: secrets.token_hex(8))
-    # Moves with every look that worked: what was taken from an earlier one may be old.
+    # Counts the looks that worked: an entry that was read before the last one may be old.
     looks: int = 0
     _pending: dict[str, list[str]] = field(default_factory=dict)
     _snapshot: Snapshot = field(default_factory=Snapshot)
@@ -84,17 +87,17 @@ class EntryLog:
 
     @property
     def newer(self) -> str:
-        """Why nothing may be written here: a newer version wrote the snapshot; empty where that is not so."""
+        """Reason why this version must not write here: a newer one wrote the snapshot; else empty."""
         return self._snapshot.newer
 
     def unchanged(self) -> bool:
-        """Has nobody put or folded anything since the last look?"""
+        """Has no process put or folded anything since the last look?"""
         return files.size(self.counter) == self._count
 
     def look(self) -> None:
-        """Learns what lies on disk now."""
+        """Lists the entry files, and reads the snapshot if it is another one."""
         count = files.size(self.counter)
-        # The folder before the snapshot: what a fold removes from the one is in the other by then.
+        # The folder before the snapshot: an entry that a fold takes from the folder is in the snapshot by then.
         self._index(files.names(self.folder))
         self._refresh()
         self._count = count
@@ -118,7 +121,7 @@ class EntryLog:
         if content is None:
             self._snapshot, self._snapshot_id, self._snapshot_owner = Snapshot(), None, -1
             return
-        # Every line of a large file is checked when it is asked for, or all of them once one was found damaged.
+        # A line of a large file is checked when it is asked for; all of them are once one was found damaged.
         thoroughly = thoroughly or len(content.data) <= SMALL
         loaded = read_thoroughly(content.data) if thoroughly else read(content.data)
         self._snapshot, self._snapshot_id, self._snapshot_owner = loaded, content.identity, content.owner
@@ -132,7 +135,7 @@ class EntryLog:
             if files.identity(aside) is None:
                 files.write(aside, data, durable=self.durable)
         except OSError as error:
-            # Then nothing may replace the damaged file, or what it holds would be lost.
+            # Then nothing may replace the damaged file, or its entries would be lost.
             self._snapshot.damage = "kept in place"
             self.report(f"{kept}, and it stays where it is, since no copy can be made ({error.strerror})")
             return
@@ -160,33 +163,33 @@ class EntryLog:
                 gone = max(gone, _sequence(file_name))
             elif entry is not None and (best is None or order(entry[1].raw) > order(best.raw)):
                 best = entry[1]
-        # What a fold took is in the snapshot by now: no look at the folder, which others may change for ever.
+        # A folded entry is in the snapshot by now. The folder is not listed again: others may change it for ever.
         if gone:
             self._refresh()
         raw = self._snapshot.find(name)
         if raw is None and name in self._snapshot.lines:
             self._load(thoroughly=True)
             raw = self._snapshot.find(name)
-        # The same put may lie in both after a fold that was cut short: then the line, which may have been edited.
+        # After a fold that was cut short one put may lie in both: then the line counts, which may have been edited.
         if raw is not None and (best is None or order(raw) >= order(best.raw)):
             best = StoredText(raw, self._owner(raw))
         held = 0 if best is None else order(best.raw)[0]
         return best if held >= gone else _Gone()
 
     def _owner(self, raw: Raw) -> int:
-        # A mark is believed only where this user wrote it.
+        # The owner that a line names is believed only where this user wrote the snapshot.
         owner = raw.get("owner") if self._snapshot_owner == os.getuid() else None
         return owner if isinstance(owner, int) else self._snapshot_owner
 
     def _entry(self, file_name: str) -> tuple[str, StoredText] | _Gone | None:
-        """What an entry file holds, with its spelled key; None where it is damaged or not for this user to read."""
+        """Reads an entry file with its spelled key; None where it is damaged, or this user may not read it."""
         path = os.path.join(self.folder, file_name)
         try:
             content = files.read(path, files.LARGEST_ENTRY)
         except PermissionError as error:
             self.report(f"{path} is another user's and cannot be read ({error.strerror}); it is passed over")
             return None
-        # Planted, since no writer makes one: moved out of the way as it is, and not followed.
+        # No writer makes a link or a device, so this one was planted: it is set aside and not followed.
         except files.NotPlainError:
             self._condemn(file_name)
             return None
@@ -225,7 +228,7 @@ class EntryLog:
         return sorted(read_key(name) for name in found.union(self._snapshot.lines))
 
     def next_seq(self, key: Key) -> int:
-        """One more than any put of this key that was seen."""
+        """The count for the next put of a key: one more than that of any put that was seen."""
         name = spell(key)
         raw = self._snapshot.find(name)
         seen = [_sequence(n) for n in self._pending.get(key_hash(name), ())]
@@ -233,7 +236,7 @@ class EntryLog:
 
     def add(self, key: Key, raw: Raw) -> Raw:
         """Writes an entry; when this returns it is on disk."""
-        # A file that was edited or checked out meanwhile does not move the counter; what it holds has been seen too.
+        # An edit or a checkout of the snapshot does not move the counter; the new entry must count as later.
         if files.identity(self.path) != self._snapshot_id:
             self.look()
         if self.newer:
@@ -250,7 +253,7 @@ class EntryLog:
         try:
             self._tell()
         except OSError:
-            # Nobody would hear of it. It is put again when that works, and must not pile up here until then.
+            # Other processes would not notice the file. The put is repeated, and its files must not pile up until then.
             with contextlib.suppress(OSError):
                 files.remove(path)
             raise
@@ -258,14 +261,14 @@ class EntryLog:
         return sealed
 
     def _tell(self) -> None:
-        """Lets every other process know that there is something to look at."""
+        """Moves the counter, so that every other process sees that something changed."""
         count = files.append_byte(self.counter)
-        # If that was the only change since the last look there is nothing to look at here.
+        # If this was the only change since the last look, this process need not look.
         if self._count is not None and count in (self._count + 1, 1):
             self._count = count
 
     def record_path(self, key: Key, raw: Raw) -> str:
-        """Where the full record of an entry lies: made from the key, never taken from a file."""
+        """Path of an entry's full record: made from the key, never taken from a file."""
         seq, _, writer = order(raw)
         safe = key_hash(writer) if not re.fullmatch(r"[0-9a-f]{16}", writer) else writer
         return os.path.join(self.folder, "records", f"{key_hash(spell(key))}.{seq}.{safe}.json")
@@ -283,7 +286,7 @@ class EntryLog:
         return self._is_small or pending >= max(_PENDING, len(self._snapshot.lines) * _PENDING_SHARE)
 
     def fold(self, drop: Callable[[Key, Raw], bool] | None = None) -> bool:
-        """Merges the entry files into the snapshot; False where another process is at it. `drop` prunes."""
+        """Merges the entry files into the snapshot; False where another process is folding. `drop` prunes."""
         files.make_folder(self.folder, durable=self.durable)
         done = False
         for _ in range(_TRIES):
@@ -298,13 +301,13 @@ class EntryLog:
             if seen is None:
                 continue
             done = True
-            # Who put something meanwhile found the lock taken and left it to us; a large file can wait.
+            # A process that put an entry meanwhile found the lock taken and left the fold to us; a large file can wait.
             if not self._is_small or seen.issuperset(name for chain in self._pending.values() for name in chain):
                 break
         return done
 
     def _fold(self, drop: Callable[[Key, Raw], bool] | None) -> set[str] | None:
-        """Folds once; says which entry files it saw, None where it could not be done."""
+        """Folds once; returns the entry files that it saw, or None where the snapshot was edited meanwhile."""
         self.look()
         if self.newer:
             raise RecordFormatError(self.newer)
@@ -316,7 +319,7 @@ class EntryLog:
         if not folded and not dropped and not self._snapshot.damage:
             return seen
         if files.identity(self.path) != self._snapshot_id:
-            # Somebody edited it this very moment: leave everything as it is, the next fold sees both.
+            # The snapshot was edited this very moment: leave everything as it is, the next fold sees both.
             return None
         files.write(self.path, merged.text().encode(), durable=self.durable)
         content = files.read(self.path)
@@ -326,14 +329,14 @@ class EntryLog:
                 # Its lines were checked when they were read: they need not be read again.
                 self._snapshot, self._snapshot_id, self._snapshot_owner = there, content.identity, content.owner
             self._remove_what_is_held(there, folded, dropped)
-            # Where locks do not lock, a peer may have put an older snapshot over ours: then the entries go back.
+            # On a disk without locks another process may have put an older snapshot over ours: the entries go back.
             if files.identity(self.path) != content.identity:
                 self._put_back([entry for entry in folded if entry[1] not in dropped])
         self._sweep()
         return seen
 
     def merge(self) -> tuple[Snapshot, list[_Folded]]:
-        """The snapshot with the entry files in it, as of the last look, and what was taken from which file."""
+        """The snapshot with the entry files in it, as of the last look, and the entries with their files."""
         mine = os.getuid()
         entries = [(name, self._entry(name)) for chain in list(self._pending.values()) for name in list(chain)]
         if any(isinstance(entry, _Gone) for _, entry in entries):
@@ -366,7 +369,7 @@ class EntryLog:
         return dropped
 
     def _remove_what_is_held(self, there: Snapshot, folded: list[_Folded], dropped: set[str]) -> None:
-        """Removes the entry files that the snapshot, as it was read back from disk, holds or has outlived."""
+        """Removes an entry file once the snapshot, read back from disk, holds its entry or a newer one."""
         for file_name, name, raw in folded:
             held = there.find(name)
             if name in dropped or (held is not None and order(held) >= order(raw)):
@@ -392,7 +395,7 @@ class EntryLog:
 
 
 class _Gone:
-    """A file that was there at the last look and is not any more: a fold took it."""
+    """An entry file that a fold removed since the last look."""
 
 
 def _sequence(file_name: str) -> int:

@@ -20,7 +20,7 @@ class NotPlainError(OSError):
 
 @dataclass(frozen=True)
 class Content:
-    """What a file held when it was read, and which file that was."""
+    """Content of a file when it was read, and the file's identity and owner."""
 
     data: bytes
     identity: tuple[int, ...]
@@ -53,7 +53,7 @@ def read(path: str, limit: int | None = None) -> Content | None:
 
 
 def identity(path: str) -> tuple[int, ...] | None:
-    """Which file lies here now; None where there is none."""
+    """Identity of the file that lies here now; None where there is none."""
     try:
         return _identity(os.stat(path, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
@@ -77,7 +77,7 @@ def write(path: str, data: bytes, *, durable: bool) -> None:
     """Writes a whole file under a temporary name, then renames it: a reader sees the old or the new one."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
-    # Exclusive: a link that somebody planted under this name is an error, not followed. The umask sets the mode.
+    # Exclusive: a link that was planted under this name is an error, not followed. The umask sets the mode.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
@@ -104,7 +104,7 @@ def _keep_mode(path: str, descriptor: int) -> None:
         old = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return
-    # Permissions that somebody gave the old file stay; those of what a link points to are not ours to take.
+    # Permissions that a user gave the old file stay; those of a link's target are not taken over.
     if stat.S_ISREG(old.st_mode) and old.st_mode != os.fstat(descriptor).st_mode:
         os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
@@ -118,7 +118,7 @@ def _stamp(descriptor: int) -> None:
 
 
 def append_byte(path: str) -> int:
-    """Makes a file one byte longer, a counter that needs no lock, and says how long it is now."""
+    """Makes a file one byte longer, a counter that needs no lock; returns its length."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         os.write(descriptor, b".")
@@ -128,7 +128,7 @@ def append_byte(path: str) -> int:
 
 
 def names(folder: str) -> list[str]:
-    """What lies in a folder; nothing where there is none."""
+    """Names of the files in a folder; empty where there is no folder."""
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -148,19 +148,19 @@ def move(path: str, to: str) -> None:
 
 
 def make_folder(path: str, *, durable: bool = False) -> None:
-    """A folder and its parents, as the umask says."""
+    """Makes a folder and its parents, with the permissions of the umask."""
     above, fresh = path, []
     while durable and above != os.path.dirname(above) and not os.path.isdir(above):
         above = os.path.dirname(above)
         fresh.append(above)
     os.makedirs(path, exist_ok=True)
-    # A new folder is a name in the one above it.
+    # A new folder is a name in its parent.
     for parent in fresh:
         sync_folder(parent)
 
 
 def sync_folder(path: str) -> None:
-    """Has the names in a folder survive a loss of power."""
+    """Syncs a folder, so that the names in it survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

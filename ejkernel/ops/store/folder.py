@@ -1,4 +1,4 @@
-"""One folder for every operation: a store that keeps each operation's cfgs in a file of its own."""
+"""One folder for all operations: a store that keeps each operation's cfgs in a file of its own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class OperationStores(ByKey):
 
     @property
     def reason(self) -> str:
-        """Why something put here was not written; empty where all was."""
+        """Reason why a put was not written; empty where all were."""
         with self._lock:
             return next((store.reason for store in self._stores.values() if store.reason), "")
 
@@ -68,17 +68,17 @@ class OperationStores(ByKey):
         return sorted({key for name in {*known, *self.operations()} for key in self.of(name).keys()})
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """The folder, as messages name the store."""
         return str(self.folder)
 
 
 def _file_name(operation: str) -> str:
-    """A kernel's own name as it is; a key that somebody wrote may hold anything, at any length."""
+    """File name of an operation; quoted and cut, since an edited key may hold any text of any length."""
     plain = quote(operation, safe="")
     # File systems take 255 bytes, and files beside this one have longer names.
     if len(plain) <= 150:
         return f"{plain}.json"
-    # Brings JAX, which whoever only lists a folder can do without.
+    # Imports JAX, which listing a folder does without.
     from ..core.stable import short_hash
 
     return f"{plain[:130]}-{short_hash(operation)}.json"

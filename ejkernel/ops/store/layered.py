@@ -1,4 +1,4 @@
-"""Stores around stores: in memory, read-only, layered. Each keeps the same small interface."""
+"""Stores in memory, read-only stores and layers of stores, each with the same small interface."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MemoryStore(ByKey):
             return sorted(self._entries)
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Name of the store in messages."""
         return "memory"
 
 
@@ -74,7 +74,7 @@ class ReadOnlyStore(ByKey):
         return self.inner.lookup(key)
 
     def keep(self, key: Key, entry: StoredEntry) -> None:
-        """Refuses."""
+        """Refuses to write."""
         raise StoreError(f"{self.inner} is read-only here; put into a store of your own, or layer one over it")
 
     def keys(self) -> list[tuple[str, str, str]]:
@@ -86,7 +86,7 @@ class ReadOnlyStore(ByKey):
         return self.inner.record(device, op_id, call_key) if isinstance(self.inner, KeepsRecords) else None
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Name of the store in messages."""
         return f"{self.inner} (read-only)"
 
 
@@ -105,7 +105,7 @@ class LayeredStore(ByKey):
         for layer in self.layers:
             entry = layer.lookup(key)
             if entry is not None:
-                # What somebody else brought is checked at each use, so it must not become the user's own on the way.
+                # An entry of another user or a pack is checked at each use: promotion must not make it the user's own.
                 promoted = self.promote and entry.trusted and not isinstance(self.layers[0], ReadOnlyStore)
                 if layer is not self.layers[0] and promoted:
                     self.layers[0].keep(key, entry)
@@ -128,5 +128,5 @@ class LayeredStore(ByKey):
         return sorted({key for layer in self.layers for key in layer.keys()})
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Name of the store in messages."""
         return " over ".join(map(str, self.layers))

@@ -1,4 +1,4 @@
-"""A program's decisions in one reviewed file, and what is said about a call that is not in it. No JAX here."""
+"""Lock files: a program's decisions in one reviewed file, and the message on a call outside it. No JAX here."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class LockFile(Mapping[Key, Any]):
         return iter(self.entries)
 
     def __len__(self) -> int:
-        """How many calls it holds."""
+        """Number of calls."""
         return len(self.entries)
 
     def __repr__(self) -> str:
-        """Where it lies and how much it holds."""
+        """Path and number of calls."""
         return f"<lock {self.path}: {len(self)} calls>"
 
     def known(self) -> list[Known]:
-        """Its calls, to find the nearest one among."""
+        """The calls, for the search of the nearest one."""
         return [Known(key, entry.call, self.path) for key, entry in self.entries.items()]
 
     def why_not(self, key: Key, call: Mapping[str, str]) -> str:
-        """Why a call has no answer here: another device, another program, or the nearest entry."""
+        """Reason why a call has no answer here: another device, another program, or the nearest entry."""
         devices = {other.device for other in self.entries}
         if self.entries and key.device not in devices:
             return f"{self.path} is for {_listed(devices)}, and this call is for {key.device}"
@@ -58,7 +58,7 @@ class LockFile(Mapping[Key, Any]):
 
 
 def read_lock(path: str | os.PathLike[str]) -> LockFile:
-    """The lock in a file; a line that does not fit its checksum is an error, one without a checksum was edited."""
+    """Reads a lock file; a line that does not fit its checksum is an error, one without a checksum was edited."""
     where = os.path.abspath(os.path.expanduser(os.fspath(path)))
     try:
         found = bundle.read("lock", where)
@@ -68,7 +68,7 @@ def read_lock(path: str | os.PathLike[str]) -> LockFile:
 
 
 def write_lock(path: str | os.PathLike[str], entries: Mapping[Key, StoredEntry]) -> LockFile:
-    """Writes a lock file, over the one that is there: its history is the repository's."""
+    """Writes a lock file, over the one that is there: the repository keeps its history."""
     return read_lock(bundle.save("lock", path, entries, {}))
 
 

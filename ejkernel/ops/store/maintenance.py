@@ -1,4 +1,4 @@
-"""Looking after stores: verify, compact, prune, merge, export and import."""
+"""Maintenance of stores: verify, compact, prune, merge, export and import."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Prefer = Literal["newest", "fastest"]
 
 @dataclass(frozen=True)
 class Verified:
-    """What a store holds, and what of it is not as it was written."""
+    """Findings on a store: its number of entries, the damaged places, and the entry files that wait to be folded."""
 
     entries: int
     damaged: tuple[str, ...]
@@ -35,7 +35,7 @@ class Verified:
 
 def verify(cache: PersistentCache[Any]) -> Verified:
     """Reads every entry and checks it; changes nothing."""
-    # Not a look of the ledger: that would set damaged files aside.
+    # Not a look of the entry log: that would set damaged files aside.
     folder = os.path.realpath(cache.path) + ".d"
     pending = [name for name in files.names(folder) if ENTRY_NAME.fullmatch(name)]
     content = files.read(os.path.realpath(cache.path))
@@ -61,7 +61,7 @@ def verify(cache: PersistentCache[Any]) -> Verified:
 
 
 def compact(cache: PersistentCache[Any]) -> int:
-    """Folds everything into the file, and removes records whose entry is gone; says how many those were."""
+    """Folds everything into the file, and removes records without an entry; returns their number."""
     ledger = cache._ledger
     folder = os.path.join(ledger.folder, "records")
     # Listed first: a record is written after its entry, so each of these has one by now, if it ever will.
@@ -89,7 +89,7 @@ def prune(
     op_id: str | None = None,
     where: Callable[[Key, Raw], bool] | None = None,
 ) -> int:
-    """Removes the entries that fit everything given (age, writing version, device, `op@vN`, a test); says how many."""
+    """Removes the entries that fit everything given (age, version, device, `op@vN`, a test); returns their number."""
     if older_than is None and version is None and device is None and op_id is None and where is None:
         raise SettingError("prune needs to know what: older_than=, version=, device=, op_id= or where=")
     limit = None if older_than is None else datetime.now(UTC) - older_than
@@ -116,7 +116,7 @@ def prune(
 def _is_before(when: Any, limit: datetime) -> bool:
     try:
         moment = datetime.fromisoformat(str(when))
-    # Written by hand, without a date: nobody knows its age, so it stays.
+    # Written by hand, without a date: its age is unknown, so it stays.
     except ValueError:
         return False
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) < limit
@@ -124,7 +124,7 @@ def _is_before(when: Any, limit: datetime) -> bool:
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge did, and the keys on which both sides had an answer."""
+    """Counts of a merge, and the keys for which the two stores had different cfgs."""
 
     added: int
     replaced: int
@@ -169,7 +169,7 @@ def _seconds(entry: StoredEntry) -> float:
 
 
 def export_store(cache: PersistentCache[Any], path: str | os.PathLike[str]) -> int:
-    """Writes a store's entries to one file that any store can read; says how many."""
+    """Writes a store's entries to one file that any store can read; returns their number."""
     target = PersistentCache[Any]("", path)
     if files.identity(target.path) is not None:
         raise StoreError(f"{target.path} exists; give the path of a new file")

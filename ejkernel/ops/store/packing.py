@@ -1,4 +1,4 @@
-"""Making packs: from a store by device and operation, checked, and merged."""
+"""Makes packs from a store by device and operation, merges packs, and checks them."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ def _written(path: str | os.PathLike[str], entries: Mapping[Key, StoredEntry], n
 
 @dataclass(frozen=True)
 class PackReport:
-    """What a pack holds, what is wrong with it, and what could not be said."""
+    """Findings on a pack: its number of entries, its damage, and the cfgs that their kernels refuse."""
 
     path: str
     entries: int
     # Format or checksum; empty where the file is as it was made.
     damage: str = ""
-    # Entries whose cfg would not run here: not the kernel's type, or none of its candidates.
+    # Entries with a cfg that would not run here: not the kernel's type, or none of its candidates.
     refused: tuple[str, ...] = ()
     # Entries that were compared with their kernel's candidates.
     checked: int = 0

@@ -1,4 +1,4 @@
-"""Packs: entries that somebody else tuned, in read-only files that are found, and read when they are first needed."""
+"""Packs: read-only files with entries that other users tuned; found by path or entry point, read when needed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PackWarning(UserWarning):
 
 @final
 class Pack:
-    """One pack file, read when it is first asked; one that is damaged is named once and holds nothing."""
+    """One pack file, read when it is first asked; a damaged one is named once and holds no entry."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
@@ -37,20 +37,20 @@ class Pack:
 
     @property
     def entries(self) -> Mapping[Key, StoredEntry]:
-        """What it holds."""
+        """The entries by key."""
         return self._read().entries
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What it says of itself: name, when and by which version it was made."""
+        """The pack's own description: its name, its date and the version that made it."""
         return self._read().about
 
     def lookup(self, key: Key) -> StoredEntry | None:
-        """The entry of a key, or None; never trusted, since somebody else tuned it."""
+        """The entry of a key, or None; never trusted, since another user tuned it."""
         return self.entries.get(Key(*key))
 
     def keep(self, key: Key, entry: StoredEntry) -> None:
-        """Refuses."""
+        """Refuses to write."""
         raise StoreError(f"{self} is read-only; put into a store of your own")
 
     def keys(self) -> list[tuple[str, str, str]]:
@@ -58,7 +58,7 @@ class Pack:
         return sorted(self.entries)
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Name of the pack in messages."""
         return f"pack {self.path}"
 
     def _read(self) -> bundle.Bundle:
@@ -73,26 +73,26 @@ class Pack:
 
 
 def read_pack(path: str | os.PathLike[str]) -> Pack:
-    """The pack in a file, read now; what is wrong with it is an error."""
+    """Reads a pack now; damage is an error."""
     pack = Pack(path)
     pack._bundle = bundle.read("pack", pack.path)
     return pack
 
 
 def found_packs(paths: Sequence[str]) -> list[Pack]:
-    """The packs at these paths, files or folders of them, the user's own, those of installed packages; each once."""
+    """The packs at these paths (files or folders), in the user's own folder and in installed packages; each once."""
     named = [file for path in paths for file in _files_at(os.path.abspath(os.path.expanduser(path)))]
     return [_pack(path) for path in dict.fromkeys([*named, *_own(str(pack_folder())), *_installed()])]
 
 
 def pack_folder() -> Path:
-    """Where `ejkernel pack install` puts packs: beside the user's stores."""
+    """The folder that `ejkernel pack install` writes to, beside the user's stores."""
     return default_folder() / "packs"
 
 
 @functools.cache
 def _pack(path: str) -> Pack:
-    # One for the process, so that a file is read, and its damage told, once.
+    # One object for the process, so that a file is read, and its damage reported, once.
     return Pack(path)
 
 
@@ -121,7 +121,7 @@ def _files_of(point: metadata.EntryPoint) -> tuple[str, ...]:
     try:
         # Finds the package without running it; of a dotted name the packages around it are imported.
         spec = importlib.util.find_spec(point.module)
-    # Whatever a package raises while it is imported is named with it, and stops nothing else.
+    # Any exception of a package's import is named with the package, and stops nothing else.
     except Exception as error:
         _warn(f"the packs of entry point {point.name} = {point.value} are left out: {type(error).__name__}: {error}")
         return ()
@@ -141,7 +141,7 @@ def _files_of(point: metadata.EntryPoint) -> tuple[str, ...]:
 
 
 def forget_packs() -> None:
-    """Has packs looked for, and read, anew."""
+    """Forgets the packs: the next use searches and reads them again."""
     for table in (_pack, _files_at, _own, _installed):
         table.cache_clear()
 

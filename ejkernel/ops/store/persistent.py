@@ -1,4 +1,4 @@
-"""Cfgs on disk: a readable JSON file per operation that nothing acknowledged is ever lost from."""
+"""The store on disk: a readable JSON file for each operation. A put that was acknowledged is never lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StoreWarning(UserWarning):
 
 
 class PersistentCache(Generic[Cfg]):
-    """The cfgs of one operation: a JSON file at `path`, and a folder beside it with what was put since."""
+    """The cfgs of one operation: a JSON file at `path`, and a folder beside it with the newer entries."""
 
     def __init__(
         self,
@@ -61,17 +61,17 @@ class PersistentCache(Generic[Cfg]):
         self.on_fault = on_fault
         self.status: CacheStatus = "read-write"
         self.reason = ""
-        # Not a method: the ledger is held for the end of the process, and must not keep the cache alive.
+        # Not a method: the entry log is held for the end of the process, and must not keep the cache alive.
         self._say = _Voice()
         _refuse_odd_files(Path(self.path))
         self._ledger = EntryLog(os.path.realpath(self.path), durable=durable, report=self._say)
-        # What was read since that look of the ledger, or put.
+        # The entries read since that look of the entry log, or put.
         self._kept: dict[Key, StoredEntry] = {}
         self._kept_since = 0
-        # Put while the disk did not take it: served from here, written when it can be.
+        # The puts that the disk did not take: served from here, written when that works.
         self._unwritten: dict[Key, tuple[dict[str, Any], Record | None]] = {}
         self._mutex = threading.RLock()
-        # A cache that nobody holds any more is folded when the process ends: here no file can be touched safely.
+        # A cache without references is folded when the process ends: a finalizer cannot touch files safely.
         weakref.finalize(self, _leave, self._ledger).atexit = False
         _open_caches.add(self)
 
@@ -112,7 +112,7 @@ class PersistentCache(Generic[Cfg]):
                 raise ConfigTypeError(f"a key is three strings, (device, op_id, call_key); got {tuple(key)!r}")
         raw = self._dump(entry)
         _check_size(key, entry, raw)
-        # What comes back must be what went in, before anybody is told that it is kept.
+        # Loaded before it is kept: a cfg that cannot be read back is an error of this put.
         loaded = self._load(StoredText(raw, os.getuid()))
         with self._mutex:
             self._kept[key] = loaded
@@ -151,7 +151,7 @@ class PersistentCache(Generic[Cfg]):
             return sorted({*known, *self._kept, *self._unwritten})
 
     def fold(self) -> bool:
-        """Brings the file at `path` up to date; False where another process is at it right now."""
+        """Brings the file at `path` up to date; False where another process does so right now."""
         with self._mutex:
             return self._fold()
 
@@ -167,14 +167,14 @@ class PersistentCache(Generic[Cfg]):
         return len(self.keys())
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Name of the store in messages."""
         return self.path
 
     def _up_to_date(self) -> bool:
         """True where nothing changed on disk; else looks, and forgets what was read before."""
         try:
             if self._ledger.unchanged():
-                # A put or a fold of our own may have looked, and then seen what others did.
+                # A put or a fold of this process may have looked, and seen changes of other processes.
                 if self._kept_since == self._ledger.looks:
                     return True
             else:
@@ -221,7 +221,7 @@ class PersistentCache(Generic[Cfg]):
         """Writes what is not on disk yet."""
         was, self.status, self.reason = self.status, "read-write", ""
         self._up_to_date()
-        # A file that is newer, or that can't be read, is somebody's: never replaced by what this process has.
+        # A file of a newer version, or one that can't be read, is never replaced by this process's entries.
         if self.status != "read-write":
             return
         try:
@@ -246,7 +246,7 @@ class PersistentCache(Generic[Cfg]):
             return self._ledger.fold()
         except RecordFormatError as error:
             self._degrade("read-only", f"{self.path} is left as it is: {error}")
-        # Nothing is lost: what was put lies in the folder, and every reader looks there.
+        # Nothing is lost: the entry files lie in the folder, and every reader looks there.
         except OSError as error:
             message = (
                 f"{self.path} could not be brought up to date ({_why(error)}); its entries are safe in "
@@ -291,7 +291,7 @@ class PersistentCache(Generic[Cfg]):
 
 
 class _Voice:
-    """Says each thing once."""
+    """Warns once for each message."""
 
     def __init__(self) -> None:
         self.said: set[str] = set()
@@ -331,9 +331,9 @@ def _fold_at_exit() -> None:
         _leave(cache._ledger)
     for path, durable in _left.items():
         ledger = EntryLog(path, durable=durable)
-        # The process is ending and its entries are safe in their files: the next one folds what cannot be now.
+        # The process is ending and its entries are safe in their files: a later process folds them.
         with contextlib.suppress(OSError, RecordFormatError):
-            # Somebody may have removed the store meanwhile: then it stays away.
+            # The user may have removed the store meanwhile: then it is not made again.
             if files.names(ledger.folder):
                 ledger.fold()
 
@@ -357,7 +357,7 @@ def _refuse_odd_files(path: Path) -> None:
         raise StoreError(f"{path} is a link to nothing; give the path of a JSON file")
     try:
         mode = path.stat().st_mode
-    # Not there yet, or not to be seen: the first use will say so.
+    # Missing, or hidden from this user: the first use says so.
     except OSError:
         return
     if not stat.S_ISREG(mode):

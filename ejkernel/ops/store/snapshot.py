@@ -1,4 +1,4 @@
-"""The text of a store file: a JSON object, sorted, one entry a line, readable line by line when it is damaged."""
+"""The snapshot, a store's file: a sorted JSON object with one entry a line, readable line by line when damaged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..core.key import Key
 from .files import LARGEST_ENTRY
 
 FORMAT = 1
-# Deeper than any entry that we write, whose cfg has at most 64 levels; far from where Python's own limit is.
+# Deeper than any entry that we write, since a cfg has at most 64 levels; far below Python's own limit.
 _DEEPEST = 80
 # Counts of puts stay far below; what a file claims beyond it is no count.
 _LARGEST_SEQ = 10**15
@@ -41,7 +41,7 @@ def read_key(text: str) -> Key:
 
 
 def key_hash(name: str) -> str:
-    """A spelled key as a file name: what a key holds never becomes a path."""
+    """A spelled key as a file name: the text of a key never becomes a path."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
@@ -108,7 +108,7 @@ def _is_shallow(value: Any, levels: int) -> bool:
 
 
 def owned(name: str, raw: Raw, owner: int) -> Raw:
-    """The entry with the user whose file it was found in, so that folding it does not make it the folder's own."""
+    """Marks an entry with the user that owns its file, so that a fold by another user does not make it that user's."""
     marked = {field: value for field, value in raw.items() if field != "sha256"} | {"owner": owner}
     return seal(name, marked) if "sha256" in raw else marked
 
@@ -136,7 +136,7 @@ class Snapshot:
                 yield name, found
 
     def _sealed(self, name: str, text_line: str) -> Raw | None:
-        # What fits its checksum is as we wrote it, and needs none of the care that other people's lines need.
+        # A line that fits its checksum is as we wrote it, and needs none of the care that an edited line needs.
         try:
             raw = json.loads("{" + text_line.removesuffix(",") + "}").get(name)
         except (ValueError, RecursionError):
@@ -159,7 +159,7 @@ def read(data: bytes) -> Snapshot:
 
 
 def read_thoroughly(data: bytes) -> Snapshot:
-    """The same with every line checked: those that are not as they were written are left out."""
+    """The entries of a file with every line checked; damaged lines are left out."""
     found = read(data)
     bad = sum(found.find(name) is None for name in found.lines)
     if not bad:
@@ -220,13 +220,13 @@ def _put(lines: dict[str, str], name: str, text_line: str) -> bool:
 
 
 def _put_parsed(lines: dict[str, str], name: str, raw: Raw) -> None:
-    # Who writes a line by hand does not write %2C for a comma.
+    # A line that was written by hand has no %2C for a comma.
     name = name if "sha256" in raw else spell(read_key(name))
     _put(lines, name, line(name, raw))
 
 
 def _by_json(text: str) -> Snapshot:
-    """Any other JSON that holds entries; what is no JSON is searched line by line."""
+    """Reads any other JSON that holds entries; a text that is no JSON is searched line by line."""
     try:
         data = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
@@ -242,7 +242,7 @@ def _by_json(text: str) -> Snapshot:
     return Snapshot(lines, f"{bad} of its items are no entries" if bad else "", newer)
 
 
-# Where a line of ours ends, also when what follows is no line break any more.
+# The end of a line of ours, also where the line break behind it is damaged.
 _END = re.compile(r'(?<="sha256": "[0-9a-f]{16}"\},)[^"]*')
 
 
@@ -260,7 +260,7 @@ def _salvage(text: str, reason: str) -> Snapshot:
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys stand once."""
+    """Makes a JSON object; a key that stands twice is an error."""
     data = dict(pairs)
     if len(data) != len(pairs):
         raise ValueError("a key stands twice in one object")
@@ -268,5 +268,5 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse(constant: str) -> Any:
-    """NaN and Infinity, which Python reads, are no JSON."""
+    """Refuses NaN and Infinity, which Python reads although they are no JSON."""
     raise ValueError(f"{constant} is not JSON")

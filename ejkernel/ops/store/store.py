@@ -1,4 +1,4 @@
-"""What the selector needs of a store, and one entry of it. No JAX here."""
+"""The interface of a store, and one entry of it. No JAX here."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Literal, Protocol, final, get_args, runtime_checkable
 from ..core.key import Key
 from ..core.record import Objective, Record
 
-# A guess, which nobody measured, is in lock files alone.
+# A guess, which was never measured, is in lock files alone.
 Source = Literal["autotune", "imported", "hand", "guess"]
 
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """A cfg and what is known about how it came to be."""
+    """A cfg and the facts about its origin."""
 
     cfg: Any
-    # Empty: unknown, as in a file that somebody wrote by hand.
+    # Empty: unknown, as in a line that was written by hand.
     environment: Mapping[str, str] = field(default_factory=dict)
     source: Source = "hand"
     objective: Objective | None = None
@@ -29,12 +29,12 @@ class StoredEntry:
     call: Mapping[str, str] = field(default_factory=dict)
     # The whole record, on its way into a store; a store gives it back on request only.
     record: Record | None = None
-    # False for what another user, or a pack, brought: checked against the kernel's candidates before it runs.
+    # False for an entry of another user or a pack: checked against the kernel's candidates before it runs.
     trusted: bool = True
 
     @staticmethod
     def of(raw: Mapping[str, Any], cfg: Any, *, trusted: bool) -> StoredEntry:
-        """The entry in a line of a file that anybody may have edited: what is not as it should be counts as unknown."""
+        """The entry in a line of a file that any user may have edited: a malformed field counts as unknown."""
         return StoredEntry(
             cfg,
             environment=_strings(raw.get("environment")),
@@ -64,7 +64,7 @@ class Mapped(Protocol):
 
 @runtime_checkable
 class Store(Protocol):
-    """A store that knows where its cfgs come from."""
+    """A store that keeps the origin of its cfgs."""
 
     def lookup(self, key: Key) -> StoredEntry | None:
         """The entry of a key, or None."""
@@ -87,25 +87,25 @@ class KeepsRecords(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class PlainStore:
-    """A store of the user's own, behind the same interface: what it answers is believed."""
+    """A store of the user's own, behind the same interface: its answers are believed."""
 
     inner: Mapped
 
     def lookup(self, key: Key) -> StoredEntry | None:
-        """Whatever it has, as it is."""
+        """The cfg of the user's store, as it is."""
         cfg = self.inner.get(*key)
         return None if cfg is None else StoredEntry(cfg, environment={"believed": "yes"})
 
     def keep(self, key: Key, entry: StoredEntry) -> None:
-        """The cfg alone."""
+        """Keeps the cfg alone."""
         self.inner.put(*key, entry.cfg)
 
     def keys(self) -> list[tuple[str, str, str]]:
-        """Not known."""
+        """No key: a store of the user's own cannot list them."""
         return []
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Name of the store in messages."""
         return type(self.inner).__qualname__
 
 
