@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 
 class SingleFlight:
-    """A lock for each key that somebody works on now."""
+    """A lock for each key that a thread works on now."""
 
     def __init__(self) -> None:
         self._locks: dict[Hashable, tuple[threading.RLock, int]] = {}
@@ -33,3 +33,9 @@ class SingleFlight:
                     del self._locks[key]
                 else:
                     self._locks[key] = (lock, users - 1)
+
+    @contextlib.contextmanager
+    def on_demand(self, key: Hashable) -> Iterator[Callable[[], bool]]:
+        """Gives a function that holds the key from its call to the end of the block, and says whether it waited."""
+        with contextlib.ExitStack() as held:
+            yield lambda: held.enter_context(self.hold(key))

@@ -17,7 +17,7 @@ from .manifest import Manifest, difference, manifest_of
 from .messages import Claim, Verdict, by_this_process
 
 # Moves with the format of what travels, so that processes with another one do not misread it.
-ROOT = "ejkernel.ops/1"
+ROOT = "ejkernel.ops/2"
 
 
 @dataclass(frozen=True)

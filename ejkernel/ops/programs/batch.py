@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config.preview import record_behind
+from ..core.cfg import same
 from ..core.errors import SettingError
 from ..core.key import Key
 from ..tuning.worker.process import kept_workers
@@ -17,9 +18,6 @@ from .found_call import FoundCall
 from .interrupts import Interrupts, noting_interrupts
 from .progress import Progress
 from .results import AutotuningResult, Entry
-
-# Those of a cfg that nobody has to measure again.
-_KNOWN = ("overlay", "memory", "persistent")
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class BatchTuner:
         with call.restored():
             found = call.selectors[0].look(call.inv, call.kernel)
         # An entry that is good enough answers before the tier that tunes is asked.
-        if found.tier not in _KNOWN or "autotune" in dict(found.misses):
+        if not found.measured or "autotune" in dict(found.misses):
             return None
         return self._entry(
             call, found.cfg, record=record_behind(call.selectors[0], call.key, found.cfg), source=found.tier
@@ -140,7 +138,7 @@ class BatchTuner:
                 return self._entry(call, found.cfg, record=decision.failed, source=found.tier, note=why)
             for other in others:
                 other.adopt(call.inv, call.kernel, decision.record)
-        if repr(decision.cfg) != repr(before.cfg):
+        if not same(decision.cfg, before.cfg):
             self.changed.add(call.key)
         return self._entry(call, decision.cfg, record=decision.record, source="autotune")
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from ..config.tiers import Off
 from ..config.tunability import untunable_because
 from ..config.tuning_job import job_for
 from ..core.candidates import candidates
@@ -39,7 +38,7 @@ def share_of(call: FoundCall, left: float) -> Share:
     """Times the heuristic cfg in the seconds that are left; a call with nothing to measure costs nothing."""
     selector = call.selectors[0]
     # Settings have turned tuning off, or the process has had its share.
-    if isinstance(selector._unless_off(), Off):
+    if selector.tuning_is_off():
         return Share(0.0)
     with call.restored():
         objective: Objective = "forward+backward" if selector.policy.validate_backward else "forward"
