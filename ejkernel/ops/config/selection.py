@@ -59,9 +59,12 @@ from .tiers import (
 from .walk import LOCKED, Misses, Off, Tier, Walked, nothing_left, preview, walk
 from .warm_start import warm_start_configs
 
+# Tiers that know nothing of a selector are made once: the list is made anew for every choice.
+_OVERRIDE, _OVERLAY, _SEEDS, _HEURISTICS = OverrideTier(), OverlayTier(), SeedTier(), HeuristicsTier()
+
 
 class ConfigSelectorChain(Generic[Cfg, Out]):
-    """Answers every call with a cfg: override, overlay, memory, persistent, autotune, heuristics, error."""
+    """Answers every call with a cfg of the first tier that has one; `_tiers` lists them."""
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return self.decide(inv, kernel).cfg  # type: ignore[no-any-return]
 
     def decide(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
-        """The same, with the tier that answered and why the earlier ones did not."""
+        """The cfg for this call, the tier that answered, and why the earlier ones did not."""
         policy = self.policy
         request = ask(inv, kernel, objective_of(policy))
         log = call_log.in_force()
@@ -145,8 +148,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if lock is None and self._is_shared() and not is_program_text(request):
             decision = self._agree(_Proposal(self, request, tiers))
         else:
-            with self._flights.on_demand(request.key) as hold:
-                decision = self._settle(walk(tiers, request, hold=lambda: hold() or request.key in self._tuned))
+            with self._flights.on_demand(request.key) as flight:
+                decision = self._settle(walk(tiers, request, hold=lambda: flight.hold() or request.key in self._tuned))
         call_log.collect(request, decision, lock)
         return decision
 
@@ -157,7 +160,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def _look(self, request: Request, policy: AutotunePolicy) -> Decision:
         quiet = replace(policy, allow_autotune=False, allow_heuristics=True)
-        seen = walk(self._tiers(quiet, self.lock_file), request, preview)
+        seen = self._preview(request, quiet)
         if seen.hit is None:
             raise nothing_left(request.key, seen.misses)
         return Decision.of(request, seen.hit, seen.misses, seen.failed)
@@ -165,7 +168,15 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def preview(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Walked:
         """What `decide` would do for this call now; nothing is tuned, kept or told."""
         policy = self.policy
-        return walk(self._tiers(policy, self.lock_file), ask(inv, kernel, objective_of(policy)), preview)
+        return self._preview(ask(inv, kernel, objective_of(policy)), policy)
+
+    def _preview(self, request: Request, policy: AutotunePolicy) -> Walked:
+        lock = self.lock_file
+        tiers = self._tiers(policy, lock)
+        if lock is None and self._is_shared():
+            # Behind what the program itself says, and before everything that this process knows by itself.
+            tiers = (*tiers[:2], AgreedTier(), *tiers[2:])
+        return walk(tiers, request, preview)
 
     def adopt(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], record: Record) -> None:
         """Keeps what another selector tuned for this call as if it were this one's own."""
@@ -183,7 +194,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
         request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
         request = replace(request, seconds=seconds)
-        proposal = _Proposal(self, request, (HeuristicsTier(),), repetitions=repetitions)
+        proposal = _Proposal(self, request, (_HEURISTICS,), repetitions=repetitions)
         return self._agree(proposal) if self._is_shared() else proposal.make()
 
     def stores(self) -> list[Store]:
@@ -194,8 +205,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def record_of(self, key: Key) -> Record | None:
         """The record of the tuning behind the entry of a key, where it was kept."""
         record = self._records.get(key)
-        if record is None and isinstance(self._store, KeepsRecords):
-            record = self._store.record(*key)
+        if record is None and isinstance(self._persistent, KeepsRecords):
+            record = self._persistent.record(*key)
         return record
 
     def tuning_is_off(self) -> str:
@@ -211,15 +222,14 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
         packs = self._settings.packs
         tiers = (
-            OverrideTier(),
-            OverlayTier(lock),
-            *((AgreedTier(),) if lock is None and self._is_shared() else ()),
+            _OVERRIDE,
+            _OVERLAY if lock is None else OverlayTier(lock),
             MemoryTier(self.cache),
             Off("persistent", "none given") if self._store is None else StoreTier(self._store),
             Off("packs", "") if packs is None else PacksTier(packs),
             self._autotune_or_why_not(policy),
-            SeedTier(),
-            HeuristicsTier() if policy.allow_heuristics else Off("heuristics", "off (allow_heuristics=False)"),
+            _SEEDS,
+            _HEURISTICS if policy.allow_heuristics else Off("heuristics", "off (allow_heuristics=False)"),
         )
         return tiers if lock is None else (*tiers[:2], *(Off(tier.name, LOCKED) for tier in tiers[2:]))
 
@@ -250,14 +260,14 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return AutotuneTier(tune, refusal, failures_of(self.tuner), self._said, sole_answers)
 
     def _propose(self, request: Request, tiers: Sequence[Tier]) -> Decision:
-        with self._flights.on_demand(request.key) as hold:
-            return self._settle(walk(tiers, request, hold=lambda: hold() or request.key in self._tuned))
+        with self._flights.on_demand(request.key) as flight:
+            return self._settle(walk(tiers, request, hold=lambda: flight.hold() or request.key in self._tuned))
 
     def _repeat(self, request: Request, repetitions: int) -> Decision:
         decisions = []
         for _ in range(repetitions):
             failures_of(self.tuner).pop((request.key, type(request.kernel)), None)
-            decisions.append(self._propose(request, (self._unless_off(again=True), HeuristicsTier())))
+            decisions.append(self._propose(request, (self._unless_off(again=True), _HEURISTICS)))
         best = min(decisions, key=_winner_seconds)
         if best is not decisions[-1] and best.record is not None:
             self._accept(request, tuned(request, best.record, best.cfg), ())
@@ -284,9 +294,11 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if hit.record is not None and not (self.persist_autotune and isinstance(self._store, KeepsRecords)):
             self._records[key] = hit.record
         if hit.event:
-            # A guess says why nothing was measured.
-            why = {"reason": dict(misses).get("autotune", "")} if hit.event == "heuristics" else {}
-            self._tell(hit.event, key, hit.tier, cfg=hit.cfg, **{**why, **hit.data})
+            data = hit.data
+            if hit.event == "heuristics" and "reason" not in data:
+                # A guess says why nothing was measured.
+                data = {"reason": dict(misses).get("autotune", ""), **data}
+            self._tell(hit.event, key, hit.tier, cfg=hit.cfg, **data)
 
     def _write(self, request: Request, hit: Hit) -> None:
         if self._store is None:

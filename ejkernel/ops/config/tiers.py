@@ -76,12 +76,12 @@ class OverlayTier(Tier):
 
 @final
 class AgreedTier(Tier):
-    """What the processes of this program agreed on already; the selector asks them before it walks."""
+    """What the processes of this program agreed on already: for previews alone, since choosing asks the processes."""
 
     name = "agreed"
 
     def find(self, request: Request) -> Miss:
-        """Nothing: a walk that chooses is this process's own proposal."""
+        """No answer: a walk that chooses makes this process's own proposal."""
         return Miss("")
 
     def preview(self, request: Request) -> Hit | Miss:
@@ -146,17 +146,19 @@ class StoreTier(Tier):
         objective = entry.objective
         if objective is None and "believed" in entry.environment:
             objective = _known_objective(request, cfg)
-        data = {"level": "persistent"}
-        # A seed is not kept in memory: there it would stand in the way of a tuning that is allowed later.
-        seed = Hit(cfg, self.name, "cache_hit", data, measured=True, objective=objective)
         if not _believed(entry.environment, request.device):
             known = _spelled(entry.environment) or "unknown"
             # What it was tuned for there does not count here.
-            aged = replace(seed, data={**data, "environment": known}, objective=None)
+            aged = self._hit(cfg, None, Keep.NOTHING, environment=known)
             return Miss(f"the entry in {self.store} is from another environment ({known})", (aged,))
         if not _covers(objective, request.objective):
+            seed = self._hit(cfg, objective, Keep.NOTHING)
             return Miss(f"the entry in {self.store} was tuned for {objective} alone", (seed,))
-        return replace(seed, keep=Keep.MEMORY)
+        return self._hit(cfg, objective, Keep.MEMORY)
+
+    def _hit(self, cfg: Any, objective: Objective | None, keep: Keep, **data: str) -> Hit:
+        # A seed is not kept in memory: there it would stand in the way of a tuning that is allowed later.
+        return Hit(cfg, self.name, "cache_hit", {"level": "persistent", **data}, keep, True, objective)
 
 
 @final

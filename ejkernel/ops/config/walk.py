@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple, final
 
 from ..core.errors import NoConfigError
 from ..core.key import Key
@@ -65,8 +65,7 @@ def preview(tier: Tier, request: Request) -> Hit | Miss | Planned:
     return tier.preview(request)
 
 
-@dataclass(frozen=True)
-class Walked:
+class Walked(NamedTuple):
     """The first answer of the tiers, if any, and why the tiers before it had none."""
 
     # With the seeds that were left on the way.
@@ -96,7 +95,7 @@ def walk(tiers: Sequence[Tier], request: Request, ask: Ask = find, *, hold: Call
                 return walk(tiers, replace(request, seeds=()), ask)
         answer = ask(tier, request)
         if isinstance(answer, Hit):
-            return Walked(request, answer, tuple(misses), tier=answer.tier, failed=failed)
+            return Walked(request, answer, tuple(misses), None, answer.tier, failed)
         if isinstance(answer, Planned):
             return Walked(request, None, tuple(misses), answer, tier.name, failed)
         failed = answer.record or failed

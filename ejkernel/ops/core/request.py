@@ -90,10 +90,8 @@ class Decision:
     @staticmethod
     def of(request: Request, hit: Hit, misses: Sequence[tuple[str, str]], failed: Record | None = None) -> Decision:
         """The decision for a request that was answered with a hit."""
-        return Decision(
-            *(hit.cfg, hit.tier, tuple(misses), hit.record, failed),
-            *(hit.measured, hit.objective, request.key, request.device),
-        )
+        said = hit.measured, hit.objective
+        return Decision(hit.cfg, hit.tier, tuple(misses), hit.record, failed, *said, request.key, request.device)
 
 
 @dataclass(frozen=True)
