@@ -158,6 +158,40 @@ def test_only_one_file_reads_the_environment(path):
     assert re.findall(r"\benvironb?\b|\bgetenvb?\b", text) == []
 
 
+# Named tuples have their API under private names, and `os._exit` is public by its documentation.
+_NOT_PRIVATE = {"_asdict", "_fields", "_make", "_replace", "_exit"}
+
+
+def reached_into(source: str) -> list[str]:
+    """The private attributes of other modules' objects that a text uses: names that the text itself does not define."""
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    found = []
+    for node in nodes:
+        if not isinstance(node, ast.Attribute):
+            continue
+        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            own |= {node.attr} if isinstance(node.ctx, ast.Store) else set()
+        elif node.attr.startswith("_") and not node.attr.startswith("__"):
+            found.append(node)
+    return [f"{node.lineno}: {ast.unparse(node)}" for node in found if node.attr not in own | _NOT_PRIVATE]
+
+
+def test_modules_hardly_reach_into_each_other():
+    """Fewer than eight places use a private attribute of another module's object, private names of JAX included."""
+    places = [f"{named(path)}:{place}" for path in FILES for place in reached_into(path.read_text(encoding="utf-8"))]
+    assert len(places) < 8, "\n".join(places)
+
+
+def test_the_test_of_private_names_sees_them():
+    """What is another object's counts, whatever leads to it; what is the text's own does not."""
+    lines = ["class A:", "    def __init__(self):", "        self._own = 1", "    def f(self, other):"]
+    lines += ["        return other._own, self._own, self.part._theirs, other._theirs.x, other._asdict()"]
+    assert reached_into("\n".join(lines)) == ["5: self.part._theirs", "5: other._theirs"]
+
+
 def test_a_private_name_that_is_gone_is_a_clear_error():
     """A missing private name of JAX is an ImportError that names it, the version of JAX and what to do."""
     import jax

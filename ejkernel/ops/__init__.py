@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .config.cache import locked as locked
     from .config.cache import overlay_cache as overlay_cache
     from .config.cache import refresh as refresh
-    from .config.calls_made import calls_made as calls_made
+    from .config.call_log import calls_made as calls_made
     from .config.counters import Counters as Counters
     from .config.counters import counters as counters
     from .config.persistent import PersistentCache as PersistentCache
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "config.cache": "ConfigCache current_scope locked overlay_cache refresh",
     "store.folder": "OperationStores",
-    "config.calls_made": "calls_made",
+    "config.call_log": "calls_made",
     "config.counters": "Counters counters",
     "store.packing": "make_pack merge_packs verify_pack",
     "tuning.journal.folder": "forget_crashes",

@@ -102,21 +102,21 @@ class Saying:
         self._known, self._tuned, self._guess, self._before = known, tuned, guess, before
 
     def known(self) -> Hit | None:
-        return None if self._known is None else Hit(Blocks(self._known), "persistent")
+        return None if self._known is None else Hit(Blocks(self._known), "persistent", "cache_hit", measured=True)
 
     def make(self, seconds=None) -> Decision:
         self.made += 1
         self._before()
-        return Decision(Blocks(self._tuned), "autotune", record=Record())
+        return Decision(Blocks(self._tuned), "autotune", record=Record(), measured=True)
 
     def guess(self) -> Hit:
         if self._guess is None:
             raise NoConfigError("heuristics are off")
-        return Hit(Blocks(self._guess), "heuristics")
+        return Hit(Blocks(self._guess), "heuristics", "heuristics")
 
     def keep(self, hit, misses=()) -> Decision:
         self.kept.append(hit)
-        return Decision(hit.cfg, str(hit.data.get("tier", hit.source)), tuple(misses))
+        return Decision(hit.cfg, str(hit.data.get("tier", hit.tier)), tuple(misses))
 
 
 def process(client: FakeClient, number: int, *, lease: float = 10.0, processes: int = 4) -> Agreement:

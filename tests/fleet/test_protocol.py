@@ -20,7 +20,7 @@ from ranks import wait_for
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, OpsError, _jax, agreement_report
 from ejkernel.ops.config.selection import _Proposal
 from ejkernel.ops.core.errors import AgreementError, JaxChangedError
-from ejkernel.ops.core.request import ask
+from ejkernel.ops.core.request import Keep, ask
 from ejkernel.ops.fleet import manifest
 from ejkernel.ops.fleet.agreement import AgreementWarning
 from ejkernel.ops.fleet.heartbeat import Heartbeat, beat_key
@@ -66,8 +66,8 @@ def test_an_answer_is_kept_once_and_told_each_time(client):
     size(follower, saying)
     size(follower, saying)
 
-    kept = [(hit.source, hit.keep, hit.data["process"]) for hit in saying.kept]
-    assert kept == [("agreed", True, 0), ("agreed", False, 0)]
+    kept = [(hit.event, hit.keep, hit.data["process"]) for hit in saying.kept]
+    assert kept == [("cache_hit", Keep.MEMORY, 0), ("cache_hit", Keep.NOTHING, 0)]
 
 
 def test_a_decision_takes_few_requests(client):
@@ -216,7 +216,7 @@ def test_a_slow_process_follows_what_was_published_meanwhile(client):
     slow = Saying(tuned=2, before=give_up)
     with pytest.warns(AgreementWarning, match="process 0 had not decided after 5 s"):
         assert size(process(client, 0), slow) == 1
-    assert [hit.source for hit in slow.kept] == ["heuristics"]
+    assert [hit.tier for hit in slow.kept] == ["heuristics"]
 
 
 def test_without_heuristics_a_wait_ends_in_an_error(client):
@@ -325,10 +325,10 @@ def test_an_entry_that_was_tuned_for_less_is_not_known():
 
     def known(objective):
         tiers = selector._tiers(selector.policy)
-        return _Proposal(selector, ask(call_of(kernel), kernel, objective), tiers, tiers[2:4]).known()
+        return _Proposal(selector, ask(call_of(kernel), kernel, objective), tiers).known()
 
     assert store.data
-    assert known("forward").source == "memory"
+    assert known("forward").tier == "memory"
     assert known("forward+backward") is None
 
 

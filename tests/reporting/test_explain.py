@@ -194,7 +194,7 @@ def test_a_pack_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("EJKERNEL_OPS_PACKS", path)
     chooser = selector()
     found = why(chooser)
-    assert (found.tier, found.cfg, found.figures.seconds) == ("persistent", Blocks(2), 1.1e-5)
+    assert (found.tier, found.cfg, found.figures.seconds) == ("packs", Blocks(2), 1.1e-5)
     assert f"from the pack {path}" in found.answer
     chooser.choose(call_of(KERNEL, X), KERNEL)
     assert why(chooser).origin["kept in"] == f"pack {path}"
@@ -208,7 +208,7 @@ def test_an_entry_of_another_environment_is_a_seed_of_the_tuning_or_the_answer(t
     assert (found.tier, found.answer) == ("autotune", "would be tuned: 4 candidates")
     assert "another environment (jaxlib 0.1.0)" in dict(found.misses)["persistent"]
     found = why(selector(persistent=store, policy=AutotunePolicy(allow_autotune=False)))
-    assert (found.tier, found.cfg) == ("persistent", Blocks(16))
+    assert (found.tier, found.cfg) == ("seeds", Blocks(16))
     assert "tuned in another environment (jaxlib 0.1.0)" in found.answer
 
 

@@ -77,12 +77,12 @@ def selector(monkeypatch, *paths, **settings):
 
 
 def test_a_pack_answers_what_the_users_own_store_does_not(pack, monkeypatch, tmp_path):
-    """The event is a hit of the persistent tier that names the pack; nothing is tuned or written."""
+    """The event is a hit of what is persistent, and names the packs' tier and the pack; nothing is tuned or written."""
     own = PersistentCache("ops", tmp_path / "own.json", cfg_type=Blocks)
     chooser = selector(monkeypatch, pack, persistent=own, on_event=(listener := Listener()))
     assert chooser.choose(CALL, KERNEL) == Blocks(4)
     name, data = listener.last
-    assert (name, data["level"], data["pack"]) == ("cache_hit", "persistent", pack)
+    assert (name, data["level"], data["source"], data["pack"]) == ("cache_hit", "persistent", "packs", pack)
     assert own.keys() == []
     assert chooser.cache.keys() == [KEY]
 
@@ -132,7 +132,7 @@ def test_a_cfg_that_is_no_candidate_does_not_run(tmp_path, monkeypatch):
     chooser = selector(monkeypatch, bad)
     decision = chooser.decide(CALL, KERNEL)
     assert (decision.cfg, decision.tier) == (Blocks(2), "autotune")
-    assert "not among the kernel's candidates" in dict(decision.misses)["persistent"]
+    assert "not among the kernel's candidates" in dict(decision.misses)["packs"]
 
 
 def test_a_cfg_of_another_type_does_not_run(tmp_path, monkeypatch):
@@ -140,7 +140,7 @@ def test_a_cfg_of_another_type_does_not_run(tmp_path, monkeypatch):
     bad = make_pack(tmp_path / "bad.json", store_of({KEY: replace(entry(), cfg={"width": 3})})).path
     decision = selector(monkeypatch, bad).decide(CALL, KERNEL)
     assert decision.tier == "autotune"
-    assert "does not fit the kernel" in dict(decision.misses)["persistent"]
+    assert "does not fit the kernel" in dict(decision.misses)["packs"]
 
 
 def test_an_entry_of_another_environment_is_a_seed(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 import jax
@@ -25,6 +25,16 @@ from ..core.stable import stable_json, type_name
 from ..store.lock_file import LockFile, read_lock
 
 
+class CacheEntry(NamedTuple):
+    """One cfg in memory and what is known about it."""
+
+    cfg: Any
+    # What it was tuned for, where that is known; a cfg put by hand has none.
+    objective: Objective | None
+    # The call behind the key in readable parts, where they are known.
+    call: Mapping[str, str]
+
+
 class ConfigCache(Generic[Cfg]):
     """The cfgs that this process knows, safe from any thread; an overlay in force shadows them."""
 
@@ -34,7 +44,6 @@ class ConfigCache(Generic[Cfg]):
         self._objectives: dict[Key, Objective] = {}
         # The calls behind the keys in readable parts, where they are known.
         self._calls: dict[Key, Mapping[str, str]] = {}
-        # Moves with every clear, so that those who remember a key by hand can tell.
         self._generation = 0
         self._lock = threading.Lock()
 
@@ -49,7 +58,7 @@ class ConfigCache(Generic[Cfg]):
 
     def put(self, dev: str, op_id: str, call_key: str, cfg: Cfg) -> None:
         """Keeps a cfg under its key."""
-        self._keep(Key(dev, op_id, call_key), cfg, objective=None)
+        self.keep_entry(Key(dev, op_id, call_key), cfg)
 
     def clear(self) -> None:
         """Forgets every cfg."""
@@ -69,15 +78,28 @@ class ConfigCache(Generic[Cfg]):
         with self._lock:
             return list(self._data)
 
-    def _find(self, key: Key) -> tuple[Cfg, Objective | None] | None:
-        with self._lock:
-            return (self._data[key], self._objectives.get(key)) if key in self._data else None
+    @property
+    def generation(self) -> int:
+        """Moves with every clear, so that a selector that remembers a key can tell."""
+        return self._generation
 
-    def _known(self) -> list[tuple[Key, Cfg, Mapping[str, str]]]:
+    def entry(self, key: Key) -> CacheEntry | None:
+        """The entry of a key whatever overlays say, or None."""
         with self._lock:
-            return [(Key(*key), cfg, self._calls.get(key, {})) for key, cfg in self._data.items()]
+            return self._entry(key) if key in self._data else None
 
-    def _keep(self, key: Key, cfg: Cfg, *, objective: Objective | None, call: Mapping[str, str] | None = None) -> None:
+    def entries(self) -> list[tuple[Key, CacheEntry]]:
+        """Every key with its entry."""
+        with self._lock:
+            return [(Key(*key), self._entry(key)) for key in self._data]
+
+    def _entry(self, key: Key) -> CacheEntry:
+        return CacheEntry(self._data[key], self._objectives.get(key), self._calls.get(key, {}))
+
+    def keep_entry(
+        self, key: Key, cfg: Cfg, *, objective: Objective | None = None, call: Mapping[str, str] | None = None
+    ) -> None:
+        """Keeps a cfg with what it was tuned for, and the call in readable parts."""
         with self._lock:
             self._data[key] = cfg
             self._objectives.pop(key, None)

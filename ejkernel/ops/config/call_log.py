@@ -1,4 +1,8 @@
-"""Looking through a program for its kernel calls: selectors then answer with what is known, and nothing is tuned."""
+"""The kernel calls of a program, as selectors see them while JAX traces.
+
+`looking` looks through a program: selectors answer with what is known, nothing is tuned, kept or told, and a `CallLog`
+has every call with its place in the program. `calls_made` lets selectors choose as ever, and has every decision.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,24 @@ import itertools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
+from ..core import codec
 from ..core.abstract import abstractify
+from ..core.candidates import revived
+from ..core.cfg import same
+from ..core.device import environment
+from ..core.errors import ConfigTypeError
 from ..core.invocation import Invocation
-from ..core.request import Request
+from ..core.key import Key
+from ..core.request import Decision, Request
 from ..core.trace_context import TraceContext
+from ..store.lock_file import LockFile
+from ..store.store import Source, StoredEntry
 from . import policy
-
-_D = TypeVar("_D")
+from .cache import overlay_in_force, traced_anew
 
 # What a call is called in the program that is looked through, its number behind it.
 MARK = "ejk_found_"
@@ -30,7 +41,7 @@ class SeenCall:
     number: int
     selector: Any
     request: Request
-    decision: Any
+    decision: Decision
     surroundings: TraceContext
     frames: tuple[policy.Frame, ...]
     # The calls whose kernels this one is inside of.
@@ -50,7 +61,7 @@ class CallLog:
         self._inside: list[int] = []
         self._order = itertools.count()
 
-    def saw(self, selector: Any, request: Request, decision: _D) -> _D:
+    def saw(self, selector: Any, request: Request, decision: Decision) -> Decision:
         """Notes a call and hands its answer on."""
         seen = SeenCall(
             *(len(self.sightings), selector, _kept(request), decision),
@@ -66,7 +77,7 @@ class CallLog:
         """Is put around the kernel of the call that was noted last, so that it can be found in the program."""
         seen, self._next = self._next, None
         if seen is None:
-            # Nobody chooses for a compiled kernel, whose cfg is given.
+            # The cfg of a compiled kernel is given: no selector was asked.
             self.unseen += inv.override_cfg is None
             yield
             return
@@ -83,7 +94,7 @@ _finder: ContextVar[CallLog | None] = ContextVar("ejkernel_finder", default=None
 
 
 def in_force() -> CallLog | None:
-    """Who looks through a program in this context."""
+    """The log of the program that is looked through in this context, if one is."""
     return _finder.get()
 
 
@@ -104,3 +115,55 @@ def _kept(request: Request) -> Request:
         lambda leaf: abstractify(leaf) if isinstance(leaf, jax.core.Tracer) else leaf, (inv.args, dict(inv.kwargs))
     )
     return replace(request, inv=replace(inv, args=args, kwargs=kwargs))
+
+
+@dataclass
+class CallsMade:
+    """The calls that selectors answered, each with its cfg; those with a `cfg=` of their own need none."""
+
+    entries: dict[Key, StoredEntry] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """How many calls."""
+        return len(self.entries)
+
+
+_collectors: ContextVar[tuple[CallsMade, ...]] = ContextVar("ejkernel_collectors", default=())
+
+
+@contextlib.contextmanager
+def calls_made() -> Iterator[CallsMade]:
+    """Collects the calls that are traced in this block; functions that were compiled before are traced again."""
+    calls = CallsMade()
+    token = _collectors.set((*_collectors.get(), calls))
+    try:
+        with traced_anew():
+            yield calls
+    finally:
+        _collectors.reset(token)
+
+
+def collect(request: Request, decision: Decision, lock: LockFile | None) -> None:
+    """Adds a decision to every collection around this call."""
+    collectors = _collectors.get()
+    # What the caller gives is in the program's own text.
+    if not collectors or request.inv.override_cfg is not None:
+        return
+    cfg = decision.cfg
+    _refuse_what_does_not_come_back(request, cfg)
+    # What was tuned has an objective; the rest was put by hand, or an overlay said it.
+    source: Source = "guess" if not decision.measured else "hand" if decision.objective is None else "autotune"
+    entry = StoredEntry(cfg, environment(request.device), source, decision.objective, call=request.call)
+    if lock is not None and request.key in lock and request.key not in overlay_in_force():
+        # Frozen before: frozen again under its lock, the text stays the same.
+        entry = replace(lock.entries[request.key], cfg=cfg)
+    for calls in collectors:
+        calls.entries[request.key] = entry
+
+
+def _refuse_what_does_not_come_back(request: Request, cfg: Any) -> None:
+    if not same(revived(request, codec.encode(cfg)), cfg):
+        raise ConfigTypeError(
+            f"{codec.describe(cfg)}, the cfg of {request.key}, does not come back from JSON as it was; "
+            "give the kernel a cfg_type, such as a dataclass"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..tuning.budget import seconds_spent
@@ -18,8 +18,10 @@ class Counters:
     overlay: int = 0
     memory: int = 0
     persistent: int = 0
+    packs: int = 0
     # Tunings that ended with a cfg, explicit ones included.
     autotune: int = 0
+    seeds: int = 0
     heuristics: int = 0
     # Choices that no tier had an answer for.
     error: int = 0
@@ -27,35 +29,36 @@ class Counters:
     failed_tunings: int = 0
     # In all threads; a tuning inside a tuning counts once.
     tuning_seconds: float = 0.0
+    # Tiers that have no field here, by name.
+    others: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __sub__(self, other: Counters) -> Counters:
-        mine, before = asdict(self), asdict(other)
-        return Counters(**{name: value - before[name] for name, value in mine.items()})
+        mine, before = self.as_dict(), other.as_dict()
+        return _counters({name: value - before.get(name, 0) for name, value in mine.items()})
 
     def as_dict(self) -> dict[str, int | float]:
         """The same as plain data, for a metrics library."""
-        return asdict(self)
+        known = {name: getattr(self, name) for name in _FIELDS}
+        return {**known, **self.others}
 
 
-_TIERS = {"override": "override", "overlay_hit": "overlay", "heuristics": "heuristics", "error": "error"}
-_counts: dict[str, int] = {field.name: 0 for field in fields(Counters) if field.name != "tuning_seconds"}
+_FIELDS = tuple(field.name for field in fields(Counters) if field.name != "others")
+_counts: dict[str, int] = {}
 _lock = threading.Lock()
+
+
+def _counters(counts: Mapping[str, Any]) -> Counters:
+    others = {name: count for name, count in counts.items() if name not in _FIELDS}
+    return Counters(**{name: count for name, count in counts.items() if name not in others}, others=others)
 
 
 def counters() -> Counters:
     """What was chosen since the process began, by all selectors: once a trace, as events are told, not once a call."""
     with _lock:
-        return Counters(**_counts, tuning_seconds=seconds_spent())
+        return _counters({**_counts, "tuning_seconds": seconds_spent()})
 
 
-def count(event: str, data: Mapping[str, Any]) -> None:
-    """Counts one event of a selector."""
-    tier = _TIERS.get(event)
-    if event == "cache_hit":
-        tier = "persistent" if data.get("level") == "persistent" else "memory"
-    elif event == "autotune_finish":
-        tier = "failed_tunings" if data.get("record") is None else "autotune"
-    # Whoever starts will also finish.
-    if tier is not None:
-        with _lock:
-            _counts[tier] += 1
+def count(tier: str) -> None:
+    """Counts one answer of a tier, or one tuning that failed."""
+    with _lock:
+        _counts[tier] = _counts.get(tier, 0) + 1

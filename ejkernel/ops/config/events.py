@@ -1,4 +1,4 @@
-"""Who is told about a choice: counters, the log, and a listener."""
+"""What is told about a choice, and to what: counters, the log, and a listener."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ class Teller:
         self.listener = listener
         self._reported = False
 
-    def __call__(self, event: str, key: Key, **data: Any) -> None:
-        """Tells what happened to a key."""
-        count(event, data)
+    def __call__(self, event: str, key: Key, tier: str | None, /, **data: Any) -> None:
+        """Tells what happened to a key; a choice, or a tuning that ended, is counted under a tier."""
+        if tier is not None:
+            count(tier)
         level = _LEVELS[event]
         if log.isEnabledFor(level):
             told = {"event": event, **key._asdict(), **data}
             # One attribute of the record, whose own names cannot be given twice.
-            log.log(level, "%s", _sentence(event, key, data), extra={"ejkernel": told})
+            log.log(level, "%s", _sentence(event, key, tier, data), extra={"ejkernel": told})
         if self.listener is None:
             return
         try:
@@ -55,7 +56,7 @@ class Teller:
                 )
 
 
-def _sentence(event: str, key: Key, data: Mapping[str, Any]) -> str:
+def _sentence(event: str, key: Key, tier: str | None, data: Mapping[str, Any]) -> str:
     title = f"{key.op_id} {key.call_key}"
     if event == "autotune_finish":
         record, seconds = data.get("record"), data.get("seconds", 0.0)
@@ -64,6 +65,5 @@ def _sentence(event: str, key: Key, data: Mapping[str, Any]) -> str:
         return f"no configuration for {title}"
     if event == "autotune_start":
         return f"tuning {title}: {data.get('candidates')} candidates"
-    tier = data.get("level", "") if event == "cache_hit" else event.removesuffix("_hit")
     reason = f": {data['reason']}" if data.get("reason") else ""
     return f"{title}: {codec.describe(data.get('cfg'))} from {tier}{reason}"

@@ -1,8 +1,7 @@
-"""Choosing a cfg: one loop over the tiers; the first answer wins, is kept and told."""
+"""Choosing a cfg: the tiers are walked, and the first answer wins, is kept and told."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import time
@@ -13,16 +12,17 @@ from typing import Any, Generic
 
 import jax
 
-from ..config.tiers import PacksTier
+from .. import _jax
 from ..core import invalidation
 from ..core.cfg import distinct
-from ..core.errors import NoConfigError, RetuneError, SettingError
+from ..core.device import environment
+from ..core.errors import RetuneError, SettingError
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel
 from ..core.key import Key
 from ..core.record import Objective, Record, Trial
 from ..core.request import Decision as Decision
-from ..core.request import Hit, Miss, Request, ask
+from ..core.request import Hit, Keep, Request, ask
 from ..core.single_flight import SingleFlight
 from ..settings import Settings, default_folder
 from ..store.lock_file import LockFile, read_lock
@@ -38,21 +38,33 @@ from ..tuning.progress import shown, tell
 from ..tuning.search.effort import FEW
 from ..tuning.tuner import Tuner as Tuner
 from . import call_log
-from .cache import ConfigCache, lock_in_force
-from .calls_made import collect
-from .consensus import decide
+from .autotune_tier import AutotuneTier, tuned
+from .cache import ConfigCache, is_shadowed, lock_in_force
 from .events import Teller
 from .failed_calls import failures_of
 from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
 from .policy import in_force
 from .policy import policy_override as policy_override
-from .tiers import AutotuneTier, HeuristicsTier, MemoryTier, Off, OverlayTier, OverrideTier, SeedTier, StoreTier, Tier
+from .tiers import (
+    AgreedTier,
+    HeuristicsTier,
+    MemoryTier,
+    OverlayTier,
+    OverrideTier,
+    PacksTier,
+    SeedTier,
+    StoreTier,
+)
+from .walk import LOCKED, Misses, Off, Tier, Walked, nothing_left, preview, walk
 from .warm_start import warm_start_configs
+
+# Tiers that know nothing of a selector are made once: the list is made anew for every choice.
+_OVERRIDE, _OVERLAY, _SEEDS, _HEURISTICS = OverrideTier(), OverlayTier(), SeedTier(), HeuristicsTier()
 
 
 class ConfigSelectorChain(Generic[Cfg, Out]):
-    """Answers every call with a cfg: override, overlay, memory, persistent, autotune, heuristics, error."""
+    """Answers every call with a cfg of the first tier that has one; `_tiers` lists them."""
 
     def __init__(
         self,
@@ -73,7 +85,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self.persist_autotune = persist_autotune
         self.forbid_reautotune = forbid_reautotune
         self._settings = Settings.read()
-        self._lock = read_lock(self._settings.lock) if self._settings.lock else None
+        self._lock_file = read_lock(self._settings.lock) if self._settings.lock else None
         self._tell = Teller(on_event)
         self._flights = SingleFlight()
         # What this selector tuned, for what, and in which life of the cache.
@@ -94,14 +106,24 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         invalidation.note_everything()
 
     @property
-    def lock(self) -> LockFile | None:
-        """The lock in force here: that of a block around, else the setting's."""
+    def persistent(self) -> Mapped | None:
+        """The store, as it was given."""
+        return self._persistent
+
+    @persistent.setter
+    def persistent(self, persistent: Mapped | None) -> None:
+        self._persistent = persistent
+        self._store: Store | None = None if persistent is None else as_store(persistent)
+
+    @property
+    def lock_file(self) -> LockFile | None:
+        """The lock file in force here: that of a block around, else the setting's."""
         around = lock_in_force()
-        return self._lock if around is None else around
+        return self._lock_file if around is None else around
 
     @property
     def on_event(self) -> Callable[..., Any] | None:
-        """Who is told about every choice."""
+        """The function that is told about every choice."""
         return self._tell.listener
 
     @on_event.setter
@@ -113,32 +135,53 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return self.decide(inv, kernel).cfg  # type: ignore[no-any-return]
 
     def decide(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
-        """The same, with the tier that answered and why the earlier ones did not."""
+        """The cfg for this call, the tier that answered, and why the earlier ones did not."""
         policy = self.policy
         request = ask(inv, kernel, objective_of(policy))
-        finder = call_log.in_force()
-        if finder is not None:
+        log = call_log.in_force()
+        if log is not None:
             # A program is looked through, not run.
-            return finder.saw(self, request, self._look(request, policy))
-        tiers = self._tiers(policy)
-        proposal = _Proposal(self, request, tiers)
-        # A lock is the same file for all processes: there is nothing to agree on.
-        decision = decide(proposal, self._settings) if self.lock is None else proposal.make()
-        collect(request, decision.cfg, decision.tier, self.cache, self.lock)
+            return log.saw(self, request, self._look(request, policy))
+        lock = self.lock_file
+        tiers = self._tiers(policy, lock)
+        # A lock is the same file for all processes, and what stands in the program is the same text.
+        if lock is None and self._is_shared() and not is_program_text(request):
+            decision = self._agree(_Proposal(self, request, tiers))
+        else:
+            with self._flights.on_demand(request.key) as flight:
+                decision = self._settle(walk(tiers, request, hold=lambda: flight.hold() or request.key in self._tuned))
+        call_log.collect(request, decision, lock)
         return decision
 
     def look(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
-        """What would be answered without tuning, heuristics if need be; nothing is kept and nobody is told."""
-        return self._look(ask(inv, kernel, objective_of(self.policy)), self.policy)
+        """What would be answered without tuning, heuristics if need be; nothing is kept or told."""
+        policy = self.policy
+        return self._look(ask(inv, kernel, objective_of(policy)), policy)
 
     def _look(self, request: Request, policy: AutotunePolicy) -> Decision:
         quiet = replace(policy, allow_autotune=False, allow_heuristics=True)
-        return self._walk(request, self._tiers(quiet), contextlib.ExitStack(), keep=False)
+        seen = self._preview(request, quiet)
+        if seen.hit is None:
+            raise nothing_left(request.key, seen.misses)
+        return Decision.of(request, seen.hit, seen.misses, seen.failed)
+
+    def preview(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Walked:
+        """What `decide` would do for this call now; nothing is tuned, kept or told."""
+        policy = self.policy
+        return self._preview(ask(inv, kernel, objective_of(policy)), policy)
+
+    def _preview(self, request: Request, policy: AutotunePolicy) -> Walked:
+        lock = self.lock_file
+        tiers = self._tiers(policy, lock)
+        if lock is None and self._is_shared():
+            # Behind what the program itself says, and before everything that this process knows by itself.
+            tiers = (*tiers[:2], AgreedTier(), *tiers[2:])
+        return walk(tiers, request, preview)
 
     def adopt(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], record: Record) -> None:
         """Keeps what another selector tuned for this call as if it were this one's own."""
         request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
-        self._keep(request, Hit(record.cfg, "autotune", objective=request.objective, record=record), ())
+        self._accept(request, tuned(request, record, record.cfg), ())
 
     def tune(
         self,
@@ -151,43 +194,54 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
         request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
         request = replace(request, seconds=seconds)
-        return decide(_Proposal(self, request, (HeuristicsTier(),), repetitions=repetitions), self._settings)
+        proposal = _Proposal(self, request, (_HEURISTICS,), repetitions=repetitions)
+        return self._agree(proposal) if self._is_shared() else proposal.make()
 
-    def _repeat(self, request: Request, repetitions: int) -> Decision:
-        decisions = []
-        for _ in range(repetitions):
-            failures_of(self.tuner).pop((request.key, type(request.kernel)), None)
-            decisions.append(self._propose(request, (self._unless_off(again=True), HeuristicsTier())))
-        best = min(decisions, key=_winner_seconds)
-        if best is not decisions[-1] and best.record is not None:
-            self._keep(request, Hit(best.cfg, "autotune", objective=request.objective, record=best.record), ())
-        return best
-
-    def _tiers(self, policy: AutotunePolicy) -> Sequence[Tier]:
-        """The list that the policy makes of the tiers; a lock leaves those that the program itself speaks through."""
-        lock = self.lock
-        if lock is not None:
-            return (OverrideTier(), OverlayTier(lock), *(Off(*tier) for tier in _LOCKED))
-        packs = self._settings.packs
-        return (
-            OverrideTier(),
-            OverlayTier(),
-            MemoryTier(self.cache),
-            Off("persistent", "none given") if self._store is None else StoreTier(self._store),
-            Off("persistent", "") if packs is None else PacksTier(packs),
-            self._autotune_or_why_not(policy),
-            SeedTier(),
-            HeuristicsTier() if policy.allow_heuristics else Off("heuristics", "off (allow_heuristics=False)"),
-        )
-
-    @property
-    def _store(self) -> Store | None:
-        return None if self.persistent is None else as_store(self.persistent)
-
-    def _places(self) -> list[Store]:
+    def stores(self) -> list[Store]:
         """Where entries are kept: the selector's own store, then the packs."""
         packs = self._settings.packs
         return [*([] if self._store is None else [self._store]), *([] if packs is None else found_packs(packs))]
+
+    def record_of(self, key: Key) -> Record | None:
+        """The record of the tuning behind the entry of a key, where it was kept."""
+        record = self._records.get(key)
+        if record is None and isinstance(self._persistent, KeepsRecords):
+            record = self._persistent.record(*key)
+        return record
+
+    def tuning_is_off(self) -> str:
+        """Why settings allow no tuning now; empty where they do."""
+        if not self._settings.autotune:
+            return "off (EJKERNEL_OPS_AUTOTUNE)"
+        limit = self._settings.tune_seconds
+        if limit is not None and seconds_spent() >= limit:
+            return f"the process has spent its {limit:g} s of tuning (EJKERNEL_OPS_TUNE_SECONDS)"
+        return ""
+
+    def _tiers(self, policy: AutotunePolicy, lock: LockFile | None = None) -> Sequence[Tier]:
+        """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
+        packs = self._settings.packs
+        tiers = (
+            _OVERRIDE,
+            _OVERLAY if lock is None else OverlayTier(lock),
+            MemoryTier(self.cache),
+            Off("persistent", "none given") if self._store is None else StoreTier(self._store),
+            Off("packs", "") if packs is None else PacksTier(packs),
+            self._autotune_or_why_not(policy),
+            _SEEDS,
+            _HEURISTICS if policy.allow_heuristics else Off("heuristics", "off (allow_heuristics=False)"),
+        )
+        return tiers if lock is None else (*tiers[:2], *(Off(tier.name, LOCKED) for tier in tiers[2:]))
+
+    def _is_shared(self) -> bool:
+        """Does this process decide together with others?"""
+        return self._settings.agree and _jax.distributed() is not None
+
+    def _agree(self, proposal: _Proposal) -> Decision:
+        # A program of one process never imports it.
+        from ..fleet.agreement import agree
+
+        return agree(proposal, self._settings.agree_seconds)
 
     def _autotune_or_why_not(self, policy: AutotunePolicy) -> Tier:
         if not policy.allow_autotune:
@@ -197,89 +251,64 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return self._unless_off(sole_answers=not policy.allow_heuristics)
 
     def _unless_off(self, *, sole_answers: bool = False, again: bool = False) -> Tier:
-        """The tier that tunes, as far as the environment lets it; `again` tunes whatever is known already."""
-        if not self._settings.autotune:
-            return Off("autotune", "off (EJKERNEL_OPS_AUTOTUNE)")
-        limit = self._settings.tune_seconds
-        if limit is not None and seconds_spent() >= limit:
-            return Off("autotune", f"the process has spent its {limit:g} s of tuning (EJKERNEL_OPS_TUNE_SECONDS)")
+        """The tier that tunes, as far as the settings let it; `again` tunes whatever is known already."""
+        why_not = self.tuning_is_off()
+        if why_not:
+            return Off("autotune", why_not)
         tune = functools.partial(self._tune, again=again)
-        return AutotuneTier(tune, failures_of(self.tuner), self._said, sole_answers)
+        refusal = (lambda request: "") if again else self._refusal
+        return AutotuneTier(tune, refusal, failures_of(self.tuner), self._said, sole_answers)
 
     def _propose(self, request: Request, tiers: Sequence[Tier]) -> Decision:
-        with contextlib.ExitStack() as held:
-            return self._walk(request, tiers, held)
+        with self._flights.on_demand(request.key) as flight:
+            return self._settle(walk(tiers, request, hold=lambda: flight.hold() or request.key in self._tuned))
 
-    def _walk(
-        self,
-        request: Request,
-        tiers: Sequence[Tier],
-        held: contextlib.ExitStack,
-        *,
-        keep: bool = True,
-        again: bool = False,
-    ) -> Decision:
-        misses: list[tuple[str, str]] = []
-        failed: Record | None = None
-        for tier in tiers:
-            if isinstance(tier, AutotuneTier) and not again:
-                waited = held.enter_context(self._flights.hold(request.key))
-                # Another thread worked on this key while we waited, or since we asked: ask again from the top.
-                if waited or request.key in self._tuned:
-                    return self._walk(replace(request, seeds=()), tiers, held, keep=keep, again=True)
-            answer = tier.find(request)
-            if isinstance(answer, Hit):
-                if keep:
-                    self._keep(request, answer, misses)
-                return Decision(answer.cfg, answer.source, tuple(misses), answer.record, failed)
-            failed = answer.record or failed
-            if answer.seeds is not None:
-                # None at all: they were measured with the rest, and failed with it.
-                request = replace(request, seeds=(*request.seeds, *answer.seeds) if answer.seeds else ())
-            if answer.reason:
-                misses.append((tier.name, answer.reason))
-        if keep:
-            self._tell("error", request.key, misses=tuple(misses))
-        raise nothing_left(request.key, misses)
+    def _repeat(self, request: Request, repetitions: int) -> Decision:
+        decisions = []
+        for _ in range(repetitions):
+            failures_of(self.tuner).pop((request.key, type(request.kernel)), None)
+            decisions.append(self._propose(request, (self._unless_off(again=True), _HEURISTICS)))
+        best = min(decisions, key=_winner_seconds)
+        if best is not decisions[-1] and best.record is not None:
+            self._accept(request, tuned(request, best.record, best.cfg), ())
+        return best
 
-    def _keep(self, request: Request, hit: Hit, misses: Sequence[tuple[str, str]]) -> None:
-        """The contract's table: which answer goes where, and what the listener is told."""
+    def _settle(self, walked: Walked) -> Decision:
+        """Keeps and tells the answer of a walk; without one, an error."""
+        request, hit = walked.request, walked.hit
+        if hit is None:
+            self._tell("error", request.key, "error", misses=walked.misses)
+            raise nothing_left(request.key, walked.misses)
+        self._accept(request, hit, walked.misses)
+        return Decision.of(request, hit, walked.misses, walked.failed)
+
+    def _accept(self, request: Request, hit: Hit, misses: Misses) -> None:
+        """Does with an answer what it says of itself."""
         key = request.key
-        if hit.source == "override":
-            self._tell("override", key, cfg=hit.cfg)
-        elif hit.source == "overlay":
-            self._tell("overlay_hit", key, cfg=hit.cfg, **hit.data)
-        elif hit.source in ("memory", "persistent"):
-            if hit.source == "persistent" and hit.keep:
-                self.cache._keep(key, hit.cfg, objective=hit.objective, call=request.call)
-            self._tell("cache_hit", key, cfg=hit.cfg, **hit.data)
-        elif hit.source == "agreed":
-            self._follow(request, hit)
-        elif hit.source == "heuristics":
-            self._tell("heuristics", key, cfg=hit.cfg, reason=dict(misses).get("autotune", ""))
-        elif hit.record is not None:
-            self._tuned[key] = (self.cache._generation, request.objective, type(request.kernel))
-            self.cache._keep(key, hit.cfg, objective=hit.objective, call=request.call)
-            if self.persist_autotune and hit.record.stop != "settled":
-                self._write(request, hit)
-            if not (self.persist_autotune and isinstance(self._store, KeepsRecords)):
-                self._records[key] = hit.record
-        else:
-            # The only candidate is the heuristic cfg, and nothing was measured.
-            self._tell("heuristics", key, cfg=hit.cfg, reason="one candidate, nothing to measure")
-
-    def _follow(self, request: Request, hit: Hit) -> None:
-        """What the processes agreed on is what this one remembers, unless it was told otherwise since."""
-        if hit.keep or self.cache._find(request.key) is None:
-            self.cache._keep(request.key, hit.cfg, objective=hit.objective, call=request.call)
-        self._tell("cache_hit", request.key, cfg=hit.cfg, level="memory", **hit.data)
+        if hit.record is not None:
+            self._tuned[key] = self._life(request)
+        if hit.keep is not Keep.NOTHING:
+            self.cache.keep_entry(key, hit.cfg, objective=hit.objective, call=request.call)
+        if hit.keep is Keep.MEMORY_AND_STORE and self.persist_autotune:
+            self._write(request, hit)
+        if hit.record is not None and not (self.persist_autotune and isinstance(self._store, KeepsRecords)):
+            self._records[key] = hit.record
+        if hit.event:
+            data = hit.data
+            if hit.event == "heuristics" and "reason" not in data:
+                # A guess says why nothing was measured.
+                data = {"reason": dict(misses).get("autotune", ""), **data}
+            self._tell(hit.event, key, hit.tier, cfg=hit.cfg, **data)
 
     def _write(self, request: Request, hit: Hit) -> None:
-        if self._store is None or hit.record is None:
+        if self._store is None:
             return
         key, record = request.key, hit.record
-        known = StoredEntry(hit.cfg, record.environment, "autotune", hit.objective)
-        entry = replace(known, summary=record.summary(), call=request.call, record=record)
+        if record is None:
+            entry = StoredEntry(hit.cfg, environment(request.device), "imported", hit.objective, call=request.call)
+        else:
+            known = StoredEntry(hit.cfg, record.environment, "autotune", hit.objective)
+            entry = replace(known, summary=record.summary(), call=request.call, record=record)
         try:
             self._store.keep(key, entry)
         # A cfg that is not JSON, or a store that cannot take it: this process has the answer all the same.
@@ -295,22 +324,23 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def _tune(self, request: Request, job: TuningJob, *, again: bool) -> Record:
         """Runs a job, one at a time on a device, within what the process may still spend."""
-        if not again:
-            self._refuse_a_second_time(request)
+        refused = "" if again else self._refusal(request)
+        if refused:
+            raise RetuneError(refused)
         job = replace(
             job,
             seconds=self._seconds_left(request),
             # A race of a few candidates needs no start.
             seeds=[
                 *job.seeds,
-                *(warm_start_configs(self._places(), request, job.candidates) if len(job.candidates) > FEW else ()),
+                *(warm_start_configs(self.stores(), request, job.candidates) if len(job.candidates) > FEW else ()),
             ],
             turn=lambda wait: device_lock(request.key.device, default_folder() / "locks", wait),
             settled=(lambda: None) if again else (lambda: self._settled(request)),
             offline=again,
             journal=journal_folder(),
         )
-        self._tell("autotune_start", request.key, candidates=len(job.candidates), objective=job.objective)
+        self._tell("autotune_start", request.key, None, candidates=len(job.candidates), objective=job.objective)
         start = time.perf_counter()
         cfg, record = None, None
         try:
@@ -323,7 +353,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
                 tell(title, record, time.perf_counter() - start, wanted)
         finally:
             seconds = time.perf_counter() - start
-            self._tell("autotune_finish", request.key, cfg=cfg, seconds=seconds, record=record)
+            counted = "failed_tunings" if record is None else "autotune"
+            self._tell("autotune_finish", request.key, counted, cfg=cfg, seconds=seconds, record=record)
         return record
 
     def _seconds_left(self, request: Request) -> float | None:
@@ -344,18 +375,21 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return replace(record, stop="settled", trials=(*record.trials, found), winner=len(record.trials))
 
     def _settled(self, request: Request) -> tuple[Any] | None:
-        found = StoreTier(self._store).find(request) if self._store is not None else Miss("")
+        found = None if self._store is None else StoreTier(self._store).find(request)
         return (found.cfg,) if isinstance(found, Hit) else None
 
-    def _refuse_a_second_time(self, request: Request) -> None:
-        # A class that was defined anew, as in a notebook, may need other configs than the one before.
-        asked = (self.cache._generation, request.objective, type(request.kernel))
-        if not self.forbid_reautotune or self._tuned.get(request.key) != asked:
-            return
-        raise RetuneError(
+    def _refusal(self, request: Request) -> str:
+        """Why a tuning of this request would be an error; empty where it would not."""
+        if not self.forbid_reautotune or self._tuned.get(request.key) != self._life(request):
+            return ""
+        return (
             f"{request.key} was tuned by this selector before and is not in its cache any more; "
             "keep the entry, call cache.clear(), or pass forbid_reautotune=False"
         )
+
+    def _life(self, request: Request) -> tuple[int, Objective, type]:
+        # A class that was defined anew, as in a notebook, may need other configs than the one before.
+        return self.cache.generation, request.objective, type(request.kernel)
 
 
 def _check_part(name: str, part: Any, method: str, such: str) -> None:
@@ -386,16 +420,7 @@ class _Proposal:
         return self.repetitions is not None
 
     def known(self) -> Hit | None:
-        request = self.request
-        for tier in self.tiers:
-            if not isinstance(tier, (MemoryTier, StoreTier, PacksTier)):
-                continue
-            answer = tier.find(request)
-            if isinstance(answer, Hit):
-                return answer
-            # A store that keeps cfgs alone learns from memory what they were tuned for.
-            request = replace(request, seeds=(*request.seeds, *(answer.seeds or ())))
-        return None
+        return walk([tier for tier in self.tiers if tier.remembers], self.request).hit
 
     def make(self, seconds: float | None = None) -> Decision:
         each = None if seconds is None else seconds / (self.repetitions or 1)
@@ -407,15 +432,24 @@ class _Proposal:
         return self.selector._repeat(request, self.repetitions)
 
     def guess(self) -> Hit:
-        tier = next(tier for tier in self.tiers if tier.name == "heuristics")
-        answer = tier.find(self.request)
-        if isinstance(answer, Miss):
-            raise nothing_left(self.request.key, [(tier.name, answer.reason)])
-        return answer
+        # The last tier is the one that needs nothing but the kernel.
+        walked = walk(self.tiers[-1:], self.request)
+        if walked.hit is None:
+            raise nothing_left(self.request.key, walked.misses)
+        return walked.hit
 
-    def keep(self, hit: Hit, misses: Sequence[tuple[str, str]] = ()) -> Decision:
-        self.selector._keep(self.request, hit, misses)
-        return Decision(hit.cfg, str(hit.data.get("tier", hit.source)), tuple(misses))
+    def keep(self, hit: Hit, misses: Misses = ()) -> Decision:
+        cache = self.selector.cache
+        # What all processes run is in the memory of each.
+        if hit.measured and hit.keep is Keep.NOTHING and cache.entry(self.request.key) is None:
+            hit = replace(hit, keep=Keep.MEMORY)
+        self.selector._accept(self.request, hit, misses)
+        return replace(Decision.of(self.request, hit, misses), tier=str(hit.data.get("tier", hit.tier)))
+
+
+def is_program_text(request: Request) -> bool:
+    """Does `cfg=`, an overlay or a lock answer this? They are written in the program, which all processes share."""
+    return request.inv.override_cfg is not None or is_shadowed(request.key)
 
 
 def _winner_seconds(decision: Decision) -> float:
@@ -426,17 +460,3 @@ def _winner_seconds(decision: Decision) -> float:
 
 def objective_of(policy: AutotunePolicy) -> Objective:
     return "forward+backward" if policy.validate_backward else "forward"
-
-
-# What a lock answers in place of.
-_LOCKED = tuple((name, "not asked: locked") for name in ("memory", "persistent", "autotune", "heuristics"))
-
-
-def nothing_left(key: Key, misses: Sequence[tuple[str, str]]) -> NoConfigError:
-    width = max(len(name) for name, _ in misses)
-    lines = "\n".join(f"  {name:<{width}}  {reason}" for name, reason in misses)
-    if _LOCKED[0] in misses:
-        advice = "Freeze the program again and review the change, or pass cfg=...; without the lock other tiers answer."
-    else:
-        advice = "Pass cfg=..., put one into a cache, or allow autotuning or heuristics in the policy."
-    return NoConfigError(f"no configuration for {key}\n{lines}\n{advice}")

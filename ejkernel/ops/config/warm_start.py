@@ -13,8 +13,7 @@ from ..core.errors import ConfigTypeError
 from ..core.kernel import Kernel
 from ..core.key import Key
 from ..core.request import Request
-from ..store.layered import LayeredStore
-from ..store.store import Store, StoredEntry
+from ..store.store import Store, StoredEntry, peek
 
 # So many entries of a store are looked at, and so many cfgs are taken from the nearest of them.
 _MOST_LOOKED = 256
@@ -31,7 +30,8 @@ def warm_start_configs(stores: Sequence[Store], request: Request, candidates: Se
     # What the user's own store says of a call counts before what a pack says.
     for store in stores:
         for key in _relatives(store, request.key):
-            entry = None if key in found else _peek(store, key)
+            # Another call's entry is not promoted to the user's own store.
+            entry = None if key in found else peek(store, key)
             if entry is not None:
                 found[key] = entry
     entries = list(found.items())
@@ -52,13 +52,6 @@ def _relatives(store: Store, own: Key) -> list[Key]:
     # The same call elsewhere, and other calls here, before anything else.
     keys.sort(key=lambda key: (key.call_key != own.call_key, key.device != own.device, key))
     return keys[:_MOST_LOOKED]
-
-
-def _peek(store: Store, key: Key) -> StoredEntry | None:
-    # A hit of a layered store is promoted to the user's own: not for somebody else's call.
-    if isinstance(store, LayeredStore):
-        return next((entry for layer in store.layers if (entry := _peek(layer, key)) is not None), None)
-    return store.lookup(key)
 
 
 def _cfgs(request: Request, entry: StoredEntry) -> list[Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from .cfg import same
+
 # Moves with every change; read on every call, so a plain module attribute.
 epoch = 0
 
@@ -45,17 +47,3 @@ def differs(key: Any, cfg: Any, *, since: int) -> bool:
     if len(notes) == _NOTES and notes[0][0] > since:
         return True
     return any(when > since and not same(now, cfg) for when, now in notes)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Are both one cfg to a kernel?"""
-    if one is other:
-        return True
-    # 1, 1.0 and True are equal to Python and three cfgs to a kernel.
-    if type(one) is not type(other) or repr(one) != repr(other):
-        return False
-    try:
-        return bool(one == other)
-    # A cfg that holds arrays: no single answer.
-    except ValueError:
-        return False

@@ -1,8 +1,9 @@
-"""One question to the tiers: a call, its kernel, its key and its device."""
+"""One question to the tiers (a call, its kernel, its key and its device), and the answers that they may give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import enum
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,28 +20,54 @@ from .record import Objective, Record
 from .variants import variant
 
 
+class Keep(enum.Enum):
+    """Where a selector puts the answer of a tier."""
+
+    NOTHING = enum.auto()
+    MEMORY = enum.auto()
+    MEMORY_AND_STORE = enum.auto()
+
+
 @dataclass(frozen=True)
 class Hit:
-    """A tier's answer: the cfg, its source, and the data of its event."""
+    """An answer, and what happens to it: where it is kept, and which event tells of it."""
 
     cfg: Any
-    source: str
+    # The tier's name, as `explain`, counters and errors have it.
+    tier: str
+    # One of the contract's events; empty where the tier has told everything itself.
+    event: str = ""
+    # What the event says besides the key and the cfg.
     data: Mapping[str, Any] = field(default_factory=dict)
+    keep: Keep = Keep.NOTHING
+    # False: a guess, or what the caller gave.
+    measured: bool = False
+    # What it was tuned for, where that is known.
     objective: Objective | None = None
+    # The record of the tuning that found it just now.
     record: Record | None = None
-    # False: the cfg must not go to memory, since nothing was measured for it here.
-    keep: bool = True
 
 
 @dataclass(frozen=True)
 class Miss:
     """A tier without an answer, and the reason; `seeds` are known cfgs that must be measured before they are used."""
 
+    # Empty: not worth a line.
     reason: str
     # None leaves the seeds that earlier tiers found as they are.
     seeds: tuple[Hit, ...] | None = None
     # The record of a tuning in which every candidate failed.
     record: Record | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The answer to a preview of a tier that would have to measure first."""
+
+    # How many candidates it would measure.
+    candidates: int
+    # Why that would be an error.
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,6 +80,18 @@ class Decision:
     record: Record | None = None
     # The record of a tuning in which every candidate failed.
     failed: Record | None = None
+    measured: bool = False
+    objective: Objective | None = None
+    # The request's own, so that they need not be derived again. Its arrays are left out: tracers must not outlive
+    # their trace.
+    key: Key | None = None
+    device: jax.Device | None = None
+
+    @staticmethod
+    def of(request: Request, hit: Hit, misses: Sequence[tuple[str, str]], failed: Record | None = None) -> Decision:
+        """The decision for a request that was answered with a hit."""
+        said = hit.measured, hit.objective
+        return Decision(hit.cfg, hit.tier, tuple(misses), hit.record, failed, *said, request.key, request.device)
 
 
 @dataclass(frozen=True)
@@ -66,7 +105,7 @@ class Request:
     # The passes that a tuning must have covered: forward, or forward and backward.
     objective: Objective
     seeds: tuple[Hit, ...] = ()
-    # The limit of a tuning that other processes wait for; the process's own budget holds as well.
+    # The most that a tuning may take, besides what the process may spend: other processes wait for it.
     seconds: float | None = None
 
     @cached_property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Hashable, Iterator
+from types import TracebackType
+from typing import Self, final
 
 
 class SingleFlight:
@@ -33,3 +35,34 @@ class SingleFlight:
                     del self._locks[key]
                 else:
                     self._locks[key] = (lock, users - 1)
+
+    def on_demand(self, key: Hashable) -> Flight:
+        """A block that may hold the key."""
+        return Flight(self, key)
+
+
+@final
+class Flight:
+    """A `with` block that holds its key from the call of `hold` to its end."""
+
+    # A class, not a generator: every choice enters one, and few hold it.
+    __slots__ = ("_flights", "_held", "_key")
+
+    def __init__(self, flights: SingleFlight, key: Hashable) -> None:
+        self._flights = flights
+        self._key = key
+        self._held: contextlib.AbstractContextManager[bool] | None = None
+
+    def hold(self) -> bool:
+        """Holds the key; True where another thread had it."""
+        self._held = self._flights.hold(self._key)
+        return self._held.__enter__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._held is not None:
+            self._held.__exit__(kind, error, trace)

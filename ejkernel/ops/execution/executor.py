@@ -28,6 +28,7 @@ from ..core.gradients import forward_mode_error
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
 from ..core.key import Key
+from ..core.request import Decision
 from ..core.trace_context import TraceContext
 from ..core.variants import gradient
 from ..registry import copied, record_call
@@ -245,16 +246,16 @@ class Executor(Generic[Cfg, Out]):
         concrete: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
         fixed: bool = False,
     ) -> Any:
-        """Prepares, chooses and runs; here JAX traces. A fixed cfg is the options' own: nobody is asked."""
+        """Prepares, chooses and runs; here JAX traces. A fixed cfg is the options' own: the chooser is not asked."""
         inv = invocation_of(kernel, args, kwargs, options, batch)
         asked = inv if concrete is None else self._with_values(kernel, inv, concrete, options)
         # Taken before the choice: a change that comes between it and its recording must not be overlooked.
         epoch = invalidation.epoch
-        cfg = options.cfg if fixed else self.chooser.choose(asked, kernel)
-        device = device_of(asked)
-        key = None
+        decision = Decision(options.cfg, "override") if fixed else self._decide(asked, kernel)
+        cfg, key = decision.cfg, decision.key
+        device = decision.device or device_of(asked)
         around = entries_being_traced()
-        if around or self._settings.record or (inv.stamp and self._settings.stamp != "none"):
+        if key is None and (around or self._settings.record or (inv.stamp and self._settings.stamp != "none")):
             key = Key(device_fingerprint(device), versioned(kernel), inv.make_key(key_builder_of(kernel)))
         # An overlay's answers are under a key of their own in JAX, and say nothing about what the caches hold.
         if key is not None and not is_shadowed(key) and options.cfg is None:
@@ -266,6 +267,14 @@ class Executor(Generic[Cfg, Out]):
         fn = bind(kernel, cfg, inv, get_device_platform(device))
         with self._stamp(inv, key, cfg):
             return fn(*inv.args, **inv.kwargs)
+
+    def _decide(self, inv: Invocation[Any, Any], kernel: Kernel[Cfg, Out]) -> Decision:
+        """The chooser's cfg; a selector gives the key and the device of the call with it."""
+        chooser: object = self.chooser
+        # The executor looks behind no chooser of the user's own, nor behind a `choose` that replaces the selector's.
+        if isinstance(chooser, ConfigSelectorChain) and _method(chooser.choose) is ConfigSelectorChain.choose:
+            return chooser.decide(inv, kernel)
+        return Decision(self.chooser.choose(inv, kernel), "")
 
     def _record(self, key: Key, kernel: Kernel[Cfg, Out], inv: Invocation[Any, Any]) -> None:
         surroundings = TraceContext.now()
@@ -351,6 +360,11 @@ class Executor(Generic[Cfg, Out]):
         if what not in self._said:
             self._said.add(what)
             warnings.warn(message, ExecutorWarning, stacklevel=5)
+
+
+def _method(bound: Any) -> Any:
+    """The function behind a method."""
+    return getattr(bound, "__func__", None)
 
 
 def _marks(kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]] | None:

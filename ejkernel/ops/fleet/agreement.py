@@ -24,10 +24,11 @@ from typing import Any
 
 from .._jax import Distributed, distributed
 from ..core import invalidation
+from ..core.cfg import same
 from ..core.errors import AgreementError
 from ..core.kernel import check_cfg_type
 from ..core.key import Key
-from ..core.request import Decision, Hit, Request
+from ..core.request import Decision, Hit, Keep, Request
 from ..core.single_flight import SingleFlight
 from ..fleet.proposal import Proposal
 from .heartbeat import LEASE, Heartbeat, beat_key
@@ -96,7 +97,9 @@ class Agreement:
         key = asking.request.key
         waited = 0.0 if decision is not None else self.member.clock() - start
         agreed = Agreed(
-            key, asking.request.objective, verdict.cfg, verdict.process, verdict.tier, verdict.tuned_for, verdict.why
+            *(key, asking.request.objective, verdict.cfg, verdict.process, verdict.tier, verdict.tuned_for),
+            why=verdict.why,
+            measured=verdict.measured,
         )
         self.member.service.set(f"{ROOT}/waited/{asking.topic.name}/{self.member.process}", f"{waited:.6f}")
         self._agreed[asking.topic] = agreed
@@ -118,7 +121,7 @@ class Agreement:
             )
         check_cfg_type(request.kernel, agreed.cfg, "the agreed cfg")
         other = proposal.known()
-        if other is not None and not invalidation.same(other.cfg, agreed.cfg) and request.key not in self._told:
+        if other is not None and not same(other.cfg, agreed.cfg) and request.key not in self._told:
             self._told.add(request.key)
             warnings.warn(
                 f"{request.key} has another cfg in this process's caches by now, {other.cfg!r}, but the processes of "
@@ -137,10 +140,13 @@ class Agreement:
 def _hit(agreed: Agreed, *, first: bool) -> tuple[Hit, tuple[tuple[str, str], ...]]:
     """An agreed cfg as the hit that a selector keeps, with the reason why nothing was tuned where that is so."""
     data = {"process": agreed.process, "tier": agreed.tier}
-    if agreed.tier == "heuristics":
+    if not agreed.measured:
         reason = agreed.why or f"process {agreed.process} decided so for all"
-        return Hit(agreed.cfg, "heuristics", data), (("autotune", reason),)
-    return Hit(agreed.cfg, "agreed", data, agreed.tuned_for, keep=first), ()
+        return Hit(agreed.cfg, "heuristics", "heuristics", data), (("autotune", reason),)
+    # Later choices leave memory as it is: it may have been told otherwise since.
+    keep = Keep.MEMORY if first else Keep.NOTHING
+    data = {"level": "memory", **data}
+    return Hit(agreed.cfg, "memory", "cache_hit", data, keep, measured=True, objective=agreed.tuned_for), ()
 
 
 # The agreement of the `jax.distributed` that runs now, with the client that tells it from an earlier one.

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..core import codec
 from ..core.candidates import revived
+from ..core.cfg import same
 from ..core.errors import AgreementError, ConfigTypeError
-from ..core.invalidation import same
 from ..core.kernel import check_cfg_type
 from ..core.record import Objective
 from ..core.request import Decision, Hit, Request
@@ -48,6 +48,8 @@ class Verdict:
     manifest: Manifest
     # Why the heuristic cfg was published in place of a decision.
     why: str = ""
+    # False: a guess.
+    measured: bool = False
 
     def dumps(self, request: Request) -> str:
         """The verdict as JSON; an `AgreementError` where the cfg cannot be sent."""
@@ -77,8 +79,9 @@ def by_this_process(
 ) -> Verdict:
     """The verdict that this process proposes."""
     if isinstance(found, Hit):
-        return Verdict(process, found.source, found.cfg, found.objective, manifest, why)
-    return Verdict(process, found.tier, found.cfg, objective if found.record else None, manifest, why)
+        return Verdict(process, found.tier, found.cfg, found.objective, manifest, why, found.measured)
+    tuned_for = objective if found.record else None
+    return Verdict(process, found.tier, found.cfg, tuned_for, manifest, why, found.measured)
 
 
 def _travelling(request: Request, cfg: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from ..core.request import Decision, Hit, Request
@@ -28,5 +27,5 @@ class Proposal(Protocol):
     def guess(self) -> Hit:
         """The heuristic cfg, where the policy allows it."""
 
-    def keep(self, hit: Hit, misses: Sequence[tuple[str, str]] = ()) -> Decision:
-        """Keeps an answer that another process found, and reports it as an event."""
+    def keep(self, hit: Hit, misses: tuple[tuple[str, str], ...] = ()) -> Decision:
+        """Keeps and tells an answer: this process's own, or what the processes agreed on."""

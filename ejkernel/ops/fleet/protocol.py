@@ -16,8 +16,8 @@ from .kv_store import KeyValueStore
 from .manifest import Manifest, difference, manifest_of
 from .messages import Claim, Verdict, by_this_process
 
-# Moves with the format of the messages, so that processes with another format do not misread them.
-ROOT = "ejkernel.ops/1"
+# Moves with the format of what travels, so that processes with another one do not misread it.
+ROOT = "ejkernel.ops/2"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ class Agreed:
     why: str = ""
     # Seconds that each process waited, as far as they have asked; the one that decided is among them.
     waited: Mapping[int, float] = field(default_factory=dict)
+    # False: a guess.
+    measured: bool = False
 
     def __str__(self) -> str:
         """The decision in a line or two."""

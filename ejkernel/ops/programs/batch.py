@@ -20,9 +20,6 @@ from .interrupts import Interrupts, noting_interrupts
 from .progress import Progress
 from .results import AutotuningResult, Entry, seconds_of
 
-# Those of a cfg that nobody has to measure again.
-_KNOWN = ("overlay", "memory", "persistent")
-
 
 @dataclass(frozen=True)
 class AutotuneOptions:
@@ -134,7 +131,7 @@ class BatchTuner:
         with call.restored():
             found = call.selectors[0].look(call.inv, call.kernel)
         # An entry that is good enough answers before the tier that tunes is asked.
-        if found.tier not in _KNOWN or "autotune" in dict(found.misses):
+        if not found.measured or "autotune" in dict(found.misses):
             return None
         return self._entry(
             call, found.cfg, record=record_behind(call.selectors[0], call.key, found.cfg), source=found.tier

@@ -39,6 +39,9 @@ class Share:
 def share_of(call: FoundCall) -> Share:
     """The estimate for one call; a call with nothing to measure is worth nothing."""
     selector = call.selectors[0]
+    # Settings have turned tuning off, or the process has had its share.
+    if selector.tuning_is_off():
+        return Share(0.0)
     with call.restored():
         objective: Objective = "forward+backward" if selector.policy.validate_backward else "forward"
         request = ask(replace(call.inv, override_cfg=None), call.kernel, objective)

@@ -63,7 +63,7 @@ def _by_key(finder: CallLog, runs: Mapping[int, int], backward: Set[int]) -> tup
     groups: dict[Key, list[SeenCall]] = {}
     for seen in finder.sightings:
         # What the caller gave is the caller's choice.
-        if seen.decision.tier != "override":
+        if seen.request.inv.override_cfg is None:
             groups.setdefault(seen.request.key, []).append(seen)
     calls = [_call(key, group, runs, backward, finder.sightings) for key, group in groups.items()]
     return tuple(sorted(calls, key=lambda call: call.order))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import jax
 
-from ..config.calls_made import CallsMade, calls_made
-from ..config.preview import same_cfg
+from ..config.call_log import CallsMade, calls_made
 from ..config.selection import ConfigSelectorChain
+from ..core import cfg as cfgs
 from ..core.description import described, described_in
 from ..core.device import environment
 from ..core.errors import SettingError
@@ -97,12 +96,13 @@ def _selector(selector: ConfigSelectorChain[Any, Any]) -> Entries:
         found = store.lookup(key) if store is not None else None
         if found is not None:
             entries[key] = _timeless(found)
-    for key, cfg, call in selector.cache._known():
+    for key, (cfg, objective, call) in selector.cache.entries():
         kept = entries.get(key)
-        if kept is None or not same_cfg(kept.cfg, cfg):
-            tuned = selector.cache._find(key)
-            made = StoredEntry(cfg, environment(key.device), "hand", tuned[1] if tuned else None, call=call)
-            entries[key] = replace(made, source="autotune") if made.objective else made
+        if kept is None or cfgs.key(kept.cfg) != cfgs.key(cfg):
+            tuned = objective is not None
+            entries[key] = StoredEntry(
+                cfg, environment(key.device), "autotune" if tuned else "hand", objective, call=call
+            )
     return entries
 
 

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config.preview import Preview, entry_behind, near_misses, preview, record_behind
-from ..config.selection import ConfigSelectorChain
+from ..config.preview import entry_behind, near_misses, record_behind
+from ..config.selection import ConfigSelectorChain, is_program_text
+from ..config.walk import Walked
 from ..core import codec
 from ..core.description import Near, one_line
 from ..core.errors import ConfigTypeError, SettingError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel
 from ..core.record import Record
+from ..core.request import Hit, Request
 from ..execution.default import default_executor
 from ..execution.executor import Executor
 from ..programs.found_call import FoundCall
@@ -29,7 +31,7 @@ class Explanation:
     op_id: str
     call_key: str
     call: Mapping[str, str]
-    # override, overlay, memory, persistent, autotune, heuristics or error.
+    # override, overlay, memory, persistent, packs, autotune, seeds, heuristics or error.
     tier: str
     # None where it would have to be tuned first, or where nothing answers.
     cfg: Any
@@ -43,6 +45,8 @@ class Explanation:
     # The whole record, where it was kept.
     record: Record | None = None
     nearest: tuple[Near, ...] = ()
+    # Is this call still to be measured: would it be tuned, guessed, or an error?
+    is_open: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data that JSON can hold."""
@@ -71,8 +75,8 @@ class Explanation:
             *(f"  {name:<{width}}  {text}" for name, text in self.origin.items()),
             *([] if self.figures is None else [f"  {name:<{width}}  {text}" for name, text in self.figures.rows()]),
         ]
-        # Who has an answer of its own does not ask for its neighbours; the data has them all the same.
-        if self.tier in ("autotune", "heuristics", "error"):
+        # An answer that was measured stands without its neighbours; the data has them all the same.
+        if self.is_open:
             lines += [f"  {'nearest':<{width}}  {near}" for near in self.nearest]
         return "\n".join(lines)
 
@@ -95,7 +99,7 @@ def explain_call(call: FoundCall) -> Explanation:
     """The same for a call that was found or recorded, with what was around it put back."""
     selector = _selector(None, call.selectors[0])
     with call.restored():
-        return _explained(selector, preview(selector, call.inv, call.kernel))
+        return _explained(selector, selector.preview(call.inv, call.kernel))
 
 
 class _Question:
@@ -103,10 +107,10 @@ class _Question:
 
     def __init__(self, selector: ConfigSelectorChain[Any, Any]) -> None:
         self.selector = selector
-        self.found: list[Preview] = []
+        self.found: list[Walked] = []
 
     def choose(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Any:
-        self.found.append(preview(self.selector, inv, kernel))
+        self.found.append(self.selector.preview(inv, kernel))
 
 
 def _selector(executor: Executor[Any, Any] | None, selector: Any) -> ConfigSelectorChain[Any, Any]:
@@ -124,13 +128,14 @@ def _selector(executor: Executor[Any, Any] | None, selector: Any) -> ConfigSelec
     return chooser
 
 
-def _explained(selector: ConfigSelectorChain[Any, Any], seen: Preview) -> Explanation:
+def _explained(selector: ConfigSelectorChain[Any, Any], seen: Walked) -> Explanation:
     key, hit = seen.request.key, seen.hit
+    refused = "" if seen.planned is None else seen.planned.refused
     origin: dict[str, str] = {}
     figures = record = None
-    if hit is not None and hit.source in ("memory", "persistent", "overlay", "agreed"):
-        origin, entry = _origin(selector, seen)
-        record = record_behind(selector, key, hit.cfg) if hit.source != "overlay" else None
+    if hit is not None and hit.measured:
+        origin, entry = _origin(selector, seen.request, hit)
+        record = None if is_program_text(seen.request) else record_behind(selector, key, hit.cfg)
         if record is not None:
             figures = summary_of(record)
         elif entry is not None:
@@ -138,25 +143,26 @@ def _explained(selector: ConfigSelectorChain[Any, Any], seen: Preview) -> Explan
     return Explanation(
         *key,
         call=seen.request.call,
-        tier=seen.tier,
+        tier="error" if refused else seen.tier,
         cfg=None if hit is None else hit.cfg,
         answer=_answer(seen),
-        misses=seen.misses,
+        misses=(*seen.misses, (seen.tier, refused)) if refused else seen.misses,
         origin=origin,
         figures=figures,
         record=record,
         nearest=near_misses(selector, seen.request),
+        is_open=hit is None or not (hit.measured or is_program_text(seen.request)),
     )
 
 
-def _origin(selector: ConfigSelectorChain[Any, Any], seen: Preview) -> tuple[dict[str, str], StoredEntry | None]:
-    key, hit = seen.request.key, seen.hit
-    assert hit is not None
-    if "lock" in hit.data:
-        lock = selector.lock
-        found = None if lock is None else (lock.entries[key], lock.path)
-    else:
-        found = entry_behind(selector, key, hit.cfg) if hit.source != "overlay" else None
+def _origin(
+    selector: ConfigSelectorChain[Any, Any], request: Request, hit: Hit
+) -> tuple[dict[str, str], StoredEntry | None]:
+    lock, found = selector.lock_file if "lock" in hit.data else None, None
+    if lock is not None:
+        found = lock.entries[request.key], lock.path
+    elif not is_program_text(request):
+        found = entry_behind(selector, request.key, hit.cfg)
     if found is None:
         return {}, None
     entry, where = found
@@ -166,11 +172,11 @@ def _origin(selector: ConfigSelectorChain[Any, Any], seen: Preview) -> tuple[dic
     return {name: text for name, text in (("kept in", where), ("source", how), ("tuned with", known)) if text}, entry
 
 
-def _answer(seen: Preview) -> str:
-    if seen.tier == "error":
-        return "nothing: the call would be an error"
+def _answer(seen: Walked) -> str:
+    if seen.planned is not None and not seen.planned.refused:
+        return f"would be tuned: {seen.planned.candidates} candidates"
     if seen.hit is None:
-        return f"would be tuned: {seen.candidates} candidates"
+        return "nothing: the call would be an error"
     shown = codec.describe(seen.hit.cfg)
     notes = {
         "lock": "locked by {}",
@@ -179,7 +185,7 @@ def _answer(seen: Preview) -> str:
         "process": "as process {} decided for all",
     }
     said = [text.format(seen.hit.data[name]) for name, text in notes.items() if name in seen.hit.data]
-    if seen.tier == "heuristics":
+    if not seen.hit.measured and not is_program_text(seen.request):
         said.append("a guess, never measured")
     return f"{shown} ({'; '.join(said)})" if said else shown
 

@@ -90,9 +90,23 @@ class EntryLog:
         """Reason why this version must not write here: a newer one wrote the snapshot; else empty."""
         return self._snapshot.newer
 
+    @property
+    def has_pending(self) -> bool:
+        """Are there entry files that are not folded yet, as of the last look?"""
+        return bool(self._pending)
+
     def unchanged(self) -> bool:
         """Has no process put or folded anything since the last look?"""
         return files.size(self.counter) == self._count
+
+    def is_edited(self) -> bool:
+        """Is the snapshot another file than the one that was read? An editor does not move the counter."""
+        return files.identity(self.path) != self._snapshot_id
+
+    def be_another_writer(self) -> None:
+        """In the child of a fork: two processes are two writers, and a look may have been cut short."""
+        self.writer = secrets.token_hex(8)
+        self._count = None
 
     def look(self) -> None:
         """Lists the entry files, and reads the snapshot if it is another one."""
@@ -236,8 +250,8 @@ class EntryLog:
 
     def add(self, key: Key, raw: Raw) -> Raw:
         """Writes an entry; when this returns it is on disk."""
-        # An edit or a checkout of the snapshot does not move the counter; the new entry must count as later.
-        if files.identity(self.path) != self._snapshot_id:
+        # A file that was edited or checked out meanwhile does not move the counter; what it holds has been seen too.
+        if self.is_edited():
             self.look()
         if self.newer:
             raise RecordFormatError(self.newer)
@@ -318,8 +332,8 @@ class EntryLog:
         dropped = self._drop(merged, drop) if drop is not None else set()
         if not folded and not dropped and not self._snapshot.damage:
             return seen
-        if files.identity(self.path) != self._snapshot_id:
-            # The snapshot was edited this very moment: leave everything as it is, the next fold sees both.
+        if self.is_edited():
+            # It was edited this very moment: leave everything as it is, the next fold sees both.
             return None
         files.write(self.path, merged.text().encode(), durable=self.durable)
         content = files.read(self.path)

@@ -10,7 +10,7 @@ from ..core import invalidation
 from ..core.errors import SettingError, StoreError
 from ..core.key import Key
 from ..core.record import Record
-from .store import KeepsRecords, Store, StoredEntry
+from .store import KeepsRecords, Store, StoredEntry, peek
 
 
 class ByKey:
@@ -73,6 +73,10 @@ class ReadOnlyStore(ByKey):
         """The entry of a key, or None."""
         return self.inner.lookup(key)
 
+    def peek(self, key: Key) -> StoredEntry | None:
+        """The same, where a lookup would change the inner store."""
+        return peek(self.inner, key)
+
     def keep(self, key: Key, entry: StoredEntry) -> None:
         """Refuses to write."""
         raise StoreError(f"{self.inner} is read-only here; put into a store of your own, or layer one over it")
@@ -111,6 +115,10 @@ class LayeredStore(ByKey):
                     self.layers[0].keep(key, entry)
                 return entry
         return None
+
+    def peek(self, key: Key) -> StoredEntry | None:
+        """The same; nothing is promoted."""
+        return next((entry for layer in self.layers if (entry := peek(layer, key)) is not None), None)
 
     def record(self, device: str, op_id: str, call_key: str) -> Record | None:
         """The record behind the uppermost layer's entry, or None."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from ..core import cfg as cfgs
 from ..core.errors import SettingError, StoreError
 from ..core.key import Key
 from . import files
@@ -61,19 +62,18 @@ def verify(cache: PersistentCache[Any]) -> Verified:
 
 
 def compact(cache: PersistentCache[Any]) -> int:
-    """Folds everything into the file, and removes records without an entry; returns their number."""
-    ledger = cache._ledger
-    folder = os.path.join(ledger.folder, "records")
-    # Listed first: a record is written after its entry, so each of these has one by now, if it ever will.
-    records = [name for name in files.names(folder) if name.endswith(".json")]
+    """Folds everything into the file, and removes records whose entry is gone; says how many those were."""
     wanted = set()
-    with cache._mutex:
+    with cache.locked() as log:
+        folder = os.path.join(log.folder, "records")
+        # Listed first: a record is written after its entry, so each of these has one by now, if it ever will.
+        records = [name for name in files.names(folder) if name.endswith(".json")]
         cache.fold()
-        ledger.look()
-        for key in ledger.keys():
-            found = ledger.find(key)
+        log.look()
+        for key in log.keys():
+            found = log.find(key)
             if found is not None:
-                wanted.add(os.path.basename(ledger.record_path(key, found.raw)))
+                wanted.add(os.path.basename(log.record_path(key, found.raw)))
     gone = [name for name in records if name not in wanted]
     for name in gone:
         files.remove(os.path.join(folder, name))
@@ -106,10 +106,8 @@ def prune(
         removed.update((key,) if fits else ())
         return fits
 
-    with cache._mutex:
-        if not cache._ledger.fold(drop):
-            raise StoreError(f"{cache.path} is being folded by another process; try again")
-        cache._forget()
+    if not cache.fold(drop):
+        raise StoreError(f"{cache.path} is being folded by another process; try again")
     return len(removed)
 
 
@@ -143,7 +141,7 @@ def merge(into: Store, other: Store, prefer: Prefer = "newest") -> Merged:
         if mine is None:
             into.keep(key, _imported(theirs))
             added += 1
-        elif mine.cfg != theirs.cfg:
+        elif cfgs.key(mine.cfg) != cfgs.key(theirs.cfg):
             conflicts.append(key)
             if later(theirs, mine):
                 into.keep(key, _imported(theirs))
@@ -173,9 +171,9 @@ def export_store(cache: PersistentCache[Any], path: str | os.PathLike[str]) -> i
     target = PersistentCache[Any]("", path)
     if files.identity(target.path) is not None:
         raise StoreError(f"{target.path} exists; give the path of a new file")
-    with cache._mutex:
-        cache._ledger.look()
-        merged, _ = cache._ledger.merge()
+    with cache.locked() as log:
+        log.look()
+        merged, _ = log.merge()
     files.make_folder(os.path.dirname(target.path))
     files.write(target.path, merged.text().encode(), durable=cache.durable)
     return len(merged.lines)

@@ -9,7 +9,7 @@ import stat
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, Literal, get_args
@@ -150,17 +150,27 @@ class PersistentCache(Generic[Cfg]):
                 known = []
             return sorted({*known, *self._kept, *self._unwritten})
 
-    def fold(self) -> bool:
-        """Brings the file at `path` up to date; False where another process does so right now."""
+    def fold(self, drop: Callable[[Key, Raw], bool] | None = None) -> bool:
+        """Brings the file at `path` up to date; False where another process is at it right now. `drop` prunes."""
         with self._mutex:
-            return self._fold()
+            if drop is None:
+                return self._fold()
+            folded = self._ledger.fold(drop)
+            self._forget()
+            return folded
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[EntryLog]:
+        """The files behind the store, for maintenance; other threads wait until the block ends."""
+        with self._mutex:
+            yield self._ledger
 
     def close(self) -> None:
         """Folds what is pending; the cache can still be used."""
         with self._mutex:
             if self._unwritten:
                 self._flush()
-            if self._ledger._pending and self.status == "read-write":
+            if self._ledger.has_pending and self.status == "read-write":
                 self._fold()
 
     def __len__(self) -> int:
@@ -195,7 +205,7 @@ class PersistentCache(Generic[Cfg]):
             return StoredText(self._unwritten[key][0], os.getuid())
         try:
             # A hand-edited file does not move the counter; on this path there is time to look for one.
-            if files.identity(self._ledger.path) != self._ledger._snapshot_id:
+            if self._ledger.is_edited():
                 self._ledger.look()
             found = self._ledger.find(key)
         except OSError as error:
@@ -306,12 +316,10 @@ _open_caches: weakref.WeakSet[PersistentCache[Any]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # A lock that another thread of the parent held would stay locked for ever, and two processes are two writers.
+    # A lock that another thread of the parent held would stay locked for ever.
     for cache in list(_open_caches):
         cache._mutex = threading.RLock()
-        cache._ledger.writer = os.urandom(8).hex()
-        # Another thread of the parent may have been in the middle of a look.
-        cache._ledger._count = None
+        cache._ledger.be_another_writer()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -322,7 +330,7 @@ _left: dict[str, bool] = {}
 
 
 def _leave(ledger: EntryLog) -> None:
-    if ledger._pending:
+    if ledger.has_pending:
         _left[ledger.path] = ledger.durable
 
 

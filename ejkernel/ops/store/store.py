@@ -84,6 +84,19 @@ class KeepsRecords(Protocol):
         """The record behind an entry, or None."""
 
 
+@runtime_checkable
+class Peekable(Protocol):
+    """A store whose `lookup` changes something, such as one that brings what it finds to its top layer."""
+
+    def peek(self, key: Key) -> StoredEntry | None:
+        """The entry of a key, or None; nothing changes."""
+
+
+def peek(store: Store, key: Key) -> StoredEntry | None:
+    """The entry of a key, or None, without changing the store."""
+    return store.peek(key) if isinstance(store, Peekable) else store.lookup(key)
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class PlainStore:

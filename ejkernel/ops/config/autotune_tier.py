@@ -1,0 +1,119 @@
+"""The tier that measures: candidates, what is not worth measuring, and what became of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from ..core.candidates import Offer, offer
+from ..core.cfg import distinct
+from ..core.errors import OutOfTimeError, TuningError
+from ..core.kernel import check_cfg_type
+from ..core.record import Record
+from ..core.request import Hit, Keep, Miss, Planned, Request
+from ..tuning.job import TuningJob
+from .failed_calls import Failure
+from .tunability import untunable_because
+from .tuning_job import TuningWarning, job_for
+from .walk import Tier
+
+Tune = Callable[[Request, TuningJob], Record]
+_Say = Callable[[tuple[str, str], str], None]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class AutotuneTier(Tier):
+    """Measures the candidates."""
+
+    # Runs a job and tells the listener; raises TuningError where no candidate can be used.
+    tune: Tune
+    # Why a tuning of this request would be an error; empty where it would not.
+    refusal: Callable[[Request], str]
+    # Calls whose candidates all failed before, with the reasons.
+    failed: dict[Failure, str]
+    # What was said of which operation.
+    said: set[tuple[str, str]]
+    # Answer with a sole candidate, unmeasured: where no heuristics tier comes behind.
+    sole_answers: bool = False
+    name = "autotune"
+    exclusive = True
+
+    def find(self, request: Request) -> Hit | Miss:
+        """The winner of a tuning."""
+        offered = self._offered(request, self._say_once)
+        if not isinstance(offered, Offer):
+            return offered
+        failure = (request.key, type(request.kernel))
+        try:
+            record = self.tune(request, job_for(request, offered.cfgs, offered.refused))
+        except OutOfTimeError as error:
+            # Another process, with more time, may do better.
+            self.failed[failure] = str(error)
+            return Miss(str(error), None, error.record)
+        except TuningError as error:
+            self.failed[failure] = f"all {len(error.reasons)} candidates failed; first: {error.reasons[0]}"
+            _warn_of_failure(request, error)
+            return Miss(self.failed[failure], (), error.record)
+        return tuned(request, record, check_cfg_type(request.kernel, record.cfg, "the tuner's choice"))
+
+    def preview(self, request: Request) -> Hit | Miss | Planned:
+        """How many candidates would be measured, or the answer without that."""
+        offered = self._offered(request, _say_nothing)
+        if not isinstance(offered, Offer):
+            return offered
+        cfgs = distinct([*offered.cfgs, *(seed.cfg for seed in request.seeds)])
+        return Planned(len(cfgs), self.refusal(request))
+
+    def _offered(self, request: Request, say: _Say) -> Offer | Hit | Miss:
+        """What would be measured, or the answer without that."""
+        failure = (request.key, type(request.kernel))
+        if failure in self.failed:
+            return Miss(f"failed before in this process: {self.failed[failure]}", ())
+        offered = offer(request, empty=lambda message: say(("empty", request.key.op_id), message))
+        cfgs = offered.cfgs
+        if len(distinct(cfgs)) == 1:
+            why = "one candidate, nothing to measure"
+            if self.sole_answers:
+                # It is the heuristic cfg, so that is what it is called.
+                return Hit(cfgs[0], "heuristics", "heuristics", {"reason": why})
+            return Miss(why + (f" ({len(offered.refused)} ruled out by valid_cfg)" if offered.refused else ""))
+        found = untunable_because(request, cfgs[0])
+        if found is None:
+            return offered
+        if found.surprising:
+            message = f"{request.key} is not tuned: {found.reason}. Until then stores and heuristics serve"
+            say(("obstacle", request.key.op_id), message)
+        return Miss(found.reason)
+
+    def _say_once(self, what: tuple[str, str], message: str) -> None:
+        if what not in self.said:
+            self.said.add(what)
+            _warn(message)
+
+
+def tuned(request: Request, record: Record, cfg: Any) -> Hit:
+    """The answer of a tuning, which has told of itself."""
+    # Where another process put its answer into the store meanwhile, that stays there.
+    keep = Keep.MEMORY if record.stop == "settled" else Keep.MEMORY_AND_STORE
+    # What was asked for, even where the tuner had to time less: asking again would find no more.
+    objective = request.objective
+    return Hit(cfg, AutotuneTier.name, keep=keep, measured=True, objective=objective, record=record)
+
+
+def _say_nothing(what: tuple[str, str], message: str) -> None:
+    """In place of a warning."""
+
+
+def _warn_of_failure(request: Request, error: TuningError) -> None:
+    reasons = "\n  ".join(error.reasons)
+    _warn(
+        f"tuning {request.key} left no candidate, so the heuristic cfg is used from now on:\n  {reasons}\n"
+        "Correct the kernel's candidate_cfgs, or rule out what cannot run with valid_cfg"
+    )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, TuningWarning, stacklevel=2)
