@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,15 +48,15 @@ def share_of(call: FoundCall, left: float) -> Share:
         cfgs = candidates(request)
         if len(distinct(cfgs)) == 1 or untunable_because(request, cfgs[0]) is not None:
             return Share(0.0)
-        job = replace(
-            job_for(request, cfgs[:1]),
-            seconds=left,
-            turn=lambda wait: device_lock(request.key.device, default_folder() / "locks", wait),
-        )
+        job = replace(job_for(request, cfgs[:1]), seconds=left)
+
+        def lock(wait: float) -> AbstractContextManager[None]:
+            return device_lock(request.key.device, default_folder() / "locks", wait)
+
         start = time.perf_counter()
         try:
             with spending(), jax.default_device(request.device):
-                record = _tuner(selector).tune(job)
+                record = _tuner(selector).tune(job, device_lock=lock)
         # Its candidates may do better; what it costs is not known.
         except TuningError:
             return Share(math.nan)
