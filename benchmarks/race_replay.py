@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from ejkernel.ops.timing.race import Outcome, race
-from ejkernel.ops.tuning.sampler import HOST_RULES
+from ejkernel.ops.timing.sampler import HOST_RULES
 
 DATASETS = Path(__file__).resolve().parents[2] / "shared" / "datasets"
 TRACE = "128_contended"

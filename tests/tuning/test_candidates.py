@@ -1,381 +1,160 @@
-"""The field of a race: what is compiled and checked, in which order, and who is cut off."""
+"""The states of candidates: which steps there are, what each leaves behind, and that there is one writer."""
 
 from __future__ import annotations
 
-import functools
-import math
-import threading
-import time
+import ast
+from pathlib import Path
+from typing import get_args
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from fakes_tuning import Held
 
-from ejkernel.ops.timing.compile_pool import CompilePool
-from ejkernel.ops.timing.program import Staged
-from ejkernel.ops.tuning.candidates import CandidateSet, status_of
-from ejkernel.ops.tuning.job import TuningJob
+import ejkernel.ops.tuning
+from ejkernel.ops.core.record import Status
+from ejkernel.ops.timing.program import CompiledProgram
+from ejkernel.ops.tuning import candidates as states
+from ejkernel.ops.tuning.candidates import NEXT, CandidateSet, TransitionError, status_of
 
-X = jnp.arange(1.0, 9.0)
-
-
-@pytest.fixture(autouse=True, params=[False, True], ids=["compiled first", "pipelined"])
-def pipelined(request, monkeypatch):
-    """Whether candidates are checked while others compile changes nothing of what follows."""
-    monkeypatch.setattr("test_candidates.CandidateSet", functools.partial(CandidateSet, pipelined=request.param))
-    return request.param
+ROOM = Path(ejkernel.ops.tuning.__file__).parent
+WAY = ("traced", "compiled", "checked", "timed")
+OUT = sorted(set(get_args(Status)) - {"ok", "invalid"})
 
 
-def field_of(functions, *args, **job):
-    """A field of these functions, by name, compiled and not yet checked."""
-    made = CandidateSet(
-        TuningJob(functions.get, args or (X,), {}, list(functions), **job),
-        list(functions),
-        seed=job.get("seed", 0),
-        device=jax.devices()[0],
-    )
-    made.compile(math.inf)
+class Listening:
+    """Keeps what it is told of outcomes."""
+
+    def __init__(self):
+        self.told = []
+
+    def failed(self, trial, program):
+        self.told.append(("failed", trial.cfg, trial.status, program))
+
+    def lost(self, trial, program):
+        self.told.append(("lost", trial.cfg, trial.status, program))
+
+
+def reached(state, observer=None):
+    """A set with one candidate in this state."""
+    made = CandidateSet(observer)
+    made.enter(["a"])
+    for step in ("traced",) if state == "twin" else WAY[: WAY.index(state) + 1] if state in WAY else ():
+        more = {"name": "p"} if step == "traced" else {"program": program()} if step == "compiled" else {}
+        made.advance(0, step, **more)
+    if state == "twin" or state in OUT:
+        made.advance(0, state)
     return made
 
 
-def statuses(found):
-    return [trial.status for trial in found.trials]
-
-
-def noting(log, name):
-    """Twice the argument; each run leaves a name and what it was given."""
-
-    def note(x):
-        log.append((name, np.array(x)))
-        return np.float32(2)
-
-    return lambda x: x * jax.pure_callback(note, jax.ShapeDtypeStruct((), np.float32), x)
-
-
-def test_what_compiles_may_run():
-    """Every program that was compiled is there, in the order of the candidates."""
-    found = field_of({"a": lambda x: x * 2, "b": lambda x: x + x, "c": lambda x: x * 4 / 2})
-    found.check()
-
-    assert list(found.programs) == [0, 1, 2]
-    assert all(trial.compile_s is not None for trial in found.trials)
-
-
-def test_random_inputs_are_checked_on_two_sets():
-    """Each candidate runs on both, and they are not the same."""
-    log = []
-    field_of({name: noting(log, name) for name in "ab"}, jax.ShapeDtypeStruct((8,), jnp.float32)).check()
-    runs = {name: [values for given, values in log if given == name] for name in "ab"}
-
-    assert [len(values) for values in runs.values()] == [2, 2]
-    assert not np.array_equal(*runs["a"])
-    np.testing.assert_array_equal(runs["a"], runs["b"])
-
-
-def test_the_callers_own_inputs_are_one_set():
-    """Where every array has values there is nothing else to draw."""
-    log = []
-    field_of({name: noting(log, name) for name in "ab"}).check()
-
-    assert [name for name, _ in log] == ["a", "b"]
-    np.testing.assert_array_equal(log[0][1], X)
-
-
-def test_fresh_floats_are_two_sets_and_integers_stay():
-    """With random floats asked for, the caller's integers are in both sets."""
-    log = []
-
-    def function(x, index):
-        note = jax.pure_callback(
-            lambda x, index: log.append((np.array(x), np.array(index))) or np.float32(1),
-            jax.ShapeDtypeStruct((), np.float32),
-            x,
-            index,
-        )
-        return x[index] * note
-
-    field_of({"a": function, "b": function}, X, jnp.array([1, 5]), fresh_floats=True).check()
-
-    assert len(log) == 4
-    assert len({x.tobytes() for x, _ in log}) == 2
-    assert all(index.tolist() == [1, 5] for _, index in log)
-
-
-def test_examples_of_the_kernel_are_two_sets():
-    """A kernel that makes its own inputs is asked twice, with other random numbers."""
-    log = []
-
-    def example(rng):
-        return (jnp.asarray(rng.standard_normal(8), jnp.float32),), {}
-
-    field_of({name: noting(log, name) for name in "ab"}, example=example).check()
-
-    assert len({values.tobytes() for _, values in log}) == 2
-
-
-def test_one_seed_gives_one_pair_of_inputs():
-    """Inputs are reproducible."""
-
-    def drawn(seed):
-        log = []
-        job = TuningJob(lambda cfg: noting(log, cfg), (jax.ShapeDtypeStruct((8,), jnp.float32),), {}, ["a", "b"])
-        found = CandidateSet(job, ["a", "b"], seed=seed, device=jax.devices()[0])
-        found.compile(math.inf)
-        found.check()
-        return [values.tolist() for _, values in log]
-
-    assert drawn(3) == drawn(3)
-    assert drawn(3) != drawn(4)
-
-
-def test_the_reference_is_run_once_for_each_set():
-    """However many candidates there are."""
-    log = []
-    found = field_of(
-        {name: (lambda x, n=n: x * n * 2 / n) for n, name in enumerate("abc", 1)},
-        jax.ShapeDtypeStruct((8,), jnp.float32),
-        reference=noting(log, "reference"),
-    )
-    found.prepare()
-    found.check()
-
-    assert [name for name, _ in log] == ["reference"] * 2
-    assert list(found.programs) == [0, 1, 2]
-
-
-def test_a_reference_that_cannot_be_jitted_runs_as_it_is():
-    """It may look at values; what it gives is right all the same."""
-
-    def reference(x):
-        return np.asarray(x) * (2 if float(x[0]) == float(x[0]) else 0)
-
-    found = field_of({"a": lambda x: x * 3, "b": lambda x: x * 2}, reference=reference)
-    found.prepare()
-    found.check()
-
-    assert statuses(found) == ["wrong", "ok"]
-
-
-def test_the_reference_is_one_program():
-    """Run as it is, each of its operations would be compiled by itself: seconds on a GPU."""
-    traced = []
-
-    def reference(x):
-        traced.append(isinstance(x, jax.core.Tracer))
-        return x * 2
-
-    found = field_of({"a": lambda x: x + x}, reference=reference)
-    found.prepare()
-    found.check()
-
-    assert traced == [True]
-
-
-def test_a_reference_is_not_compiled_for_speed(monkeypatch):
-    """It runs once for each set of inputs; candidates are compiled as they will run."""
-    asked, compiled = {}, Staged.compile
-
-    def note(staged, lowered, *, for_speed=True):
-        asked[staged.name.split("_")[0]] = for_speed
-        return compiled(staged, lowered, for_speed=for_speed)
-
-    monkeypatch.setattr(Staged, "compile", note)
-    field_of({"a": lambda x: x * 2}, reference=lambda x: x + x).prepare()
-
-    assert asked == {"reference": False, "ejk": True}
-
-
-def test_a_reference_has_a_thread_of_its_own(monkeypatch):
-    """Beside a single candidate too: neither waits for the other."""
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    asked, made = [], CompilePool.__init__
-
-    def count(pool, workers):
-        asked.append(workers)
-        made(pool, workers)
-
-    monkeypatch.setattr(CompilePool, "__init__", count)
-    field_of({"a": lambda x: x * 2})
-    field_of({"a": lambda x: x * 2}, reference=lambda x: x * 2).prepare()
-
-    assert asked == [1, 2]
-
-
-@pytest.mark.parametrize("in_time", [True, False])
-def test_a_reference_is_waited_for_until_the_end_of_the_tuning(monkeypatch, in_time):
-    """The time for compiling may be over before it: as long as the tuning's own is not, it decides who is right."""
-    held = Held()
-    job = TuningJob(lambda cfg: lambda x: x * 3, (X,), {}, "a", reference=lambda x: held(x) * 2, heuristic_first=True)
-    found = CandidateSet(job, "a", seed=0, device=jax.devices()[0])
-    now = time.perf_counter()
-    found.compile(now, now + 1200)
-    if in_time:
-        held.release.set()
-    else:
-        monkeypatch.setattr(CompilePool, "late", lambda pool, number, until: None)
-    found.prepare()
-    found.check()
-    held.release.set()
-
-    assert statuses(found) == ["wrong" if in_time else "timeout"]
-    assert in_time or found.trials[0].message == "the reference was still being compiled when the time was up"
-    assert in_time or found.late
-
-
-def test_a_tolerance_of_the_kernel_is_the_limit():
-    """A kernel may allow more than its dtype, or less."""
-    functions = {"right": lambda x: x * 2, "off": lambda x: x * 2.1}
-    loose, tight = field_of(functions, tolerance=0.2), field_of(functions)
-    loose.check()
-    tight.check()
-
-    assert (statuses(loose), statuses(tight)) == (["ok", "ok"], ["ok", "wrong"])
-
-
-def test_the_size_of_the_error_is_kept():
-    """The worst element over the reference's root mean square; none where that is no number."""
-    functions = {
-        "right": lambda x: x * 2,
-        "off": lambda x: x * 2.2,
-        "infinite": lambda x: x / 0,
-    }
-    found = field_of(functions)
-    found.check()
-
-    assert found.trials[0].error == 0.0
-    assert found.trials[1].error == pytest.approx(0.1 * 8 / np.sqrt(np.mean(np.arange(1.0, 9.0) ** 2)), rel=1e-3)
-    assert found.trials[2].error is None
-
-
-# When the time is up.
-
-
-def test_after_the_deadline_one_is_checked():
-    """The first that is right may run; the others were not looked at, and cannot win."""
-    found = field_of({name: (lambda x, n=n: x * n * 2 / n) for n, name in enumerate("abc", 1)})
-    found.check(-math.inf)
-
-    assert list(found.programs) == [0]
-    assert statuses(found) == ["ok", "timeout", "timeout"]
-    assert all("time was up" in trial.message for trial in found.trials[1:])
-
-
-def test_after_the_deadline_checking_goes_on_until_one_is_right():
-    """A wrong one is no answer."""
-    functions = {"wrong": lambda x: x * 3, "right": lambda x: x * 2, "also right": lambda x: x + x}
-    found = field_of(functions, reference=lambda x: x * 2)
-    found.check(-math.inf)
-
-    assert statuses(found) == ["wrong", "ok", "timeout"]
-
-
-def test_after_the_deadline_one_is_traced():
-    """Tracing takes time as well."""
-    traced = []
-
-    def make_fn(cfg):
-        traced.append(cfg)
-        if cfg == "broken":
-            raise ValueError("no such block")
-        return lambda x: x * 2
-
-    cfgs = ["broken", "good", "late"]
-    found = CandidateSet(TuningJob(make_fn, (X,), {}, cfgs), cfgs, seed=0, device=jax.devices()[0])
-    found.compile(-math.inf)
-    found.check()
-
-    assert traced == ["broken", "good"]
-    assert statuses(found) == ["compile", "ok", "timeout"]
-
-
-# Checking while others compile.
-
-
-def hold(monkeypatch, step, waits, for_whom):
-    """Lets one candidate's step (`lower` or `compile`) wait until the other's is done, or until it is released."""
-    done = threading.Event()
-    original = getattr(Staged, step)
-
-    def held(staged, *args, **more):
-        number = staged.name.rpartition("_")[2]
-        if number == str(waits):
-            assert done.wait(60)
-        try:
-            return original(staged, *args, **more)
-        finally:
-            if number == str(for_whom):
-                done.set()
-
-    monkeypatch.setattr(Staged, step, held)
-    return done
-
-
-@pytest.mark.parametrize("pipelined", [True], indirect=True)
-def test_candidates_run_while_others_compile(monkeypatch, pipelined):
-    """Once all are lowered, the check of the first does not wait for the last compilation."""
-    released = hold(monkeypatch, "compile", waits=2, for_whom=None)
-    runs = []
-
-    def release(x):
-        runs.append(x)
-        released.set()
-        return np.float32(2)
-
-    def first(x):
-        return x * jax.pure_callback(release, jax.ShapeDtypeStruct((), np.float32), x)
-
-    found = field_of({"a": first, "b": lambda x: x + x, "c": lambda x: x * 4 / 2})
-    assert not runs
-    found.check()
-
-    assert list(found.programs) == [0, 1, 2], found.trials
-
-
-@pytest.mark.parametrize("pipelined", [True], indirect=True)
-def test_who_was_left_behind_does_not_hold_up_the_next_batch(monkeypatch, pipelined):
-    """The next batch is checked while it compiles, as the first was."""
-    monkeypatch.setattr("ejkernel.ops.timing.compile_pool._STRAGGLER_SECONDS", 0.1)
-    straggler = hold(monkeypatch, "lower", waits=2, for_whom=None)
-    functions = {"a": lambda x: x * 2, "b": lambda x: x + x, "c": lambda x: x * 4 / 2, "d": lambda x: x * 8 / 4}
-    found = CandidateSet(
-        TuningJob(functions.get, (X,), {}, list(functions)), ["a", "b", "c"], seed=0, device=jax.devices()[0]
-    )
-    found.compile(math.inf)
-    found.check()
-    assert statuses(found) == ["ok", "ok", "timeout"]
-
-    released = hold(monkeypatch, "compile", waits=3, for_whom=None)
-    found.enter(["d"])
-    # Would wait for ever if it did not return once all of the batch are lowered.
-    found.compile(math.inf)
-    released.set()
-    straggler.set()
-    found.check()
-
-    assert list(found.programs) == [0, 1, 3], found.trials
-
-
-def test_the_first_candidate_is_the_reference_however_late_it_comes(monkeypatch):
-    """Without a reference nobody is judged before the first has run: it is the second one that is wrong."""
-    hold(monkeypatch, "compile", waits=0, for_whom=1)
-    found = field_of({"a": lambda x: x * 2, "b": lambda x: x * 3, "c": lambda x: x + x})
-    found.check()
-
-    assert statuses(found) == ["ok", "wrong", "ok"]
-
-
-def test_the_first_of_equal_programs_counts_whoever_compiles_it(monkeypatch):
-    """The third one's thread compiles what the first has as well: that is the reference, and runs once a set."""
-    hold(monkeypatch, "lower", waits=0, for_whom=2)
-    found = field_of({"a": lambda x: x * 2, "b": lambda x: x * 3, "c": lambda x: x * 2})
-    found.check()
-    found.share_with_twins()
-
-    assert list(found.programs) == [0]
-    assert statuses(found) == ["ok", "wrong", "ok"]
-    assert "same program as 'a'" in found.trials[2].message
+def program():
+    return CompiledProgram(lambda x: x, "forward")
+
+
+@pytest.mark.parametrize("state", ["entered", *WAY, "twin", *OUT])
+def test_a_step_that_the_table_does_not_have_is_refused(state):
+    """And one that it has is taken: from every state to every other."""
+    for to in ("entered", *WAY, "twin", *OUT):
+        made = reached(state)
+        if to in NEXT[state]:
+            made.advance(0, to)
+            assert made.state(0) == to
+        else:
+            with pytest.raises(TransitionError, match=f"from '{state}' to '{to}'"):
+                made.advance(0, to)
+
+
+def test_the_table_knows_every_state_and_none_comes_back():
+    """Each end of a record is an end here, but for what was never a candidate."""
+    assert set(NEXT) == {"entered", *WAY, "twin", *OUT}
+    assert all(not NEXT[end] for end in OUT)
+    assert all(set(OUT) <= NEXT[state] for state in ("entered", *WAY))
+
+
+def test_one_that_is_out_has_no_program():
+    """What it held on the device is let go, and its trial has the reason."""
+    made = reached("checked")
+    assert list(made.running) == [0]
+    made.advance(0, "runtime", message="worn out")
+
+    assert not made.running
+    assert (made.trial(0).status, made.trial(0).message) == ("runtime", "worn out")
+
+
+@pytest.mark.parametrize(
+    ("end", "facts", "told"),
+    [
+        ("wrong", {}, [("failed", "a", "wrong", "p")]),
+        ("crash", {"lost": True}, [("lost", "a", "crash", "p")]),
+        ("timeout", {"lost": True}, [("lost", "a", "timeout", "p")]),
+        ("timeout", {}, []),
+        ("wrong", {"known": True}, []),
+    ],
+)
+def test_an_observer_is_told_what_is_news(end, facts, told):
+    """A failure, a loss; neither a want of time, which says nothing of the candidate, nor what it has told itself."""
+    observer = Listening()
+    reached("compiled", observer).advance(0, end, **facts)
+
+    assert observer.told == told
+
+
+def test_equal_programs_have_one_outcome():
+    """Whatever becomes of the one that runs, also after it was shared."""
+    made = CandidateSet()
+    made.enter(["a", "b"])
+    made.advance(0, "traced")
+    made.advance(1, "traced", compile_s=2.0)
+    made.advance(1, "twin", twin=0)
+    made.advance(0, "compiled", program=program())
+    made.advance(0, "wrong", message="off")
+
+    assert (made.runs_as(1), list(made.running)) == (0, [])
+    assert [(t.cfg, t.status, t.message) for t in made.trials()] == [
+        ("a", "wrong", "off"),
+        ("b", "wrong", "the same program as 'a': off"),
+    ]
+    assert made.trials()[1].compile_s == 2.0
+
+
+def test_candidates_that_enter_later_have_the_next_numbers():
+    """A search enters batch after batch."""
+    made = CandidateSet()
+
+    assert [list(made.enter("ab")), list(made.enter("c"))] == [[0, 1], [2]]
+    assert made.having("entered") == [0, 1, 2]
+
+
+def test_no_other_module_writes_a_candidate():
+    """Outside of `candidates.py` no statement changes a set's own fields, and none changes what a set hands out."""
+    private = {node.attr for node in ast.walk(ast.parse(Path(states.__file__).read_text())) if _is_own(node)}
+    assert private >= {"_trials", "_states", "_programs", "_twins"}
+    foreign = []
+    for path in sorted(ROOM.rglob("*.py")):
+        if path.name != "candidates.py":
+            tree = ast.parse(path.read_text())
+            foreign += [f"{path.name}:{node.lineno}" for node in ast.walk(tree) if _writes(node, private)]
+
+    assert foreign == []
+
+
+def _is_own(node):
+    own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return own and node.attr.startswith("_")
+
+
+def _writes(node, private):
+    """Is this `candidates._x`, `candidates.x = ...`, or an item of what `candidates` gives that is set or deleted?"""
+    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return False
+    inner = node.value
+    if isinstance(node, ast.Attribute):
+        return _is_set(inner) and (node.attr in private or isinstance(node.ctx, (ast.Store, ast.Del)))
+    while isinstance(inner, (ast.Attribute, ast.Call, ast.Subscript)) and not _is_set(inner):
+        inner = inner.func if isinstance(inner, ast.Call) else inner.value
+    return _is_set(inner) and isinstance(node.ctx, (ast.Store, ast.Del))
+
+
+def _is_set(node):
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name in ("candidates", "_candidates")
 
 
 # What kind of failure.

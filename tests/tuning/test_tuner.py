@@ -16,7 +16,7 @@ from fakes_tuning import Held
 from ejkernel.ops import OpsError, RandomSearch, Tuner
 from ejkernel.ops.core.errors import OutOfTimeError
 from ejkernel.ops.timing.program import Staged
-from ejkernel.ops.tuning import check_case
+from ejkernel.ops.tuning import check as check_case
 from ejkernel.ops.tuning.job import TuningJob
 
 X = jnp.ones(8)
@@ -477,7 +477,7 @@ def test_programs_that_differ_in_a_constant_are_not_equal(size):
 
 def test_the_earliest_of_equal_programs_stands_for_all(monkeypatch):
     """Whichever thread was faster: ties go to the earlier candidate, and every one has its samples."""
-    monkeypatch.setattr("ejkernel.ops.tuning.candidates.workers_for", lambda count: count)
+    monkeypatch.setattr("ejkernel.ops.tuning.compile.workers_for", lambda count: count)
     gates = [Held(), Held()]
     functions = [lambda x: gates[0](x) * 2, lambda x: gates[1](x) * 2, lambda x: x * 2]
     compile_it = Staged.compile
@@ -523,7 +523,7 @@ def test_a_candidate_that_raises_does_not_stop_the_others(wrong):
 
 def test_a_program_that_does_not_fit_is_not_run(monkeypatch):
     """What the compiler says that it needs is held against what is free, before anything runs."""
-    monkeypatch.setattr("ejkernel.ops.tuning.candidates.free_memory", lambda device: 1 << 20)
+    monkeypatch.setattr("ejkernel.ops.tuning.compile.free_memory", lambda device: 1 << 20)
 
     def large(x):
         # Sorted: nothing that a compiler could do without the whole.
@@ -539,7 +539,7 @@ def test_a_program_that_does_not_fit_is_not_run(monkeypatch):
 
 def test_where_free_memory_is_not_known_nothing_is_refused(monkeypatch):
     """No figure is no reason."""
-    monkeypatch.setattr("ejkernel.ops.tuning.candidates.free_memory", lambda device: None)
+    monkeypatch.setattr("ejkernel.ops.tuning.compile.free_memory", lambda device: None)
     tuner = Tuner(0, 1)
     tuner.autotune(lambda cfg: lambda x: x * 2, (X,), {}, ["a"])
 
@@ -733,11 +733,14 @@ def test_candidates_that_all_had_no_time_did_not_fail(held, monkeypatch, count):
 @pytest.mark.parametrize("isolate", [False, True], ids=["here", "in a worker"])
 @pytest.mark.parametrize("count", [2, 40], ids=["race", "search"])
 def test_a_reference_that_is_not_compiled_in_time_ends_the_tuning(held, count, isolate):
-    """Nobody can be judged without it, and run as it is it could take as long again: the heuristic cfg stays."""
+    """No candidate can be judged without it, and run as it is it could take as long again: the heuristic cfg stays."""
     cfgs = [(n,) for n in range(count)]
-    job = TuningJob(
-        lambda n: lambda x: x * 2 + 0 * n[0], (X,), {}, cfgs, reference=lambda x: held(x) * 2, heuristic_first=True
-    )
+
+    def reference(x):
+        # What calls back cannot be exported, and runs in this process.
+        return held(x) * jax.pure_callback(lambda: np.float32(2), jax.ShapeDtypeStruct((), np.float32))
+
+    job = TuningJob(lambda n: lambda x: x * 2 + 0 * n[0], (X,), {}, cfgs, reference=reference, heuristic_first=True)
     tuner = Tuner(seconds=1.0, strategy=RandomSearch(), isolate=isolate)
 
     with pytest.raises(OutOfTimeError, match="before the heuristic cfg was measured"):
@@ -804,7 +807,7 @@ class Slow:
 def test_a_deadline_that_passes_while_candidates_are_timed_keeps_what_there_is(monkeypatch):
     """Who had no turn by then is told as such and cannot win; the tuning overruns by a run, not by a round."""
     clock = Slow()
-    for name in ("tuning.tuner", "tuning.sampler", "tuning.candidates", "timing.compile_pool"):
+    for name in ("tuning.tuner", "timing.sampler", "tuning.runner", "tuning.compile", "timing.compile_pool"):
         monkeypatch.setattr(f"ejkernel.ops.{name}.time", clock)
     tuner = Tuner(1, 3, clock=clock, seconds=7.5)
     tuner.autotune(lambda cfg: lambda x: x * cfg / cfg, (X,), {}, [float(n) for n in range(2, 12)])
@@ -818,7 +821,7 @@ def test_a_deadline_that_passes_while_candidates_are_timed_keeps_what_there_is(m
 def test_slow_candidates_have_the_runs_that_were_asked_for(monkeypatch):
     """Without a deadline the winner has its `iters`, however long a run takes."""
     clock = Slow()
-    for name in ("tuning.tuner", "tuning.sampler", "tuning.candidates", "timing.compile_pool"):
+    for name in ("tuning.tuner", "timing.sampler", "tuning.runner", "tuning.compile", "timing.compile_pool"):
         monkeypatch.setattr(f"ejkernel.ops.{name}.time", clock)
     tuner = Tuner(1, 5, clock=clock)
     tuner.autotune(lambda cfg: lambda x: x * cfg / cfg, (X,), {}, [2.0, 3.0])

@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
@@ -335,19 +336,26 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
                 *job.seeds,
                 *(warm_start_configs(self.stores(), request, job.candidates) if len(job.candidates) > FEW else ()),
             ],
-            turn=lambda wait: device_lock(request.key.device, default_folder() / "locks", wait),
-            settled=(lambda: None) if again else (lambda: self._settled(request)),
             offline=again,
             journal=journal_folder(),
         )
+
+        def lock(wait: float) -> AbstractContextManager[None]:
+            return device_lock(request.key.device, default_folder() / "locks", wait)
+
+        def answered() -> tuple[Any] | None:
+            return None if again else self._settled(request)
+
         self._tell("autotune_start", request.key, None, candidates=len(job.candidates), objective=job.objective)
         start = time.perf_counter()
         cfg, record = None, None
         try:
             title, wanted = f"{request.key.op_id} {request.key.call_key}", self._settings.progress
             with spending(), jax.default_device(request.device), shown(title, job.seconds, wanted) as watch:
-                record = engine(self.tuner).tune(replace(job, watch=watch))
-            record = self._first_answer(job, record)
+                record = engine(self.tuner).tune(
+                    replace(job, watch=watch), device_lock=lock, answered_elsewhere=answered
+                )
+            record = self._first_answer(answered, record)
             cfg = record.cfg
             if record.stop != "settled":
                 tell(title, record, time.perf_counter() - start, wanted)
@@ -363,12 +371,12 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
     @staticmethod
-    def _first_answer(job: TuningJob, record: Record) -> Record:
+    def _first_answer(answered: Callable[[], tuple[Any] | None], record: Record) -> Record:
         """This tuning's record, unless another process put its answer into the store meanwhile.
 
         A turn ends before what it found is written, so that two may measure one after the other; both use the first.
         """
-        first = job.settled() if record.stop != "settled" else None
+        first = answered() if record.stop != "settled" else None
         if first is None or len(distinct([first[0], record.cfg])) == 1:
             return record
         found = Trial(first[0], "skipped", "found by another process meanwhile")

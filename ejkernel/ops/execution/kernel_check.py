@@ -12,7 +12,7 @@ from ..core.cfg import distinct
 from ..core.kernel import Kernel, check_kernel
 from ..core.record import Trial
 from ..core.request import ask
-from ..tuning.candidates import CandidateSet
+from ..tuning.runner import InProcessRunner
 from .arguments import split
 from .invocation_of import invocation_of
 
@@ -27,9 +27,8 @@ def check(kernel: Kernel[Any, Any], /, *args: Any, **kwargs: Any) -> tuple[Trial
     inv = invocation_of(kernel, args, keywords, options)
     request = ask(inv, kernel, "forward+backward")
     job = job_for(request, distinct(candidates(request)))
-    with job.room(), contextlib.closing(CandidateSet(job, job.candidates, seed=0, device=request.device)) as field:
-        field.compile(math.inf)
-        field.prepare()
-        field.check()
-        field.share_with_twins()
-    return tuple(field.trials)
+    with job.room(), contextlib.closing(InProcessRunner(job, seed=0, device=request.device)) as runner:
+        runner.candidates.enter(job.candidates)
+        runner.compile(math.inf)
+        runner.check()
+    return runner.candidates.trials()

@@ -1,4 +1,13 @@
-"""Candidates take turns within each round, so that drift hits all alike; the clearly slower drop out early."""
+"""A race: candidates take turns within rounds, and the clearly slower ones drop out early.
+
+A sample is the logarithm of seconds. It is the sum of three parts: the candidate's own level, the effect that the round
+had on all of its candidates (frequency, heat, other programs), and noise. Turns within a round divide the second part
+out, so that drift hits all candidates alike. A quantile stands for a level: the median by a device's clock, a lower one
+by the host's, whose noise only ever adds. The noise is estimated from differences of samples in a row, pooled over all
+candidates. A candidate drops out once its gap to the leader exceeds both a least gap, which shrinks with the number of
+samples, and three standard errors. The race ends when all that are left are equal for sure, or after enough rounds.
+Gaps below four standard errors are declared as ties, and of tied candidates the protected one, the heuristic, wins.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +29,13 @@ class Rules:
     # What a gap to the leader must be at least, by the number of samples: a busy host slows one sample in ten by a
     # fifth and more, so two in a row mean little, five a lot.
     least_gaps: tuple[float, ...] = (1.10, 0.45, 0.30, 0.20, 0.10, 0.06)
-    # With no more than so many left nobody goes after one sample, which a single spike can spoil: another costs little.
+    # With no more than so many left none goes after one sample, which a single spike can spoil: another costs little.
     few: int = 0
     # And so many standard errors.
     errors_to_drop: float = 3.0
     # Differences below this are never believed.
     tie: float = 0.01
-    # Everybody within this many standard errors of a tie ends the race.
+    # The race ends when all are within this many standard errors of a tie.
     errors_to_tie: float = 3.0
     # Gaps below so many are declared as ties. More: with many candidates one of them is far off by chance alone.
     errors_to_declare: float = 4.0
@@ -57,7 +66,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Who won, in which order the others follow, who could not be told from the winner, and how loud the noise was."""
+    """The candidates from the winner on, those that could not be told from it, and how loud the noise was."""
 
     lanes: tuple[Lane, ...]
     order: tuple[int, ...]
@@ -80,24 +89,18 @@ def race(
     rules: Rules | None = None,
     out_of_time: Callable[[], bool] = lambda: False,
     enough: Callable[[], bool] = lambda: False,
-    earlier: Sequence[Mapping[int, float]] = (),
+    dropped: Callable[[int, float, float], None] = lambda candidate, seconds, ratio: None,
 ) -> Outcome:
     """Runs candidates against each other; among equals the protected one wins, then the earlier one.
 
     The protected one, the heuristic, also stays for the least number of rounds: the gain is told against it. Being out
-    of time ends the race after any round, having enough only one that has had its least number of rounds. Rounds that
-    were run `earlier` count like any other: who was in both ties the old ones to the new ones, and a newcomer is
-    compared through them.
+    of time ends the race after any round, having enough only one that has had its least number of rounds. `dropped` is
+    told of each candidate that leaves: its seconds, and how many times those of the leader they are.
     """
     rules = rules or Rules()
     lanes = tuple(Lane() for _ in range(count))
     shuffled = random.Random(seed)
     rounds = runs = 0
-    for before in earlier:
-        for i, known in before.items():
-            lanes[i].samples[rounds] = math.log(max(known, 1e-12))
-        rounds += 1
-    _drop(lanes, rounds, rules, protected)
     late = False
     while not late and not _settled(lanes, rounds, least_rounds, rules):
         order = [i for i, lane in enumerate(lanes) if lane.running]
@@ -116,8 +119,22 @@ def race(
         runs += len(found)
         late = len(found) < len(order)
         if not late:
-            _drop(lanes, rounds, rules, protected if had + 1 < least_rounds else None)
+            for i, ratio in _drop(lanes, rounds, rules, protected if had + 1 < least_rounds else None):
+                dropped(i, median(lanes[i].seconds), ratio)
     return _outcome(lanes, rounds, runs, rules, protected, finished=not late)
+
+
+def conclude(
+    count: int, rows: Sequence[Mapping[int, float]], *, rules: Rules | None = None, protected: int | None = None
+) -> Outcome:
+    """The outcome of a race that was cut off: what its rounds say, seconds of each candidate."""
+    rules = rules or Rules()
+    lanes = tuple(Lane() for _ in range(count))
+    for r, row in enumerate(rows):
+        for i, seconds in row.items():
+            lanes[i].samples[r] = math.log(max(seconds, 1e-12))
+    _drop(lanes, len(rows), rules, protected)
+    return _outcome(lanes, len(rows), 0, rules, protected, finished=False)
 
 
 def _settled(lanes: Sequence[Lane], rounds: int, least: int, rules: Rules) -> bool:
@@ -131,14 +148,16 @@ def _settled(lanes: Sequence[Lane], rounds: int, least: int, rules: Rules) -> bo
         return True
     view = _View(lanes, rules.quantile)
     leader = view.leader(live)
-    # Everybody left is, for sure, as good as the leader.
+    # All that are left are, for sure, as good as the leader.
     return all(view.gap(i, leader) + rules.errors_to_tie * view.error(i, leader) < rules.tie for i in live)
 
 
-def _drop(lanes: Sequence[Lane], rounds: int, rules: Rules, kept: int | None) -> None:
+def _drop(lanes: Sequence[Lane], rounds: int, rules: Rules, kept: int | None) -> list[tuple[int, float]]:
+    """Takes out the clearly slower candidates; each with its ratio to the leader."""
     live = [i for i, lane in enumerate(lanes) if lane.running and lane.samples]
+    gone: list[tuple[int, float]] = []
     if len(live) < 2:
-        return
+        return gone
     view = _View(lanes, rules.quantile)
     leader = view.leader(live)
     for i in live:
@@ -150,6 +169,8 @@ def _drop(lanes: Sequence[Lane], rounds: int, rules: Rules, kept: int | None) ->
         needed = least if count == 1 else max(least, rules.errors_to_drop * view.error(i, leader))
         if i not in (leader, kept) and view.gap(i, leader) > needed:
             lanes[i].dropped_round = rounds
+            gone.append((i, math.exp(view.gap(i, leader))))
+    return gone
 
 
 class _View:

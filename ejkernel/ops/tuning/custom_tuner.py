@@ -11,9 +11,9 @@ from ..core.cfg import distinct
 from ..core.codec import describe
 from ..core.errors import TuningError
 from ..core.record import Record, Trial
-from .check_case import inputs_of
+from .check import inputs_of
 from .job import TuningJob
-from .tuner import Tuner
+from .tuner import AnsweredElsewhere, DeviceLock, Tuner, no_answer, no_lock
 
 
 class Autotuner(Protocol):
@@ -26,7 +26,9 @@ class Autotuner(Protocol):
 class Engine(Protocol):
     """What runs a job."""
 
-    def tune(self, job: TuningJob) -> Record:
+    def tune(
+        self, job: TuningJob, *, device_lock: DeviceLock = ..., answered_elsewhere: AnsweredElsewhere = ...
+    ) -> Record:
         """The record of the tuning; a `TuningError` where no candidate can be used."""
 
 
@@ -37,15 +39,17 @@ class CustomTuner:
 
     inner: Autotuner
 
-    def tune(self, job: TuningJob) -> Record:
+    def tune(
+        self, job: TuningJob, *, device_lock: DeviceLock = no_lock, answered_elsewhere: AnsweredElsewhere = no_answer
+    ) -> Record:
         """The record of its choice."""
         cfgs = distinct([*job.candidates, *job.seeds])
         blank = Record(**dict(job.about), objective=job.objective, clock="foreign")
         # As for our own: real arrays, and nothing of the caller's transformations.
-        with job.room(), job.turn(math.inf if job.seconds is None else job.seconds):
-            settled = job.settled()
-            if settled is not None:
-                return replace(blank, stop="settled", trials=_one(settled[0]), winner=0)
+        with job.room(), device_lock(math.inf if job.seconds is None else job.seconds):
+            answer = answered_elsewhere()
+            if answer is not None:
+                return replace(blank, stop="settled", trials=_one(answer[0]), winner=0)
             call, leaves = inputs_of(job, seed=0)
             args, kwargs = call.rebuild(leaves)
             try:

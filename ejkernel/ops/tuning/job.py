@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -11,9 +10,7 @@ from typing import Any
 
 from .. import _jax
 from ..core.record import Objective
-from .journal.observer import NoObserver, NoPriorResults, PriorResults, StepObserver
 from .progress import Watch, unseen
-from .worker.export import LocalBuilder, ProgramBuilder
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,6 @@ class TuningJob:
     objective: Objective = "forward"
     # None: the first candidate that runs is the reference.
     reference: Callable[..., Any] | None = None
-    # Instead of a reference: what it gave for each set of inputs, where another process has run it.
-    expected: Sequence[Any] = ()
     tolerance: float | None = None
     # cfgs known from elsewhere (another environment, a lesser tuning): measured with the rest, never trusted.
     seeds: Sequence[Any] = ()
@@ -46,11 +41,6 @@ class TuningJob:
     room: Callable[[], AbstractContextManager[Any]] = _jax.clean_room
     # Puts the arrays where the measured programs want them.
     place: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple
-    # Held while candidates are timed: one at a time on a device.
-    # Gets the seconds that may be waited for it.
-    turn: Callable[[float], AbstractContextManager[Any]] = contextlib.nullcontext
-    # Asked once the turn has come: did another process find the answer meanwhile? Gives (cfg,) or None.
-    settled: Callable[[], tuple[Any] | None] = lambda: None
     # Told how far the tuning is.
     watch: Watch = unseen
     # What the record says of the call: key parts, kernel path, environment.
@@ -59,8 +49,3 @@ class TuningJob:
     offline: bool = False
     # Where tunings are journalled; None: nowhere.
     journal: Path | None = None
-    # Hears of every step before it is taken.
-    witness: StepObserver = field(default_factory=NoObserver)
-    past: PriorResults = field(default_factory=NoPriorResults)
-    # Where traced candidates become programs.
-    workshop: ProgramBuilder = field(default_factory=LocalBuilder)

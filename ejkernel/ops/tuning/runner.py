@@ -1,4 +1,4 @@
-"""Where candidates are checked and timed: what every track can do, and the one in this process."""
+"""Where candidates are compiled, checked and timed: what every runner can do, and the one in this process."""
 
 from __future__ import annotations
 
@@ -7,35 +7,46 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Protocol, final
+from typing import Any, Protocol, final
+
+import jax
 
 from ..core.record import Record, Stop, Trial
 from ..timing.clock import Clock
-from ..timing.program import first_line
 from ..timing.race import Outcome
-from .candidates import CandidateSet, status_of
+from ..timing.sampler import RoundSampler
+from .candidates import CandidateSet
+from .check import CheckCase, Checker, Reference, inputs_of
+from .compile import CandidateCompiler
+from .job import TuningJob
+from .journal.observer import Doing, NoObserver, PriorResults, StepObserver
 from .progress import Step, Watch
-from .sampler import RoundSampler
+from .worker.export import ProgramBuilder
 
 # The share of a budget that compiling leaves: a candidate that is compiled and not timed cannot win.
 FOR_MEASURING = 0.25
+NOT_TIMED = "not timed when the time was up"
 # Rounds of a few candidates: seconds of each, by number.
 Rows = Sequence[Mapping[int, float]]
 
 
 class Runner(Protocol):
-    """A field of candidates, and the process that they run in."""
+    """Candidates, and the process that they run in."""
 
-    field: CandidateSet
+    job: TuningJob
+    candidates: CandidateSet
 
     def compile(self, deadline: float, end: float = math.inf) -> None:
-        """Makes programs of all that entered the field, before a device is claimed; `end` is the tuning's."""
+        """Makes programs of all that entered, before a device is claimed; `end` is the tuning's."""
 
     def check(self, deadline: float) -> None:
-        """Drops whoever fails or computes something else, where that can be known before anybody is timed."""
+        """Takes out each that fails or computes something else, where that can be known before any is timed."""
 
     def look(self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int) -> Rows:
-        """A few rounds, to rank a batch; whoever fails leaves the field's programs, and its trial says why."""
+        """A few rounds, to rank a batch."""
+
+    def note_seconds(self, number: int, seconds: float, ratio: float) -> None:
+        """Tells the observer what a first look has shown."""
 
     def race(self, record: Record, numbers: Sequence[int], *, deadline: float, heuristic: int | None) -> Record:
         """The record with the outcome of a whole race."""
@@ -48,94 +59,184 @@ class Runner(Protocol):
 class InProcessRunner:
     """This process."""
 
-    def __init__(self, field: CandidateSet, *, clock: Clock | None, warmup: int, iters: int) -> None:
-        self.field = field
-        self._given = clock
+    def __init__(
+        self,
+        job: TuningJob,
+        *,
+        seed: int,
+        device: jax.Device,
+        clock: Clock | None = None,
+        warmup: int = 1,
+        iters: int = 1,
+        observer: StepObserver | None = None,
+        prior: PriorResults | None = None,
+        builder: ProgramBuilder | None = None,
+        pipelined: bool | None = None,
+        cases: Sequence[CheckCase] = (),
+        told_rounds: Callable[[Mapping[int, float], str], None] = lambda seconds, clock: None,
+    ) -> None:
+        self.job = job
+        self.seed = seed
+        self._clock = clock
         self._warmup = warmup
         self._iters = iters
+        self._observer: StepObserver = observer or NoObserver()
+        # Are candidates run while others compile? Not where both need the same cores.
+        self._pipelined = device.platform != "cpu" if pipelined is None else pipelined
+        # Told the seconds of each round by number, and the clock.
+        self._told_rounds = told_rounds
+        # Of the latest rounds.
+        self._clock_name = ""
+        self.candidates = CandidateSet(observer)
+        call, self.leaves = inputs_of(job, seed)
+        reference = None if job.reference is None else Reference(job.reference, call, self.leaves)
+        self.compiler = CandidateCompiler(
+            *(job, self.candidates, call, self.leaves),
+            seed=seed,
+            device=device,
+            reference=reference,
+            builder=builder,
+            prior=prior,
+            observer=observer,
+        )
+        self.checker = Checker(
+            job, self.candidates, self.leaves, seed=seed, reference=reference, given=cases, observer=observer
+        )
 
     def compile(self, deadline: float, end: float = math.inf) -> None:
-        """Compiled, and what is right is known."""
-        self.field.compile(deadline, end)
-        self.field.prepare()
+        """Compiles, and makes both sets of inputs and what they should give: user code, so before a device is claimed.
 
-    def check(self, deadline: float) -> None:
+        Where candidates are checked while others compile, it is back once all are lowered.
+        """
+        self.compiler.begin(deadline, end)
+        self.wait()
+
+    def wait(self) -> None:
+        """Waits for programs, or for what is needed to check the first one."""
+        if not (self._pipelined and self.compiler.pipelined):
+            self.compiler.finish()
+        if self.compiler.await_reference():
+            self.checker.cases()
+
+    def check(self, deadline: float = math.inf) -> None:
         """Each runs on two sets of inputs."""
-        self.field.check(deadline)
+        self._check_those_there(deadline)
+        while self.compiler.take():
+            self._check_those_there(deadline)
+        for number in self.candidates.having("compiled"):
+            # One that is right there must be, however late.
+            if self.candidates.having("checked", "timed") and time.perf_counter() >= deadline:
+                self.candidates.advance(number, "timeout", message="not checked when the time was up")
+            else:
+                self.checker.check(number)
+
+    def _check_those_there(self, deadline: float) -> None:
+        """Checks what has arrived until something new does; without a reference the earliest that runs comes first."""
+        while not self.compiler.is_done and not self.compiler.has_news() and time.perf_counter() < deadline:
+            there = self.candidates.having("compiled")
+            is_one_right = bool(self.candidates.having("checked", "timed"))
+            if not there or (not is_one_right and there[0] > min(self.compiler.coming, default=math.inf)):
+                return
+            self.checker.check(there[0])
 
     def look(self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int) -> Rows:
         """Timed here."""
-        watch = self._stopwatch(numbers, deadline)
+        sampler = self._sampler(numbers, deadline)
         place = None if kept is None else numbers.index(kept)
-        outcome = watch.race(least_rounds=rounds, most_rounds=rounds, protected=place, seed=seed)
+        outcome = sampler.race(least_rounds=rounds, most_rounds=rounds, protected=place, seed=seed)
+        self._clock_name = str(sampler.clock.name)
         rows: list[dict[int, float]] = [{} for _ in range(outcome.rounds)]
         for number, lane in zip(numbers, outcome.lanes, strict=True):
             if lane.failure is not None:
-                self.field.drop(number, lane.failure)
+                self.candidates.fail(number, lane.failure, "runtime")
                 continue
             for r, value in lane.samples.items():
                 rows[r][number] = math.exp(value)
+            # The one that runs along keeps what it was known by.
+            if lane.samples and number != kept:
+                self.candidates.advance(number, "timed", samples_s=lane.seconds, dropped_round=len(lane.samples))
         return rows
 
     def race(self, record: Record, numbers: Sequence[int], *, deadline: float, heuristic: int | None) -> Record:
         """Raced here."""
         place = numbers.index(heuristic) if heuristic is not None and heuristic in numbers else None
-        watch = self._stopwatch(numbers, deadline, told=told_with_gain(self.field.job.watch, place), goes_on=True)
-        outcome = watch.race(least_rounds=self._iters, protected=place, seed=self.field.seed)
-        record = replace(record, objective=self.field.objective, clock=watch.clock_name)
-        late = self.field.late or time.perf_counter() >= deadline
-        return finished(record, self.field, numbers, outcome, heuristic=heuristic, late=late)
+        sampler = self._sampler(numbers, deadline, told=told_with_gain(self.job.watch, place), tells_drops=True)
+        outcome = sampler.race(least_rounds=self._iters, protected=place, seed=self.seed)
+        record = replace(record, objective=self.compiler.objective, clock=sampler.clock_name)
+        late = self.compiler.late or time.perf_counter() >= deadline
+        return finished(record, self.candidates, numbers, outcome, heuristic=heuristic, late=late)
+
+    def note_seconds(self, number: int, seconds: float, ratio: float) -> None:
+        """Tells the observer."""
+        cfg, name = self.candidates.cfg(number), self.candidates.program_name(number)
+        self._observer.dropped(cfg, name, seconds=seconds, ratio=ratio, clock=self._clock_name)
 
     def close(self) -> None:
         """Lets the compiling threads go."""
-        self.field.close()
+        self.compiler.close()
 
-    def _stopwatch(
+    def _sampler(
         self,
         numbers: Sequence[int],
         deadline: float,
         *,
         told: Callable[[Mapping[int, float], int], None] = lambda seconds, total: None,
-        goes_on: bool = False,
+        tells_drops: bool = False,
     ) -> RoundSampler:
-        job = self.field.job
-        return RoundSampler(
-            self._given,
-            self.field.programs,
-            self.field.leaves,
-            numbers,
+        at_work: list[tuple[Any, Doing]] = []
+
+        def turn(place: int | None, doing: str) -> None:
+            if place is None:
+                for cfg, was_doing in at_work:
+                    self._observer.came_back(cfg, was_doing)
+                at_work.clear()
+                return
+            at_work[:] = [(self.candidates.cfg(numbers[place]), "trace" if doing == "trace" else "race")]
+            self._observer.trying(*at_work[0])
+
+        def dropped(place: int, seconds: float, ratio: float) -> None:
+            self._clock_name = str(sampler.clock.name)
+            self.note_seconds(numbers[place], seconds, ratio)
+
+        def watch(seconds: Mapping[int, float], total: int) -> None:
+            told(seconds, total)
+            self._told_rounds({numbers[place]: s for place, s in seconds.items()}, str(sampler.clock.name))
+
+        sampler = RoundSampler(
+            *(self._clock, self.candidates.running, self.leaves, numbers),
             warmup=self._warmup,
             deadline=deadline,
-            seed=self.field.seed,
-            watch=told,
-            cfgs=[self.field.trials[number].cfg for number in numbers],
-            witness=job.witness,
-            past=job.past.rounds if goes_on else None,
+            seed=self.seed,
+            watch=watch,
+            turn=turn,
+            dropped=dropped if tells_drops else lambda place, seconds, ratio: None,
         )
+        return sampler
 
 
 def finished(
-    record: Record, field: CandidateSet, numbers: Sequence[int], outcome: Outcome, *, heuristic: int | None, late: bool
+    record: Record,
+    candidates: CandidateSet,
+    numbers: Sequence[int],
+    outcome: Outcome,
+    *,
+    heuristic: int | None,
+    late: bool,
 ) -> Record:
-    """The record of a race of these numbers; what the field knows of the others is in it too."""
-    trials = field.trials
-    for place, number in enumerate(numbers):
-        lane, trial = outcome.lanes[place], trials[number]
+    """The record of a race of these numbers; what is known of the others is in it too."""
+    for number, lane in zip(numbers, outcome.lanes, strict=True):
         if lane.failure is not None:
-            status = status_of(lane.failure, "runtime")
-            trial = replace(trial, samples_s=lane.seconds, status=status, message=first_line(lane.failure))
-            field.job.witness.failed(trial, field.texts.get(number, ""))
+            candidates.fail(number, lane.failure, "runtime", samples_s=lane.seconds)
         elif lane.samples:
-            trial = replace(trial, samples_s=lane.seconds, dropped_round=lane.dropped_round)
+            candidates.advance(number, "timed", samples_s=lane.seconds, dropped_round=lane.dropped_round)
         # What a first look has timed stays known.
-        elif not trial.samples_s:
-            trial = replace(trial, status="timeout", message="not timed when the time was up")
-        trials[number] = trial
-    field.share_with_twins()
+        elif candidates.state(number) != "timed":
+            candidates.advance(number, "timeout", message=NOT_TIMED)
     order = [numbers[place] for place in outcome.order]
+    trials = candidates.trials()
     return replace(
         record,
-        trials=tuple(trials),
+        trials=trials,
         winner=order[0] if order else None,
         runner_up=order[1] if len(order) > 1 else None,
         heuristic=heuristic,

@@ -8,9 +8,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, final
 
 import jax
 import numpy as np
@@ -26,11 +27,12 @@ from ..timing import inputs
 from ..timing.clock import Clock, WallClock
 from ..timing.profiler import ProfilerUnavailable
 from ..timing.program import CompiledProgram, stage
-from .candidates import CandidateSet, found_meanwhile
+from ..timing.sampler import once, usual_clock
+from .candidates import found_meanwhile
 from .job import TuningJob
-from .journal.resume import CARRIED, journalled
+from .journal.observer import NoObserver, PriorResults, StepObserver
+from .journal.resume import journalled
 from .runner import FOR_MEASURING, InProcessRunner, Runner
-from .sampler import once, usual_clock
 from .search.effort import FEW, effort_named
 from .search.strategy import Strategy
 
@@ -38,6 +40,22 @@ if TYPE_CHECKING:
     from .search.driver import SearchDriver
     from .worker.limits import Isolation
     from .worker.runner import WorkerRunner
+
+
+# Held while candidates are timed: it gets the seconds that may be waited for it.
+DeviceLock = Callable[[float], AbstractContextManager[Any]]
+# (cfg,) where another process found the answer meanwhile.
+AnsweredElsewhere = Callable[[], tuple[Any] | None]
+
+
+def no_lock(wait: float) -> AbstractContextManager[Any]:
+    """No lock: no other tuning uses the device."""
+    return contextlib.nullcontext()
+
+
+def no_answer() -> tuple[Any] | None:
+    """No other process tunes the same."""
+    return None
 
 
 class IsolationWarning(UserWarning):
@@ -127,124 +145,164 @@ class Tuner(Generic[Cfg]):
         record = self.tune(TuningJob(make_fn, args, kwargs, tuple(candidates), reference=reference))
         return record.cfg  # type: ignore[no-any-return]
 
-    def tune(self, job: TuningJob) -> Record:
-        """The same for a whole job; a `TuningError` where no candidate can be used."""
-        cfgs = distinct([*job.candidates, *job.seeds])
-        if not cfgs:
-            raise TuningError("there is nothing to tune: no candidates were given")
-        limits = [s for s in (job.seconds, self.seconds) if s is not None]
-        if self._searches(len(cfgs)) and math.isfinite(self._effort.seconds):
-            limits.append(self._effort.seconds)
-        budget = min(limits, default=None)
-        deadline = math.inf if budget is None else time.perf_counter() + budget
-        record = Record(**dict(job.about), objective=job.objective, seed=self.seed, budget_s=budget)
-        # A search measures some of very many: what becomes of each is written down, not all their names.
-        named = () if self._searches(len(cfgs)) else cfgs
-        clock = usual_clock(self.clock, default_device())
-        with job.room(), journalled(job, named, self.seed, clock) as (job, journal):
-            record = _or_from_before(_by_one_clock(self._run(job, record, cfgs, deadline), job))
-            if journal is not None and record.winner is not None and record.stop == "finished":
-                journal.finish(record.cfg, named)
-        refused = (Trial(cfg, "invalid", reason) for cfg, reason in job.refused)
-        record = replace(record, trials=(*record.trials, *refused))
-        self._last.record = record
-        if job.heuristic_first and record.stop == "deadline" and record.trials[0].status == "timeout":
-            # Tuned must never be slower than untuned.
-            why = record.trials[0].message
-            message = f"the time was up before the heuristic cfg was measured ({why}), so nothing is known to be faster"
-            raise OutOfTimeError(message, [message], record)
-        if record.winner is None:
-            reasons = [f"{describe(t.cfg)}: {t.status}: {t.message}" for t in record.failures]
-            raise TuningError("no candidate can be used:\n  " + "\n  ".join(reasons), reasons, record)
-        return record
+    def tune(
+        self, job: TuningJob, *, device_lock: DeviceLock = no_lock, answered_elsewhere: AnsweredElsewhere = no_answer
+    ) -> Record:
+        """The same for a whole job; a `TuningError` where no candidate can be used.
+
+        `device_lock` is held while candidates are timed, one at a time on a device; it gets the seconds that may be
+        waited for it. `answered_elsewhere` is asked once it is held: (cfg,) where another process found the answer.
+        """
+        return _Tuning(self, job, device_lock, answered_elsewhere).run()
 
     def _searches(self, count: int) -> bool:
         """Are so many candidates too many to race them all?"""
         return count > FEW if self.strategy is not None else not self._effort.covers(count)
 
-    def _run(self, job: TuningJob, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
-        note = ""
-        if self._wants_a_worker(job, cfgs):
-            track = self._elsewhere(job)
+
+@final
+class _Tuning:
+    """One job of a tuner, from its journal to its record."""
+
+    def __init__(
+        self, tuner: Tuner[Any], job: TuningJob, device_lock: DeviceLock, answered_elsewhere: AnsweredElsewhere
+    ) -> None:
+        self.tuner = tuner
+        self.job = job
+        self._device_lock = device_lock
+        self._answered_elsewhere = answered_elsewhere
+        self.cfgs = distinct([*job.candidates, *job.seeds])
+        if not self.cfgs:
+            raise TuningError("there is nothing to tune: no candidates were given")
+        self.searches = tuner._searches(len(self.cfgs))
+        limits = [s for s in (job.seconds, tuner.seconds) if s is not None]
+        if self.searches and math.isfinite(tuner._effort.seconds):
+            limits.append(tuner._effort.seconds)
+        self.budget = min(limits, default=None)
+        self.deadline = math.inf if self.budget is None else time.perf_counter() + self.budget
+
+    def run(self) -> Record:
+        """Tunes; what was not measured is no answer."""
+        tuner, job = self.tuner, self.job
+        record = Record(**dict(job.about), objective=job.objective, seed=tuner.seed, budget_s=self.budget)
+        # A search measures some of very many: what becomes of each is written down, not all their names.
+        named = () if self.searches else self.cfgs
+        clock = usual_clock(tuner.clock, default_device())
+        with job.room(), journalled(job, named, tuner.seed, clock) as (journal, prior):
+            observer: StepObserver = journal or NoObserver()
+            record = self._run(record, observer, prior)
+            if record.winner is None and any(trial.status == "skipped" for trial in record.trials):
+                # All that were left of an earlier race are out: those that it dropped race after all.
+                record = self._run(replace(record, trials=()), observer, prior.without_drops())
+            if journal is not None and record.winner is not None and record.stop == "finished":
+                journal.finish(record, named)
+        refused = (Trial(cfg, "invalid", reason) for cfg, reason in job.refused)
+        record = replace(record, trials=(*record.trials, *refused))
+        tuner._last.record = record
+        _refuse_unless_measured(record, heuristic_first=job.heuristic_first)
+        return record
+
+    def _run(self, record: Record, observer: StepObserver, prior: PriorResults) -> Record:
+        tuner, note = self.tuner, ""
+        if self._wants_a_worker(prior):
+            runner = self._worker_runner(observer, prior)
             try:
-                return self._run_on(track, record, cfgs, deadline)
+                return self._run_on(runner, record, prior)
             except (NotExportedError, IsolationError) as error:
-                if self.isolate:
+                if tuner.isolate:
                     raise
                 note = f" (not in a worker process: {str(error)[:200]})"
                 if isinstance(error, IsolationError):
                     warnings.warn(f"candidates run in this process: {error}", IsolationWarning, stacklevel=2)
-            # Whoever took a worker down would take this process down.
-            job = replace(job, past=job.past.without(track.lost))
-        field = CandidateSet(job, (), seed=self.seed, device=default_device())
-        here = InProcessRunner(field, clock=self.clock, warmup=self.warmup, iters=self.iters)
-        record = self._run_on(here, record, cfgs, deadline)
+            # A candidate that took a worker down would take this process down.
+            prior = prior.without(runner.lost)
+        here = InProcessRunner(
+            self.job,
+            seed=tuner.seed,
+            device=default_device(),
+            clock=tuner.clock,
+            warmup=tuner.warmup,
+            iters=tuner.iters,
+            observer=observer,
+            prior=prior,
+        )
+        record = self._run_on(here, record, prior)
         return replace(record, clock=record.clock + note)
 
-    def _run_on(self, track: Runner, record: Record, cfgs: Sequence[Any], deadline: float) -> Record:
+    def _run_on(self, runner: Runner, record: Record, prior: PriorResults) -> Record:
         """All of few candidates, or the best that a search finds among many, against each other."""
-        job, hunt = track.field.job, None
-        with contextlib.closing(track):
-            if self._searches(len(cfgs)):
-                hunt = self._hunt(track, cfgs, deadline)
-                record = replace(record, space=len(cfgs))
+        driver, deadline = None, self.deadline
+        with contextlib.closing(runner):
+            if self.searches:
+                driver = self._search(runner, prior)
+                record = replace(record, space=len(self.cfgs))
             else:
-                track.field.enter(cfgs)
-                track.compile(deadline - FOR_MEASURING * (record.budget_s or 0.0), deadline)
-            with job.turn(deadline - time.perf_counter()):
-                settled = (hunt and hunt.settled) or job.settled()
-                if settled is not None:
-                    return found_meanwhile(record, track.field, settled[0])
-                track.check(deadline)
-                numbers = hunt.finalists() if hunt else sorted(track.field.programs)
-                heuristic = 0 if job.heuristic_first else None
-                return track.race(record, numbers, deadline=deadline, heuristic=heuristic)
+                runner.candidates.enter(self.cfgs)
+                runner.compile(deadline - FOR_MEASURING * (record.budget_s or 0.0), deadline)
+            with self._device_lock(deadline - time.perf_counter()):
+                answer = (driver and driver.answer) or self._answered_elsewhere()
+                if answer is not None:
+                    return found_meanwhile(record, runner.candidates, answer[0])
+                runner.check(deadline)
+                numbers = driver.finalists() if driver else list(runner.candidates.running)
+                heuristic = 0 if self.job.heuristic_first else None
+                return runner.race(record, numbers, deadline=deadline, heuristic=heuristic)
 
-    def _hunt(self, track: Runner, cfgs: Sequence[Any], deadline: float) -> SearchDriver:
+    def _search(self, runner: Runner, prior: PriorResults) -> SearchDriver:
         # Imported where it is needed: most tunings are races.
         from .search.driver import SearchDriver
 
-        hunt = SearchDriver(cfgs, track, deadline=deadline)
-        hunt.run(self.strategy, self._effort, self.seed)
-        return hunt
+        driver = SearchDriver(
+            self.cfgs,
+            runner,
+            deadline=self.deadline,
+            device_lock=self._device_lock,
+            answered_elsewhere=self._answered_elsewhere,
+            earlier=prior.seconds(self.cfgs),
+        )
+        driver.run(self.tuner.strategy, self.tuner._effort, self.tuner.seed)
+        return driver
 
-    def _wants_a_worker(self, job: TuningJob, cfgs: Sequence[Any]) -> bool:
+    def _wants_a_worker(self, prior: PriorResults) -> bool:
         """Demanded, or worth it: ahead of the program that needs the cfg, or where a candidate may have crashed one."""
-        if self.isolate is not None:
-            return bool(self.isolate)
-        return self.clock is None and (job.offline or any(map(job.past.suspected, cfgs)))
+        if self.tuner.isolate is not None:
+            return bool(self.tuner.isolate)
+        return self.tuner.clock is None and (self.job.offline or any(map(prior.suspected, self.cfgs)))
 
-    def _elsewhere(self, job: TuningJob) -> WorkerRunner:
+    def _worker_runner(self, observer: StepObserver, prior: PriorResults) -> WorkerRunner:
         # Imported where it is needed: most tunings are of this process.
         from .worker.limits import Isolation
         from .worker.runner import WorkerRunner
 
-        isolation = self.isolate if isinstance(self.isolate, Isolation) else Isolation()
+        tuner = self.tuner
         return WorkerRunner(
-            job, isolation, demanded=bool(self.isolate), warmup=self.warmup, iters=self.iters, seed=self.seed
+            self.job,
+            tuner.isolate if isinstance(tuner.isolate, Isolation) else Isolation(),
+            demanded=bool(tuner.isolate),
+            warmup=tuner.warmup,
+            iters=tuner.iters,
+            seed=tuner.seed,
+            observer=observer,
+            prior=prior.in_worker(),
         )
 
 
-def _by_one_clock(record: Record, job: TuningJob) -> Record:
-    """Without what an earlier tuning timed by a clock that could not be had now."""
-    before = job.past.rounds.clock
-    if record.clock.startswith(before) or record.stop == "settled":
-        return record
-    message = f"timed by an earlier tuning by another clock ({before})"
-    trials = [
-        replace(t, status="skipped", message=message, samples_s=()) if t.message == CARRIED else t
-        for t in record.trials
-    ]
-    return replace(record, trials=tuple(trials))
-
-
-def _or_from_before(record: Record) -> Record:
-    """Where everybody who ran again is out, the best of those whose samples were taken over."""
-    timed = [n for n, trial in enumerate(record.trials) if trial.status == "ok" and trial.samples_s]
-    if record.winner is not None or not timed:
-        return record
-    best = min(timed, key=lambda n: record.trials[n].seconds or math.inf)
-    return replace(record, winner=best, stop="finished")
+def _refuse_unless_measured(record: Record, *, heuristic_first: bool) -> None:
+    """Raises where nothing is known to be as good as what runs without a tuning."""
+    if record.stop == "settled":
+        return
+    heuristic = record.trials[0] if heuristic_first else None
+    late = record.stop == "deadline"
+    if heuristic is not None and not heuristic.samples_s and heuristic.status in ("ok", *(["timeout"] if late else ())):
+        # Tuned must never be slower than untuned.
+        why = heuristic.message or "not timed"
+        message = f"the time was up before the heuristic cfg was measured ({why}), so nothing is known to be faster"
+        raise OutOfTimeError(message, [message], record)
+    if record.winner is not None and record.trials[record.winner].samples_s:
+        return
+    reasons = [f"{describe(t.cfg)}: {t.status}: {t.message}" for t in record.failures]
+    kind, what = (OutOfTimeError, "was measured in time") if late else (TuningError, "can be used")
+    raise kind(f"no candidate {what}:\n  " + "\n  ".join(reasons), reasons, record)
 
 
 def _refuse_unless_isolation(isolate: Any) -> None:

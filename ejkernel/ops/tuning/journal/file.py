@@ -1,4 +1,9 @@
-"""What a tuning is about to do and what came of it, on disk: a killed tuning goes on, and no crash happens twice."""
+"""What a tuning is about to do and what came of it, on disk: no crash happens twice, and no failure is found out twice.
+
+The first line of a journal is a slot of fixed size, written over in place: it names the candidate that the tuning's
+thread has in its hands now, so that it is known after a death. All other lines are outcomes and are appended: what was
+compiled (several candidates at once, hence not in the slot), failed, dropped, lost or won.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +22,21 @@ from typing import Any, Self
 import filelock
 
 from ...core.errors import KeyPartError
-from ...core.record import Trial
+from ...core.record import Record, Trial
 from ...core.stable import short_hash, stable_json
-from .observer import Doing, Timed
+from .observer import Doing
 from .replay import JournalContent
 
 SUFFIX = ".jsonl"
-# Another one has other files: nobody reads what it does not know.
-FORMAT = 2
+# Another format has other files.
+FORMAT = 3
+# The format before this one: its crashes are read.
+_BEFORE = 2
 
-
-_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATING = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPENDING = os.O_WRONLY | os.O_APPEND | _CREATING
+# Bytes of the first line.
+_SLOT = 80
 # A journal with so many times the lines that it needs is written anew when it is opened.
 _LONG = 4
 
@@ -48,26 +57,38 @@ def cfg_id(cfg: Any) -> str | None:
         return None
 
 
-def path_for(folder: Path, key: Mapping[str, str], objective: str, environment: Mapping[str, str]) -> Path:
+def path_for(
+    folder: Path, key: Mapping[str, str], objective: str, environment: Mapping[str, str], form: int = FORMAT
+) -> Path:
     """The journal of one key in one environment: crashes of another version are no news here."""
     named = {name: key[name] for name in ("device", "op_id", "call_key")}
-    whole = stable_json([FORMAT, named, objective, dict(environment)])
+    whole = stable_json([form, named, objective, dict(environment)])
     # A version may hold anything; what it says stays inside the folder, and the hash tells two of them apart.
     name, mark, version = named["op_id"].partition("@v")
     return folder / f"{name}{mark}{re.sub(r'[^A-Za-z0-9_.+-]', '_', version)}-{short_hash(whole)}{SUFFIX}"
 
 
-class Journal:
-    """Append-only lines, each with a checksum, by the one process that holds the lock; a witness."""
+def journal_for(folder: Path, key: Mapping[str, str], objective: str, environment: Mapping[str, str]) -> Journal:
+    """The journal of one key; it takes over the crashes of a journal of the format before this one."""
+    before = path_for(folder, key, objective, environment, _BEFORE)
+    return Journal(path_for(folder, key, objective, environment), before)
 
-    def __init__(self, path: Path) -> None:
+
+class Journal:
+    """Lines with checksums, written by the one process that holds the lock; an observer."""
+
+    def __init__(self, path: Path, before: Path | None = None) -> None:
         self.path = path
+        self._before = before
         # What it held when it was opened.
         self.history = JournalContent()
         self._descriptor: int | None = None
+        self._slot: int | None = None
         self._lock: filelock.FileLock | None = None
         self._mutex = threading.Lock()
         self._ids: dict[int, tuple[Any, str | None]] = {}
+        # What the candidates' programs are called.
+        self._programs: dict[str, str] = {}
 
     @property
     def writable(self) -> bool:
@@ -81,16 +102,19 @@ class Journal:
     def __exit__(self, *error: object) -> None:
         # Also on an interrupt: that it was heard shows that no candidate had the process in its hands.
         self._write(left=True)
+        self._fill_slot(None, "check")
         self._close()
 
     def _open(self) -> JournalContent:
         """Takes the journal and reads it; where another process has it, or nothing can be written, it is only read."""
         try:
             if not self._take():
-                # Its owner is at it: what it is doing now is no crash.
+                # The process that has it is at it: what that is doing now is no crash.
                 return JournalContent.of(read(self.path), alone=False)
             lines = list(read(self.path))
             history = JournalContent.of(lines, alone=True)
+            if not lines and self._before is not None:
+                history.lost = JournalContent.of(read(self._before), alone=True).lost
             self._shorten(history, len(lines))
         except OSError as error:
             self._close()
@@ -101,25 +125,21 @@ class Journal:
         return history
 
     def _shorten(self, history: JournalContent, lines: int) -> None:
-        """Tunings that are killed, or stopped by a deadline, end without a word: what they leave must not pile up."""
+        """Writes a journal anew that has no slot yet, or whose tunings ended without a word and left too much."""
         history.shorten()
         short = list(history.lines())
-        if lines <= _LONG * (len(short) + 1):
-            return
         try:
-            self._rewrite(short)
-            anew = os.open(self.path, _APPENDING, 0o666)
-        # Then it stays long: nothing that is known is given up for that.
+            if not _has_slot(self.path) or lines > _LONG * (len(short) + 1):
+                self._rewrite(short)
+            self._slot = os.open(self.path, os.O_WRONLY | _CREATING)
+        # Then it stays as it is: nothing that is known is given up for that.
         except OSError as error:
             self._say(error)
-            return
-        assert self._descriptor is not None
-        os.close(self._descriptor)
-        self._descriptor = anew
 
     def _take(self) -> bool:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(f"{self.path}.lock", timeout=0)
+        # A tuning may be prepared by one thread and measured by another.
+        lock = filelock.FileLock(f"{self.path}.lock", timeout=0, thread_local=False)
         try:
             lock.acquire()
         except filelock.Timeout:
@@ -132,9 +152,10 @@ class Journal:
 
     def _close(self) -> None:
         with self._mutex:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
+            for descriptor in (self._descriptor, self._slot):
+                if descriptor is not None:
+                    os.close(descriptor)
+            self._descriptor = self._slot = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -143,13 +164,79 @@ class Journal:
         """A tuning of these candidates begins; a fresh one takes over nothing but crashes."""
         self._write(begin=identity, fresh=fresh, candidates=[cfg_id(cfg) for cfg in cfgs])
 
-    def starts(self, cfg: Any, doing: Doing) -> None:
-        """Named before it runs."""
-        self._write(starts=self._id(cfg), doing=doing)
+    def trying(self, cfg: Any, doing: Doing, program: str = "") -> None:
+        """Named before it is done: in the slot, or in a line where several are at it at once."""
+        one = self._id(cfg)
+        if doing != "compile":
+            self._fill_slot(one, doing)
+        elif one is not None:
+            self._programs[one] = program
+            self._write(trying=one, doing=doing)
 
-    def ends(self, cfg: Any, program: str = "") -> None:
-        """It came back."""
-        self._write(ends=self._id(cfg), program=program)
+    def came_back(self, cfg: Any, doing: Doing) -> None:
+        """The process still runs."""
+        one = self._id(cfg)
+        if doing == "compile":
+            self._write(back=one, doing=doing)
+            return
+        self._fill_slot(None, doing)
+        # A suspect has come back from what it was suspected of.
+        if one in self.history.suspects:
+            self._write(back=one, doing=doing)
+
+    def failed(self, trial: Trial, program: str) -> None:
+        """An outcome that need not be found again; without a program to tell it by, it has to be."""
+        if program:
+            self._write(failed=cfg_id(trial.cfg), program=program, trial=_about(trial))
+
+    def lost(self, trial: Trial, program: str) -> None:
+        """Never again, until it is asked for."""
+        one = cfg_id(trial.cfg)
+        line = {"lost": one, "program": program, "cfg": repr(trial.cfg)[:200], "trial": _about(trial)}
+        self._write(**line)
+        # Known at once: should the worker turn out to be of no use, the others run in this process.
+        if one is not None:
+            self.history.lost[one] = line
+
+    def dropped(self, cfg: Any, program: str, *, seconds: float, ratio: float, clock: str) -> None:
+        """Timed, and clearly slower than the best."""
+        one = self._id(cfg)
+        if one is not None:
+            self._append(_line(_drop(one, program, seconds, ratio, clock)))
+
+    def finish(self, record: Record, cfgs: Sequence[Any]) -> None:
+        """The tuning is over: what is worth keeping is written anew, in one piece."""
+        if self._descriptor is None:
+            return
+        self._append(b"".join(map(_line, self._losers(record))))
+        # This process lives: a candidate that still compiles was left behind, and has ended nothing.
+        kept = JournalContent.of(read(self.path), alone=False)
+        kept.shorten()
+        kept.winner, kept.candidates = cfg_id(record.cfg), [cfg_id(cfg) for cfg in cfgs]
+        try:
+            self._rewrite(kept.lines())
+        except OSError as error:
+            self._say(error)
+
+    def _losers(self, record: Record) -> Iterator[dict[str, Any]]:
+        """What a race of the winner and a new candidate need not time again."""
+        best = record.trials[record.winner or 0].seconds
+        clock = record.clock.partition(" ")[0]
+        for trial in record.trials:
+            one, seconds = self._id(trial.cfg), trial.seconds
+            if one is not None and trial.status == "ok" and seconds and best and one in self._programs:
+                yield _drop(one, self._programs[one], seconds, seconds / best, clock)
+
+    def _fill_slot(self, one: str | None, doing: Doing) -> None:
+        with self._mutex:
+            if self._slot is None:
+                return
+            try:
+                os.pwrite(self._slot, _slot_line(one, doing), 0)
+            except OSError as error:
+                os.close(self._slot)
+                self._slot = None
+                self._say(error)
 
     def _id(self, cfg: Any) -> str | None:
         """Looked up, since it is asked for before every run; a tuning keeps its cfgs, so that addresses tell."""
@@ -158,55 +245,32 @@ class Journal:
             known = self._ids[id(cfg)] = cfg, cfg_id(cfg)
         return known[1]
 
-    def failed(self, trial: Trial, program: str) -> None:
-        """An outcome that need not be found again; without a program to tell it by, it has to be."""
-        if program:
-            self._write(failed=cfg_id(trial.cfg), program=program, trial=_about(trial))
-
-    def lost(self, trial: Trial, program: str) -> None:
-        """Never again, until somebody asks for it."""
-        one = cfg_id(trial.cfg)
-        line = {"lost": one, "program": program, "cfg": repr(trial.cfg)[:200], "trial": _about(trial)}
-        self._write(**line)
-        # Known at once: should the worker turn out to be of no use, the others run in this process.
-        if one is not None:
-            self.history.lost[one] = line
-
-    def timed(self, found: Timed, clock: str) -> None:
-        """A round."""
-        self._write(round=[[self._id(cfg), seconds] for cfg, seconds in found], clock=clock)
-
-    def finish(self, winner: Any, cfgs: Sequence[Any]) -> None:
-        """The tuning is over: what is worth keeping is written anew, in one piece."""
-        if self._descriptor is None:
-            return
-        # This process lives: who still compiles was left behind, and has ended nobody.
-        kept = JournalContent.of(read(self.path), alone=False)
-        kept.shorten()
-        kept.winner, kept.candidates = cfg_id(winner), [cfg_id(cfg) for cfg in cfgs]
-        try:
-            self._rewrite(kept.lines())
-        except OSError as error:
-            self._say(error)
-
     def _rewrite(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        # One name is enough: who holds the lock is alone.
+        """Puts other lines in the place of all, behind an empty slot."""
+        # One name is enough: the process that holds the lock is alone.
         temporary = self.path.with_suffix(".tmp")
         try:
             # Nor is a planted link followed: what lies there goes first.
             temporary.unlink(missing_ok=True)
             with open(temporary, "xb") as file:
-                file.write(b"".join(map(_line, lines)))
+                file.write(_slot_line(None, "check") + b"".join(map(_line, lines)))
             os.replace(temporary, self.path)
+            anew = os.open(self.path, _APPENDING, 0o666)
         except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
+        with self._mutex:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+            self._descriptor = anew
+            if self._slot is not None:
+                os.close(self._slot)
+                self._slot = None
 
     def _write(self, **line: Any) -> None:
-        if any(line.get(name, "") is None for name in ("starts", "ends", "failed", "lost")):
-            return
-        self._append(_line(line))
+        if all(line.get(name, "") is not None for name in ("back", "failed", "lost")):
+            self._append(_line(line))
 
     def _append(self, data: bytes) -> None:
         with self._mutex:
@@ -237,9 +301,24 @@ def _about(trial: Trial) -> dict[str, Any]:
     return {"status": trial.status, "message": trial.message, "error": trial.error, "compile_s": trial.compile_s}
 
 
+def _drop(one: str, program: str, seconds: float, ratio: float, clock: str) -> dict[str, Any]:
+    return {"dropped": one, "program": program, "seconds": seconds, "ratio": ratio, "clock": clock}
+
+
 def _line(data: Mapping[str, Any]) -> bytes:
     text = json.dumps(data, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _slot_line(one: str | None, doing: Doing) -> bytes:
+    text = json.dumps({"slot": one, "doing": doing}).encode().ljust(_SLOT - 10)
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _has_slot(path: Path) -> bool:
+    with open(path, "rb") as file:
+        first = file.read(_SLOT)
+    return len(first) == _SLOT and first[-1:] == b"\n" and first[8:].startswith(b' {"slot": ')
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,66 +1,58 @@
-"""Who is told what a tuning is about to do and what came of it, and what an earlier one already knew."""
+"""What is told of a tuning's steps and outcomes while it runs, and what an earlier tuning already found out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, final
 
+from ...core.cfg import places
 from ...core.record import Trial
 
-# Compiling happens to several candidates at once; a check or a run is one candidate's alone. So is the end of a trace,
-# which takes longer than any run: who ran last is the first to be suspected should it go wrong.
-Doing = Literal["compile", "check", "run", "trace"]
-Timed = Sequence[tuple[Any, float]]
+# Several candidates compile at once; all else is done by the thread that tunes, one candidate after the other. The end
+# of a trace, which takes longer than any run, is a step of its own.
+Doing = Literal["lower", "compile", "check", "race", "trace"]
 # Begins the name of a program whose text does not tell all: another cfg's may look the same.
 OWN = "own "
 
 
 class StepObserver(Protocol):
-    """Hears of every step before it is taken; from any thread."""
+    """Hears of every step before it is taken, and of every outcome; from any thread."""
 
-    def starts(self, cfg: Any, doing: Doing) -> None:
-        """This may be the last thing that the process does."""
+    def trying(self, cfg: Any, doing: Doing, program: str = "") -> None:
+        """This may be the last thing that the process does; `program` names what is compiled."""
 
-    def ends(self, cfg: Any, program: str = "") -> None:
-        """It came back, whatever the outcome; `program` names what was compiled."""
+    def came_back(self, cfg: Any, doing: Doing) -> None:
+        """The process still runs, whatever the outcome of that step."""
 
     def failed(self, trial: Trial, program: str) -> None:
-        """A candidate is out; `program` names what was compiled, empty where nothing was."""
+        """A candidate is out; `program` names what was lowered, empty where nothing was."""
 
     def lost(self, trial: Trial, program: str) -> None:
         """A candidate took its process with it, or that process had to be ended: it is not to run again."""
 
-    def timed(self, found: Timed, clock: str) -> None:
-        """One round: seconds of each that took part and did not fail."""
+    def dropped(self, cfg: Any, program: str, *, seconds: float, ratio: float, clock: str) -> None:
+        """A candidate was timed and is out of its race, this many times as slow as the best."""
 
 
 @final
 class NoObserver:
-    """Nobody listens."""
+    """An observer that keeps nothing."""
 
-    def starts(self, cfg: Any, doing: Doing) -> None:
-        """Nothing."""
+    def trying(self, cfg: Any, doing: Doing, program: str = "") -> None:
+        """Keeps nothing."""
 
-    def ends(self, cfg: Any, program: str = "") -> None:
-        """Nothing."""
+    def came_back(self, cfg: Any, doing: Doing) -> None:
+        """Keeps nothing."""
 
     def failed(self, trial: Trial, program: str) -> None:
-        """Nothing."""
+        """Keeps nothing."""
 
     def lost(self, trial: Trial, program: str) -> None:
-        """Nothing."""
+        """Keeps nothing."""
 
-    def timed(self, found: Timed, clock: str) -> None:
-        """Nothing."""
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """Rounds of an earlier race, and the clock that they were timed by."""
-
-    clock: str = ""
-    rounds: Sequence[Timed] = ()
+    def dropped(self, cfg: Any, program: str, *, seconds: float, ratio: float, clock: str) -> None:
+        """Keeps nothing."""
 
 
 class PriorResults(Protocol):
@@ -72,57 +64,52 @@ class PriorResults(Protocol):
     def known(self, cfg: Any, program: str) -> Trial | None:
         """The outcome of one that need not run again, as long as it is this program."""
 
-    @property
-    def rounds(self) -> Rounds:
-        """What was timed of those that run again."""
-
-    def samples(self, cfg: Any) -> Sequence[float]:
-        """What was timed of one, whether it runs again or not."""
+    def seconds(self, cfgs: Sequence[Any]) -> Mapping[int, float]:
+        """Places of cfgs that a search which was killed has timed, and their seconds then."""
 
     def suspected(self, cfg: Any) -> bool:
-        """Was it at work when a process died, nobody knows of what?"""
+        """Was it at work when a process died for a reason that is not known?"""
 
-    def elsewhere(self) -> PriorResults:
+    def in_worker(self) -> PriorResults:
         """The same for candidates in a process of their own, where suspects may run."""
-
-    def afresh(self) -> PriorResults:
-        """The same for a final race, in which everybody runs: crashes and failures stay."""
 
     def without(self, lost: Sequence[Trial]) -> PriorResults:
         """The same, with those barred that took a worker with them just now."""
+
+    def without_drops(self) -> PriorResults:
+        """The same, with those that were dropped racing again."""
 
 
 @final
 @dataclass(frozen=True)
 class NoPriorResults:
-    """A first tuning, or one that is told only what was timed before."""
+    """A first tuning."""
 
-    rounds: Rounds = field(default_factory=Rounds)
     lost: Sequence[Trial] = ()
 
-    def samples(self, cfg: Any) -> Sequence[float]:
-        """None that anybody asks for."""
-        return ()
+    def barred(self, cfg: Any) -> Trial | None:
+        """The outcome of one that was lost just now."""
+        return next((trial for trial in self.lost if places([cfg], [trial.cfg])), None)
+
+    def known(self, cfg: Any, program: str) -> None:
+        """No outcome."""
+
+    def seconds(self, cfgs: Sequence[Any]) -> Mapping[int, float]:
+        """None."""
+        return {}
 
     def suspected(self, cfg: Any) -> bool:
-        """Nobody is."""
+        """None is."""
         return False
 
-    def elsewhere(self) -> NoPriorResults:
-        """The same."""
-        return self
-
-    def afresh(self) -> NoPriorResults:
+    def in_worker(self) -> NoPriorResults:
         """The same."""
         return self
 
     def without(self, lost: Sequence[Trial]) -> NoPriorResults:
-        """These are not run again."""
+        """The same, with these barred."""
         return replace(self, lost=(*self.lost, *lost))
 
-    def barred(self, cfg: Any) -> Trial | None:
-        """Who was lost just now."""
-        return next((trial for trial in self.lost if repr(trial.cfg) == repr(cfg)), None)
-
-    def known(self, cfg: Any, program: str) -> None:
-        """Nothing is."""
+    def without_drops(self) -> NoPriorResults:
+        """The same."""
+        return self

@@ -1,4 +1,4 @@
-"""What the lines of a journal mean: who crashed, who failed, what was timed, and who was at work when it ended."""
+"""What the lines of a journal mean: which candidates crashed, failed or were dropped, and which was at work last."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# As many rounds as a race has, and as many candidates as the largest search that ends.
-MOST_SAMPLES = 40
+# As many candidates as the largest search that ends.
 MOST_CANDIDATES = 2000
 
 
@@ -18,12 +17,11 @@ class JournalContent:
     identity: str = ""
     # Outcomes of those that took a process with them: they outlive everything else.
     lost: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    # At work when a process died, and nobody knows why it died: what each was doing, once for every death.
+    # At work when a process died of an unknown cause: what each was doing, once for every death.
     suspects: dict[str, list[str]] = field(default_factory=dict)
     failed: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    programs: dict[str, str] = field(default_factory=dict)
-    rounds: list[list[tuple[str, float]]] = field(default_factory=list)
-    clock: str = ""
+    # Timed, and slower than the best: seconds, ratio, clock and program.
+    dropped: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     # Of a tuning that is over.
     winner: str | None = None
     candidates: Sequence[str | None] = ()
@@ -31,14 +29,20 @@ class JournalContent:
 
     @staticmethod
     def of(lines: Iterable[Mapping[str, Any]], *, alone: bool) -> JournalContent:
-        """Replays a journal; alone: nobody is writing it, so who is still at work in it never came back."""
+        """Replays a journal; alone: no process is writing it, so that a candidate still at work never came back."""
         history = JournalContent()
+        slot: Mapping[str, Any] | None = None
         for line in lines:
-            history._take(line)
-        if alone:
-            history._accuse()
-        else:
+            if "slot" in line:
+                slot = line
+            else:
+                history._take(line)
+        if not alone:
             history._at_work.clear()
+            return history
+        if slot is not None and slot["slot"] is not None:
+            history._at_work[slot["slot"]] = slot["doing"]
+        history._accuse()
         return history
 
     def _take(self, line: Mapping[str, Any]) -> None:
@@ -47,29 +51,19 @@ class JournalContent:
             if line["fresh"] or line["begin"] != self.identity:
                 self.forget()
             self.identity, self.winner = line["begin"], None
-        elif "starts" in line:
-            if line["doing"] != "compile":
-                self._only_compiling()
-            self._at_work[line["starts"]] = line["doing"]
-        elif "ends" in line:
-            self._cleared(line["ends"])
-            if line["program"]:
-                self.programs[line["ends"]] = line["program"]
+        elif "trying" in line:
+            self._at_work[line["trying"]] = line["doing"]
+        elif "back" in line:
+            self._came_back(line["back"], line["doing"])
         elif "failed" in line:
-            self._cleared(line["failed"])
-            self.suspects.pop(line["failed"], None)
+            self._is_over(line["failed"])
             self.failed[line["failed"]] = line
         elif "lost" in line:
-            self._cleared(line["lost"])
-            self.suspects.pop(line["lost"], None)
+            self._is_over(line["lost"])
             self.lost[line["lost"]] = line
-        elif "round" in line:
-            self._only_compiling()
-            if line["clock"] != self.clock:
-                self.rounds, self.clock = [], line["clock"]
-            self.rounds.append([(one, seconds) for one, seconds in line["round"] if one is not None])
-            for one, _ in self.rounds[-1]:
-                self.suspects.pop(one, None)
+            self._forget_drops()
+        elif "dropped" in line:
+            self.dropped[line["dropped"]] = line
         elif "suspects" in line:
             for one, deaths in line["suspects"].items():
                 self.suspects.setdefault(one, []).extend(deaths)
@@ -79,45 +73,42 @@ class JournalContent:
             self._at_work.clear()
             self.winner, self.candidates = line["finished"], line["candidates"]
 
-    def _cleared(self, one: str) -> None:
-        doing = self._at_work.pop(one, None)
-        # Having compiled clears nobody who was at work later on.
-        if doing is not None and (doing != "compile" or set(self.suspects.get(one, ())) == {"compile"}):
-            self.suspects.pop(one, None)
+    def _is_over(self, one: str) -> None:
+        self._at_work.pop(one, None)
+        self.suspects.pop(one, None)
 
-    def _only_compiling(self) -> None:
-        self._at_work = {one: doing for one, doing in self._at_work.items() if doing == "compile"}
+    def _came_back(self, one: str, doing: str) -> None:
+        self._at_work.pop(one, None)
+        # A candidate that compiles may still crash when it runs, which it was suspected of.
+        if doing not in ("compile", "lower") or set(self.suspects.get(one, ())) <= {"compile", "lower"}:
+            self.suspects.pop(one, None)
 
     def _accuse(self) -> None:
         for one, doing in self._at_work.items():
             if one not in self.lost:
                 self.suspects.setdefault(one, []).append(doing)
+                self._forget_drops()
         self._at_work.clear()
 
+    def _forget_drops(self) -> None:
+        """What was dropped may have been dropped against one that cannot be used."""
+        self.dropped = {}
+
     def forget(self) -> None:
-        """Everything but who crashed."""
-        self.failed, self.programs, self.rounds, self.clock, self.winner = {}, {}, [], "", None
+        """Everything but crashes."""
+        self.failed, self.dropped, self.winner = {}, {}, None
 
     def shorten(self) -> None:
-        """Leaves what a later tuning would look at: the latest samples of the latest candidates."""
-        samples: dict[str, int] = {}
-        kept = []
-        for row in reversed(self.rounds):
-            new = [(one, s) for one, s in row if samples.get(one, 0) < MOST_SAMPLES]
-            new = [(one, s) for one, s in new if one in samples or len(samples) < MOST_CANDIDATES]
-            samples.update({one: samples.get(one, 0) + 1 for one, _ in new})
-            kept.append(new)
-        self.rounds = [row for row in reversed(kept) if row]
+        """Leaves what a later tuning would look at: the latest candidates."""
         self.failed = dict(list(self.failed.items())[-MOST_CANDIDATES:])
-        self.programs = {one: program for one, program in self.programs.items() if one in samples}
+        self.dropped = dict(list(self.dropped.items())[-MOST_CANDIDATES:])
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The same in as few lines as it takes."""
         yield {"begin": self.identity, "fresh": True, "candidates": []}
         yield from (dict(line) for line in self.lost.values())
         yield {"suspects": self.suspects}
-        yield from ({"ends": one, "program": program} for one, program in self.programs.items())
         yield from (dict(line) for line in self.failed.values())
-        yield from ({"round": [list(pair) for pair in row], "clock": self.clock} for row in self.rounds)
+        yield from (dict(line) for line in self.dropped.values())
         if self.winner is not None:
             yield {"finished": self.winner, "candidates": self.candidates}

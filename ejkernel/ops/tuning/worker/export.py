@@ -10,6 +10,8 @@ from typing import Any, Protocol, final
 import jax
 
 from ...core.errors import NotExportedError
+from ...core.record import Objective
+from ...core.stable import short_hash
 from ...timing.program import CompiledProgram, Staged, first_line
 
 # JAX's own: every process has them. Exported programs run minutes later under the same version, so that the promise of
@@ -25,8 +27,11 @@ _ATTEMPTS = 16
 class ProgramBuilder(Protocol):
     """Makes programs."""
 
-    def traced(self, staged: Staged) -> Staged:
+    def traced(self, staged: Staged, cfg: Any) -> Staged:
         """What is to be done on the thread that traced it; raises what becomes the candidate's outcome."""
+
+    def lower(self, staged: Staged) -> tuple[Any, str]:
+        """The lowered program, and a text that is equal for equal programs."""
 
     def build(self, staged: Staged, lowered: Any) -> CompiledProgram:
         """The program, on any thread; `lowered` is None for what runs as it is."""
@@ -35,6 +40,10 @@ class ProgramBuilder(Protocol):
     def one_by_one(self) -> bool:
         """Is one to be made at a time?"""
 
+    @property
+    def is_instant(self) -> bool:
+        """Does `build` take no time, so that no other thread need do it?"""
+
 
 @final
 @dataclass(frozen=True)
@@ -42,10 +51,15 @@ class LocalBuilder:
     """Programs of this process."""
 
     one_by_one: bool = False
+    is_instant: bool = False
 
-    def traced(self, staged: Staged) -> Staged:
+    def traced(self, staged: Staged, cfg: Any) -> Staged:
         """As it is."""
         return staged
+
+    def lower(self, staged: Staged) -> tuple[Any, str]:
+        """Lowered by JAX."""
+        return staged.lower()
 
     def build(self, staged: Staged, lowered: Any) -> CompiledProgram:
         """Compiled, or as it is."""
@@ -61,6 +75,9 @@ class PortableProgram:
     extra: Sequence[Any]
     outputs: int
     structure: Any
+    objective: Objective = "forward"
+    # A hash of the program that is equal for equal programs.
+    text: str = ""
 
 
 @final
@@ -73,8 +90,9 @@ class ExportingBuilder:
     imports: Sequence[str] = ()
     refused: list[str] = field(default_factory=list)
     one_by_one: bool = False
+    is_instant: bool = True
 
-    def traced(self, staged: Staged) -> Staged:
+    def traced(self, staged: Staged, cfg: Any) -> Staged:
         """Exported; on this thread, since JAX may trace again."""
         try:
             return replace(staged, portable=export(staged, self.platform, self.imports))
@@ -82,8 +100,12 @@ class ExportingBuilder:
             self.refused.append(str(error))
             raise
 
+    def lower(self, staged: Staged) -> tuple[Any, str]:
+        """As it was exported: that lowers it as well."""
+        return staged.portable, staged.portable.text
+
     def build(self, staged: Staged, lowered: Any) -> CompiledProgram:
-        """Nothing is compiled here."""
+        """The program as bytes, which the other process compiles."""
         return CompiledProgram(_elsewhere, staged.objective, staged.notes, portable=staged.portable)
 
 
@@ -112,11 +134,12 @@ def export(staged: Staged, platform: str, imports: Sequence[str]) -> PortablePro
     # What JAX cannot write down: callbacks, its own and foreign types of trees, or flatbuffers are not installed.
     except (NotImplementedError, ValueError, TypeError, ImportError) as error:
         raise NotExportedError(f"cannot be written down for another process: {first_line(error)}") from error
+    text = short_hash(str(exported.mlir_module()))
     out = found[0]
     if staged.objective == "forward":
-        return PortableProgram(data, (), *_shape(out))
+        return PortableProgram(data, (), *_shape(out), "forward", text)
     given = len(jax.tree_util.tree_leaves(staged.arguments[0]))
-    return PortableProgram(data, leaves[given:], *_shape(out[0]))
+    return PortableProgram(data, leaves[given:], *_shape(out[0]), "forward+backward", text)
 
 
 def _shape(out: Any) -> tuple[int, Any]:

@@ -14,21 +14,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, final
+from typing import Any, final
 
 import jax
 
 from ... import _jax
 from ...core.device import default_device
-from ...core.record import Objective, Record, Trial
+from ...core.record import Record, Trial
 from ...timing.program import CompiledProgram, Staged, first_line
-from ..candidates import CandidateSet
+from ..check import CheckCase
 from ..job import TuningJob
-from ..journal.observer import Doing, NoPriorResults, Rounds, Timed
+from ..journal.observer import Doing
 from ..runner import FOR_MEASURING, InProcessRunner
-from .protocol import Message, Sender, receive, unpack
+from .protocol import Message, Receiver, Sender, unpack
 
 _PR_SET_PDEATHSIG = 1
 
@@ -37,16 +37,16 @@ def main() -> None:
     """Serves until the other side is gone."""
     _die_with_parent()
     # What libraries print must not get between the messages.
-    worker = Worker(Sender(os.fdopen(os.dup(1), "wb")))
+    worker = Worker(Sender(os.dup(1)))
     os.dup2(2, 1)
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin.buffer, inbox), daemon=True).start()
+    threading.Thread(target=_listen, args=(Receiver(os.dup(0)), inbox), daemon=True).start()
     while True:
         worker.obey(inbox.get())
 
 
-def _listen(stream: BinaryIO, inbox: queue.SimpleQueue[Message]) -> None:
-    while (message := receive(stream)) is not None:
+def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message]) -> None:
+    while (message := receiver.receive()) is not None:
         inbox.put(message)
     # Whatever still compiles or runs goes with it, without a word.
     os._exit(0)
@@ -57,7 +57,7 @@ def _die_with_parent() -> None:
     # A terminal's Ctrl-C reaches every process that it started: whether that is the end is the parent's to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The first to go when memory ends, instead of who started it. Elsewhere than on Linux there is no such file.
+    # The first to go when memory ends, instead of its parent. Elsewhere than on Linux there is no such file.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
     if sys.platform == "linux":
@@ -74,15 +74,23 @@ class Worker:
 
     def obey(self, message: Message) -> None:
         """One message."""
-        do = {"start": self._start, "field": self._field, "run": self._run}[message.verb]
+        head, parts = message.head, list(message.parts)
         try:
-            do(message.head, list(message.parts))
+            if message.verb == "start":
+                self._start(head)
+            elif message.verb == "tuning":
+                self._begin(head, parts)
+            else:
+                assert self._bench is not None
+                found = self._bench.obey(message.verb, head, parts)
+                if found is not None:
+                    self._sender.send("done", [found.dumps().encode()])
         # Not a candidate's fault, those are outcomes: then nothing here can be trusted any more.
         except Exception as error:
             self._sender.send("broken", message=first_line(error))
             raise
 
-    def _start(self, head: dict[str, Any], parts: list[bytes]) -> None:
+    def _start(self, head: dict[str, Any]) -> None:
         """Imports what the programs need and takes the device."""
         for name in head["imports"]:
             importlib.import_module(name)
@@ -92,86 +100,132 @@ class Worker:
         jax.config.update("jax_default_device", device)
         self._sender.send("hello", kind=device.device_kind, jax=jax.__version__)
 
-    def _field(self, head: dict[str, Any], parts: list[bytes]) -> None:
+    def _begin(self, head: dict[str, Any], parts: list[bytes]) -> None:
         """Another tuning: nothing of the last one is kept."""
         if self._bench is not None:
-            self._bench.track.close()
+            self._bench.close()
         self._bench = WorkerBench(head, parts, MessagingObserver(self._sender))
-
-    def _run(self, head: dict[str, Any], parts: list[bytes]) -> None:
-        """Checks and times programs; the outcome is a record whose cfgs are the numbers that they were sent under."""
-        assert self._bench is not None
-        self._sender.send("done", [self._bench.run(head, parts).dumps().encode()])
 
 
 class WorkerBench:
     """The programs of one tuning, by the numbers that they were sent under; compiled ones serve every run."""
 
     def __init__(self, head: dict[str, Any], parts: list[bytes], telling: MessagingObserver) -> None:
-        self._outputs = head["outputs"]
-        self._objective: Objective = head["objective"]
-        self._programs: dict[int, bytes] = {}
-        # Where each stands in the field of this process.
+        self._head = head
+        self._telling = telling
+        self._programs: dict[int, tuple[bytes, dict[str, Any]]] = {}
+        # Where each stands among the candidates of this process.
         self._places: dict[int, int] = {}
         sets, expected = ([_placed(one, parts) for one in head[name]] for name in ("sets", "expected"))
-        draws = iter([*sets, sets[-1]])
-        job = TuningJob(
-            self._make_fn,
-            sets[0],
-            {},
-            (),
-            expected=expected,
-            tolerance=head["tolerance"],
-            example=lambda rng: (next(draws), {}),
-            witness=telling,
-        )
-        field = CandidateSet(job, (), seed=head["seed"], device=default_device(), twice=len(sets) > 1)
-        self.track = InProcessRunner(field, clock=None, warmup=head["warmup"], iters=head["iters"])
+        self._cases = [CheckCase(leaves) for leaves in sets]
+        for case, known in zip(self._cases, expected, strict=False):
+            case.expected = (known,)
+        self._reference: Callable[..., Any] | None = None
+        self._made: InProcessRunner | None = None
+        # Are programs being compiled for the next run?
+        self._is_open = False
 
-    def run(self, head: dict[str, Any], parts: list[bytes]) -> Record:
-        """Newcomers are compiled and checked; then all runners are timed."""
-        field, seconds = self.track.field, head["seconds"]
-        until = math.inf if seconds is None else time.perf_counter() + seconds
-        past = NoPriorResults(Rounds(head["clock"], head["rounds"]))
-        field.job = replace(field.job, past=past, workshop=ImportingBuilder(self._objective, head["one_by_one"]))
-        self._programs.update(zip(head["numbers"], (parts[i] for i in head["which"]), strict=True))
-        self._places.update(zip(head["numbers"], field.enter(head["numbers"]), strict=True))
+    def obey(self, verb: str, head: dict[str, Any], parts: list[bytes]) -> Record | None:
+        """Takes a program, or runs what there is; then the outcome is a record whose cfgs are numbers."""
         with _jax.clean_room():
-            self.track.compile(until - FOR_MEASURING * (seconds or 0.0))
-            self.track.check(until)
-            return self._look(head, until) if head["looks"] else self._race(head, until)
+            if verb == "run":
+                return self._run(head)
+            if verb == "reference":
+                self._reference = _flat(parts[0])
+            else:
+                self._add(head, parts[0])
+            return None
+
+    def close(self) -> None:
+        """Lets everything go."""
+        if self._made is not None:
+            self._made.close()
+
+    @property
+    def runner(self) -> InProcessRunner:
+        """The runner of this process; the reference, where there is one, has come before it is asked for."""
+        if self._made is None:
+            leaves = self._cases[0].leaves
+            job = TuningJob(self._make_fn, leaves, {}, (), reference=self._reference, tolerance=self._head["tolerance"])
+            self._made = InProcessRunner(
+                job,
+                seed=self._head["seed"],
+                device=default_device(),
+                warmup=self._head["warmup"],
+                iters=self._head["iters"],
+                observer=self._telling,
+                builder=ImportingBuilder(self._programs, self._head["one_by_one"]),
+                cases=self._cases,
+                told_rounds=self._tell_round,
+            )
+        return self._made
+
+    def _tell_round(self, seconds: Mapping[int, float], clock: str) -> None:
+        self._telling.timed({self.runner.candidates.cfg(place): s for place, s in seconds.items()}, clock)
+
+    def _add(self, head: dict[str, Any], data: bytes) -> None:
+        """Lowers a program at once, and compiles it beside what comes next."""
+        self._programs[head["number"]] = data, head
+        self._open()
+        [place] = self.runner.candidates.enter([head["number"]])
+        self._places[head["number"]] = place
+        self.runner.compiler.add(place)
+
+    def _open(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self.runner.compiler.open(self._head["count"])
+
+    def _run(self, head: dict[str, Any]) -> Record:
+        """All runners are timed, once the new ones among them are checked."""
+        runner, seconds = self.runner, head["seconds"]
+        until = math.inf if seconds is None else time.perf_counter() + seconds
+        self._open()
+        self._is_open = False
+        runner.compiler.until(until - FOR_MEASURING * (seconds or 0.0))
+        runner.wait()
+        runner.check(until)
+        return self._look(head, until) if head["looks"] else self._race(head, until)
 
     def _look(self, head: dict[str, Any], until: float) -> Record:
-        runs, trials = self._runs(head["runners"]), self.track.field.trials
+        runs, candidates = self._runs(head["runners"]), self.runner.candidates
         kept = next(iter(self._runs([] if head["kept"] is None else [head["kept"]])), None)
-        rows = self.track.look(runs, rounds=head["looks"], kept=kept, deadline=until, seed=head["seed"]) if runs else ()
+        rows = (
+            self.runner.look(runs, rounds=head["looks"], kept=kept, deadline=until, seed=head["seed"]) if runs else ()
+        )
+        trials = candidates.trials()
         found = []
         for number in head["runners"]:
             place = self._places[number]
-            stands_for = self.track.field.runs_as(place)
+            stands_for = candidates.runs_as(place)
             samples = tuple(row[stands_for] for row in rows if stands_for in row)
-            found.append(replace(trials[stands_for], cfg=trials[place].cfg, samples_s=samples))
+            found.append(replace(trials[place], samples_s=samples))
         return Record(trials=tuple(found))
 
     def _race(self, head: dict[str, Any], until: float) -> Record:
         heuristic = None if head["kept"] is None else self._places[head["kept"]]
-        return self.track.race(Record(), self._runs(head["runners"]), deadline=until, heuristic=heuristic)
+        return self.runner.race(Record(), self._runs(head["runners"]), deadline=until, heuristic=heuristic)
 
     def _runs(self, numbers: Sequence[int]) -> list[int]:
         """The places of those that may run."""
-        field = self.track.field
-        places = dict.fromkeys(field.runs_as(self._places[number]) for number in numbers)
-        return [place for place in places if place in field.programs]
+        candidates = self.runner.candidates
+        places = dict.fromkeys(candidates.runs_as(self._places[number]) for number in numbers)
+        return [place for place in places if candidates.runs(place)]
 
     def _make_fn(self, number: int) -> Callable[..., Any]:
         """A candidate as a function of flat arrays: its output, or its output and gradients."""
-        exported = jax.export.deserialize(bytearray(self._programs[number]))
+        data, about = self._programs[number]
+        run, outputs = _flat(data), about["outputs"]
 
         def fn(*leaves: Any) -> Any:
-            found = exported.call(*leaves)
-            return found if self._objective == "forward" else (found[: self._outputs], found[self._outputs :])
+            found = run(*leaves[: about["arguments"]])
+            return found if about["objective"] == "forward" else (found[:outputs], found[outputs:])
 
         return fn
+
+
+def _flat(data: bytes) -> Callable[..., Any]:
+    return jax.export.deserialize(bytearray(data)).call
 
 
 def _placed(about: Any, parts: list[bytes]) -> list[Any]:
@@ -181,35 +235,40 @@ def _placed(about: Any, parts: list[bytes]) -> list[Any]:
 @final
 @dataclass(frozen=True)
 class ImportingBuilder:
-    """A workshop of exported programs on their way back to running ones."""
+    """Makes programs of exported ones."""
 
-    objective: Objective
-    # Then whoever takes the process down is the only one that can have done it.
+    programs: Mapping[int, tuple[bytes, dict[str, Any]]]
+    # Then a candidate that takes the process down is the only one that can have done it.
     one_by_one: bool
+    is_instant: bool = False
 
-    def traced(self, staged: Staged) -> Staged:
-        """As it is."""
-        return staged
+    def traced(self, staged: Staged, cfg: Any) -> Staged:
+        """What it gives in two parts is known as such."""
+        return replace(staged, objective=self.programs[cfg][1]["objective"])
+
+    def lower(self, staged: Staged) -> tuple[Any, str]:
+        """Lowered by JAX."""
+        return staged.lower()
 
     def build(self, staged: Staged, lowered: Any) -> CompiledProgram:
-        """Compiled; what it gives in two parts is known as such."""
-        return replace(staged.compile(lowered), objective=self.objective)
+        """Compiled."""
+        return staged.compile(lowered)
 
 
 @final
 @dataclass(frozen=True)
 class MessagingObserver:
-    """A witness at the other end of the pipe."""
+    """An observer at the other end of the pipe."""
 
     sender: Sender
 
-    def starts(self, cfg: Any, doing: Doing) -> None:
+    def trying(self, cfg: Any, doing: Doing, program: str = "") -> None:
         """Told before it is done."""
-        self.sender.send("starts", number=cfg, doing=doing, at=time.perf_counter())
+        self.sender.send("trying", number=cfg, doing=doing, at=time.perf_counter())
 
-    def ends(self, cfg: Any, program: str = "") -> None:
+    def came_back(self, cfg: Any, doing: Doing) -> None:
         """Told."""
-        self.sender.send("ends", number=cfg, at=time.perf_counter())
+        self.sender.send("back", number=cfg, doing=doing, at=time.perf_counter())
 
     def failed(self, trial: Trial, program: str) -> None:
         """Told, with the reason."""
@@ -217,11 +276,15 @@ class MessagingObserver:
         self.sender.send("failed", number=trial.cfg, **about)
 
     def lost(self, trial: Trial, program: str) -> None:
-        """Never: who is lost cannot tell."""
+        """Never told: this process is lost with the candidate."""
 
-    def timed(self, found: Timed, clock: str) -> None:
+    def dropped(self, cfg: Any, program: str, *, seconds: float, ratio: float, clock: str) -> None:
         """Told."""
-        self.sender.send("timed", found=[list(pair) for pair in found], clock=clock)
+        self.sender.send("dropped", number=cfg, seconds=seconds, ratio=ratio, clock=clock)
+
+    def timed(self, seconds: Mapping[int, float], clock: str) -> None:
+        """Tells the seconds of one round."""
+        self.sender.send("timed", found=[list(pair) for pair in seconds.items()], clock=clock)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ from typing import Any
 
 from ...core.errors import IsolationError
 from ...settings import child_environment
-from .protocol import Message, Sender, receive
+from .protocol import Message, Receiver, Sender
 
 # Importing JAX and taking a device takes seconds, on a busy machine many.
 _START_SECONDS = 120.0
 # What a person, a scheduler, a terminal or the system for want of memory sends, and no program's mistake.
 FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
-# How often one is started anew that was killed before it was ready.
-_BIRTHS = 3
+# How often one is started that is killed before it is ready.
+BIRTHS = 3
 # How often what cannot be heard is looked at: the memory, and whether time is up.
 LOOK_SECONDS = 0.05
 # The end of what a dying process said is looked at, and of that what Python or XLA say when they cannot go on.
@@ -38,11 +38,11 @@ class WorkerGone(Exception):
     """The process ended; its argument says why, where it was us."""
 
 
-class _KilledAtBirth(IsolationError):
-    """Somebody killed the process before it was ready."""
+class KilledAtBirth(IsolationError):
+    """The process was killed from outside before it was ready."""
 
 
-# Workers that wait for another tuning, by what they were started with; None: nobody is kept waiting.
+# Workers that wait for another tuning, by what they were started with; None: none is kept.
 _spare: ContextVar[dict[str, WorkerProcess] | None] = ContextVar("ejkernel_spare_workers", default=None)
 
 
@@ -60,22 +60,21 @@ def kept_workers() -> Iterator[None]:
 
 
 def worker_for(*, platform: str, device: int, settings: Mapping[str, Any], imports: Sequence[str]) -> WorkerProcess:
-    """A worker for a device: one that was kept, else a new one."""
+    """A worker for a device: one that was kept, else a new one, which may not be ready yet."""
     head = {"platform": platform, "device": device, "settings": dict(settings), "imports": list(imports)}
     kept = (_spare.get() or {}).pop(json.dumps(head), None)
     if kept is not None:
         if kept.is_alive():
             return kept
         kept.end()
-    for _ in range(_BIRTHS - 1):
-        # A kill from outside says nothing about the next one.
-        with contextlib.suppress(_KilledAtBirth):
-            return WorkerProcess(head)
     return WorkerProcess(head)
 
 
 class WorkerProcess:
-    """A fresh Python process that runs `worker.py` and nothing of the user's program."""
+    """A fresh Python process that runs `worker.main` and nothing of the user's program.
+
+    It imports JAX and takes its device while its parent goes on: what is sent meanwhile waits in a queue.
+    """
 
     def __init__(self, head: Mapping[str, Any]) -> None:
         self._head = head
@@ -97,33 +96,48 @@ class WorkerProcess:
             raise IsolationError(f"no worker process can be started with {sys.executable!r}: {error}") from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout
-        self._sender = Sender(self._input)  # type: ignore[arg-type]
+        # Each end of a pipe has one owner, which closes it.
+        self._sender = Sender(os.dup(self._process.stdin.fileno()))
+        self._receiver = Receiver(os.dup(self._process.stdout.fileno()))
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._is_ready = False
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, name="ejkernel-worker", daemon=True).start()
-        try:
-            self._begin()
-        except BaseException:
-            self.end()
-            raise
+        self._outbox: queue.SimpleQueue[tuple[str, Sequence[bytes], dict[str, Any]] | None] = queue.SimpleQueue()
+        for target in (self._listen, self._speak):
+            threading.Thread(target=target, name="ejkernel-worker", daemon=True).start()
+        self.send("start", **self._head)
 
     def _listen(self) -> None:
+        while (message := self._receiver.receive()) is not None:
+            self._inbox.put(message)
+        self._receiver.close()
+        self._inbox.put(None)
+
+    def _speak(self) -> None:
         try:
-            while (message := receive(self._output)) is not None:  # type: ignore[arg-type]
-                self._inbox.put(message)
-        finally:
-            self._output.close()
-            self._inbox.put(None)
+            while (message := self._outbox.get()) is not None:
+                verb, parts, head = message
+                self._sender.send(verb, parts, **head)
+        # It has ended: the thread that listens says so.
+        except OSError:
+            pass
+        self._sender.close()
+
+    def ready(self) -> None:
+        """Waits until it can be used; an `IsolationError` where it cannot."""
+        if not self._is_ready:
+            self._begin()
+            self._is_ready = True
 
     def _begin(self) -> None:
         until = time.perf_counter() + _START_SECONDS
         try:
-            self.send("start", **self._head)
             while (message := self.hear()) is None:
                 if time.perf_counter() > until:
                     raise IsolationError(f"the worker process was not ready after {_START_SECONDS:g} s")
         except WorkerGone as error:
-            kind = _KilledAtBirth if self.status() in FROM_OUTSIDE else IsolationError
+            kind = KilledAtBirth if self.status() in FROM_OUTSIDE else IsolationError
             raise kind(f"the worker process ended before it was ready ({self.last_words()})") from error
         if message.verb != "hello":
             raise IsolationError(f"the worker process cannot be used: {message.head.get('message')}")
@@ -134,14 +148,11 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, verb: str, parts: Sequence[bytes] = (), **head: Any) -> None:
-        """Tells it something; `Gone` where nobody listens."""
-        try:
-            self._sender.send(verb, parts, **head)
-        except (BrokenPipeError, ValueError) as error:
-            raise WorkerGone from error
+        """Tells it something; that it has ended is heard, not seen here."""
+        self._outbox.put((verb, parts, head))
 
     def hear(self) -> Message | None:
-        """What it says within a moment; None for nothing, `Gone` once it has ended."""
+        """What it says within a moment; None for nothing, `WorkerGone` once it has ended."""
         try:
             message = self._inbox.get(timeout=LOOK_SECONDS)
         except queue.Empty:
@@ -198,6 +209,5 @@ class WorkerProcess:
         """Ends it and lets go of everything."""
         self.kill()
         self._process.wait()
-        with contextlib.suppress(OSError):
-            self._input.close()
+        self._outbox.put(None)
         self._errors.close()

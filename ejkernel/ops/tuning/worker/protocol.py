@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from multiprocessing.connection import Connection
+from typing import Any, final
 
 import numpy as np
-
-# Lengths of the header and of everything behind it.
-_LENGTHS = struct.Struct(">IQ")
 
 
 @dataclass(frozen=True)
@@ -28,49 +25,44 @@ class Message:
         return str(self.head["verb"])
 
 
+@final
 class Sender:
-    """Writes messages, from any thread."""
+    """Writes messages to a pipe, from any thread."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._lock = threading.Lock()
+    def __init__(self, descriptor: int) -> None:
+        self._pipe = Connection(descriptor, readable=False)
+        self._mutex = threading.Lock()
 
     def send(self, verb: str, parts: Sequence[bytes] = (), **head: Any) -> None:
-        """One message."""
-        text = json.dumps({**head, "verb": verb, "parts": [len(part) for part in parts]}).encode()
-        with self._lock:
-            self._stream.write(_LENGTHS.pack(len(text), sum(map(len, parts))))
-            self._stream.write(text)
-            for part in parts:
-                self._stream.write(part)
-            self._stream.flush()
+        """One message: a frame with the header, and one for each part."""
+        text = json.dumps({**head, "verb": verb, "parts": len(parts)}).encode()
+        with self._mutex:
+            for frame in (text, *parts):
+                self._pipe.send_bytes(frame)
+
+    def close(self) -> None:
+        """Tells the other side that no more comes."""
+        self._pipe.close()
 
 
-def receive(stream: BinaryIO) -> Message | None:
-    """The next message; None where the other side is gone."""
-    start = _exactly(stream, _LENGTHS.size)
-    if start is None:
-        return None
-    length, rest = _LENGTHS.unpack(start)
-    text, body = _exactly(stream, length), _exactly(stream, rest)
-    if text is None or body is None:
-        return None
-    head = json.loads(text)
-    parts, at = [], 0
-    for size in head.pop("parts"):
-        parts.append(body[at : at + size])
-        at += size
-    return Message(head, parts)
+@final
+class Receiver:
+    """Reads messages from a pipe, in one thread."""
 
+    def __init__(self, descriptor: int) -> None:
+        self._pipe = Connection(descriptor, writable=False)
 
-def _exactly(stream: BinaryIO, count: int) -> bytes | None:
-    found = bytearray()
-    while len(found) < count:
-        part = stream.read(count - len(found))
-        if not part:
+    def receive(self) -> Message | None:
+        """The next message; None where the other side is gone."""
+        try:
+            head = json.loads(self._pipe.recv_bytes())
+            return Message(head, [self._pipe.recv_bytes() for _ in range(head.pop("parts"))])
+        except (EOFError, OSError):
             return None
-        found += part
-    return bytes(found)
+
+    def close(self) -> None:
+        """Reads no more."""
+        self._pipe.close()
 
 
 def pack(values: Sequence[Any]) -> tuple[list[dict[str, Any]], list[bytes]]:

@@ -1,12 +1,13 @@
-"""A track whose candidates run in a process that may die."""
+"""A runner whose candidates run in a process that may die: exported here, compiled, checked and timed in a worker."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 import jax
 
@@ -14,14 +15,17 @@ from ... import _jax
 from ...core.device import default_device
 from ...core.errors import NotExportedError
 from ...core.record import Record, Trial
-from ...timing.race import race
+from ...timing.race import conclude
 from ..candidates import CandidateSet
+from ..check import Checker, Reference, inputs_of
+from ..compile import CandidateCompiler
 from ..job import TuningJob
+from ..journal.observer import NoObserver, PriorResults, StepObserver
 from ..runner import Rows, finished, told_with_gain
-from .batch import WorkerBatch
-from .export import ExportingBuilder
+from .export import ExportingBuilder, export
 from .limits import Isolation
 from .process import WorkerProcess, worker_for
+from .session import WorkerSession
 
 # What of this process's settings a program depends on; whatever else does is in the program.
 _SETTINGS = ("jax_enable_x64", "jax_platforms", "jax_num_cpu_devices")
@@ -41,122 +45,181 @@ def starter(device: jax.Device, isolation: Isolation) -> Callable[[], WorkerProc
 
 @final
 class WorkerRunner:
-    """Programs are written down here, and compiled, checked and timed in workers."""
+    """Programs are exported here, and compiled, checked and timed in workers."""
 
     def __init__(
-        self, job: TuningJob, isolation: Isolation, *, demanded: bool, warmup: int, iters: int, seed: int
+        self,
+        job: TuningJob,
+        isolation: Isolation,
+        *,
+        demanded: bool,
+        warmup: int,
+        iters: int,
+        seed: int,
+        observer: StepObserver | None = None,
+        prior: PriorResults | None = None,
     ) -> None:
         device = default_device()
+        self.job = job
+        self.seed = seed
         self._demanded = demanded
-        self._workshop = ExportingBuilder(_export_platform(device), isolation.imports)
-        job = replace(job, workshop=self._workshop, past=job.past.elsewhere())
-        self.field = CandidateSet(job, (), seed=seed, device=device, pipelined=False)
-        self._heat = WorkerBatch(self.field, starter(device, isolation), isolation, warmup=warmup, iters=iters)
+        self._observer: StepObserver = observer or NoObserver()
+        self.candidates = CandidateSet(observer)
+        call, leaves = inputs_of(job, seed)
+        self._builder = ExportingBuilder(_export_platform(device), isolation.imports)
+        reference, portable = None, None
+        if job.reference is not None:
+            reference = Reference(job.reference, call, leaves)
+            # Else it runs here, and its outputs are sent.
+            with contextlib.suppress(NotExportedError):
+                portable = export(reference.staged, self._builder.platform, isolation.imports)
+        self._structure = None if portable is None else portable.structure
+        here = reference if portable is None else None
+        self._compiler = CandidateCompiler(
+            *(job, self.candidates, call, leaves),
+            seed=seed,
+            device=device,
+            reference=here,
+            builder=self._builder,
+            prior=prior,
+            observer=observer,
+        )
+        self._checker = Checker(job, self.candidates, leaves, seed=seed, reference=here)
+        self.session = WorkerSession(
+            *(job, self.candidates, self._checker.cases, starter(device, isolation), isolation),
+            warmup=warmup,
+            iters=iters,
+            seed=seed,
+            observer=observer,
+        )
+        self.session.reference = portable
+        # Programs are sent as they are exported, unless the outputs of the reference have to go before them.
+        self._sends_at_once = here is None
 
     @property
     def lost(self) -> Sequence[Trial]:
-        """Who took a worker down."""
-        return self._heat.lost
+        """The candidates that took a worker down."""
+        return self.session.lost
 
     def compile(self, deadline: float, end: float = math.inf) -> None:
-        """Written down; a `NotExportedError` where somebody cannot be, need not be, and nobody has run yet."""
-        self.field.compile(deadline, end)
-        if self._workshop.refused and not self._demanded and not self._heat.right:
-            raise NotExportedError(self._workshop.refused[0])
-        self.field.prepare()
+        """Exports; a `NotExportedError` where one cannot be, a worker is not demanded, and no candidate has run yet."""
+        compiler, fresh = self._compiler, self.candidates.having("entered")
+        compiler.begin(deadline, end, each=self._exported)
+        compiler.finish()
+        if compiler.await_reference():
+            self._checker.cases()
+            self._refuse_other_structures(fresh)
+
+    def _exported(self, number: int) -> None:
+        if self._builder.refused and not self._demanded and not self.candidates.having("checked", "timed"):
+            raise NotExportedError(self._builder.refused[0])
+        if self._sends_at_once and self.candidates.state(number) == "compiled":
+            self.session.add(number)
+
+    def _refuse_other_structures(self, numbers: Sequence[int]) -> None:
+        """Flat arrays have no structure, so it is compared here: with the reference's, else with the first one's."""
+        expected = self._checker.cases()[0].expected
+        if self._structure is None and expected:
+            self._structure = jax.tree_util.tree_structure(expected[0])
+        for number in numbers:
+            if self.candidates.runs(number):
+                found = self.candidates.program(number).portable.structure
+                self._structure = found if self._structure is None else self._structure
+                if found != self._structure:
+                    self.candidates.advance(number, "wrong", message="another structure of outputs")
 
     def check(self, deadline: float) -> None:
         """In the worker, before the first round."""
 
     def look(self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int) -> Rows:
         """Checked and timed in a worker."""
-        found = self._heat.run(numbers, looks=rounds, kept=kept, deadline=deadline, seed=seed)
+        found = self.session.run(numbers, looks=rounds, kept=kept, deadline=deadline, seed=seed)
         if found is None:
-            return [dict(row) for row in self._heat.rounds]
-        samples = {trial.cfg: trial.samples_s for trial in found.trials}
-        for trial in found.trials:
-            # Who ran along keeps what it was known by.
-            if trial.cfg != kept:
-                self._settle(trial, ())
-        most = max(map(len, samples.values()), default=0)
-        # Nobody joins later: the first samples of all are of the first round.
-        return [{number: own[r] for number, own in samples.items() if len(own) > r} for r in range(most)]
+            rows: Rows = self.session.rows
+        else:
+            samples = {trial.cfg: trial.samples_s for trial in found.trials}
+            most = max(map(len, samples.values()), default=0)
+            # None joins later: the first samples of all are of the first round.
+            rows = [{number: own[r] for number, own in samples.items() if len(own) > r} for r in range(most)]
+            for trial in found.trials:
+                self._settle(trial)
+        for number in numbers:
+            samples_s = tuple(row[number] for row in rows if number in row)
+            # The one that runs along keeps what it was known by.
+            if samples_s and number != kept and self.candidates.state(number) in ("checked", "timed"):
+                self.candidates.advance(number, "timed", samples_s=samples_s, dropped_round=len(samples_s))
+        return rows
+
+    def note_seconds(self, number: int, seconds: float, ratio: float) -> None:
+        """Tells the observer."""
+        cfg, name = self.candidates.cfg(number), self.candidates.program_name(number)
+        self._observer.dropped(cfg, name, seconds=seconds, ratio=ratio, clock=self.session.clock)
 
     def race(self, record: Record, numbers: Sequence[int], *, deadline: float, heuristic: int | None) -> Record:
         """Raced in a worker; where the time is up before that, by the rounds that are known."""
         kept = heuristic if heuristic in numbers else None
-        job = self.field.job
-        tell = told_with_gain(job.watch, kept)
-        found = self._heat.run(
-            numbers, kept=kept, past=job.past.rounds, deadline=deadline, told=lambda row: tell(row, len(numbers))
+        tell = told_with_gain(self.job.watch, kept)
+        found = self.session.run(
+            numbers, kept=kept, deadline=deadline, seed=self.seed, told=lambda row: tell(row, len(numbers))
         )
-        clock = f"{self._heat.clock or 'wall'} (in a worker process)"
-        record = replace(record, objective=self.field.objective, clock=clock)
+        clock = f"{self.session.clock or 'wall'} (in a worker process)"
+        record = replace(record, objective=self._compiler.objective, clock=clock)
         if found is None:
             return self._by_what_is_known(record, numbers, heuristic, deadline)
         for trial in found.trials:
-            # What a first look has timed stays known where no time was left.
-            timed_before = trial.status == "timeout" and self.field.trials[trial.cfg].samples_s
-            if trial.cfg in numbers and not timed_before:
-                self._settle(trial, trial.samples_s)
+            if trial.cfg in numbers:
+                self._settle(trial, timed=True)
         if found.winner is None:
             return self._by_what_is_known(record, numbers, heuristic, deadline)
-        self.field.share_with_twins()
         places = [trial.cfg for trial in found.trials]
         return replace(
             record,
-            trials=tuple(self.field.trials),
+            trials=self.candidates.trials(),
             winner=places[found.winner],
             runner_up=None if found.runner_up is None else places[found.runner_up],
             heuristic=heuristic,
             tied=tuple(places[place] for place in found.tied),
             gain=found.gain,
-            # Who was not written down in time was not raced: the heuristic cfg may be among them.
-            stop="deadline" if self.field.late else found.stop,
+            # What was not exported in time was not raced: the heuristic cfg may be among it.
+            stop="deadline" if self._compiler.late else found.stop,
         )
 
     def close(self) -> None:
         """Lets the worker go."""
-        self.field.close()
-        self._heat.close()
+        self._compiler.close()
+        self.session.close()
 
-    def _settle(self, found: Trial, samples: tuple[float, ...]) -> None:
-        """What a worker says of a number, as a trial of this field."""
-        mine = self.field.trials[found.cfg]
-        message = found.message or mine.message
-        self.field.trials[found.cfg] = replace(found, cfg=mine.cfg, message=message, samples_s=samples)
+    def _settle(self, found: Trial, *, timed: bool = False) -> None:
+        """Takes over what a worker says of a number."""
+        number = found.cfg
+        about: dict[str, Any] = {"message": found.message or self.candidates.trial(number).message}
+        about |= {name: getattr(found, name) for name in ("error", "compile_s")}
         if found.status != "ok":
-            self.field.programs.pop(found.cfg, None)
+            # What a first look has timed stays known where no time was left.
+            if self.candidates.runs(number) and not (
+                found.status == "timeout" and self.candidates.state(number) == "timed"
+            ):
+                self.candidates.advance(number, found.status, samples_s=found.samples_s, **about)
+        elif timed and found.samples_s and self.candidates.state(number) in ("checked", "timed"):
+            lane: dict[str, Any] = {"samples_s": found.samples_s, "dropped_round": found.dropped_round}
+            self.candidates.advance(number, "timed", **lane, **about)
 
     def _by_what_is_known(
         self, record: Record, numbers: Sequence[int], heuristic: int | None, deadline: float
     ) -> Record:
-        """What the rounds say that were run until the time was up, or until nobody was left; else a first look."""
-        field = self.field
-        numbers = [number for number in numbers if number in field.programs]
+        """What the rounds say that were run until the time was up, or until none was left; else a first look."""
+        numbers = [number for number in numbers if self.candidates.runs(number)]
         places = {number: place for place, number in enumerate(numbers)}
-        rounds = [dict(row) for row in self._heat.rounds] or _first_looks(field, numbers)
+        rounds = self.session.rows or self._first_look(numbers)
         rows = [{places[n]: s for n, s in row.items() if n in places} for row in rounds]
-        outcome = race(
-            len(numbers),
-            lambda order: {},
-            protected=None if heuristic is None else places.get(heuristic),
-            earlier=[row for row in rows if row],
-            out_of_time=lambda: True,
-        )
-        late = field.late or bool(numbers) or time.perf_counter() >= deadline
-        record = finished(record, field, numbers, outcome, heuristic=heuristic, late=late)
-        right = sorted(self._heat.right & set(numbers))
-        if record.winner is not None or not right:
-            return record
-        trials = list(record.trials)
-        trials[right[0]] = replace(trials[right[0]], status="ok", message="right, and not timed when the time was up")
-        return replace(record, trials=tuple(trials), winner=right[0], stop="deadline")
+        protected = None if heuristic is None else places.get(heuristic)
+        outcome = conclude(len(numbers), [row for row in rows if row], protected=protected)
+        late = self._compiler.late or bool(numbers) or time.perf_counter() >= deadline
+        return finished(record, self.candidates, numbers, outcome, heuristic=heuristic, late=late)
 
-
-def _first_looks(field: CandidateSet, numbers: Sequence[int]) -> Rows:
-    """The best so far comes first and wins by what is known of it: batches do not compare by their seconds alone."""
-    return [{number: s} for number in numbers[:1] for s in field.trials[number].samples_s]
+    def _first_look(self, numbers: Sequence[int]) -> Rows:
+        """The best so far comes first and wins by what is known of it: seconds of two batches do not compare."""
+        return [{number: s} for number in numbers[:1] for s in self.candidates.trial(number).samples_s]
 
 
 def _export_platform(device: jax.Device) -> str:

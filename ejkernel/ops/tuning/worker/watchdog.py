@@ -1,4 +1,4 @@
-"""Who is at work in a worker, how long that may last, and who is to blame when the worker ends."""
+"""Which candidates are at work in a worker, how long that may last, and which is to blame when the worker ends."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ _GRACE_SECONDS = 2.0
 # Where there is a deadline: so many times as long as another one needed, and at least so many seconds, is a hang.
 _HOPELESS_TIMES = 100.0
 _HOPELESS_SECONDS = 5.0
-# Looks come many times a second: after such a gap this process stood still, and the worker with it (Ctrl-Z stops both).
-_ASLEEP_SECONDS = 1.0
 # A process that dies this often while no candidate is at work will not do better.
 _UNEXPLAINED = 3
 
 
 @dataclass(frozen=True)
 class KillReason:
-    """Why we ended a worker; the number of who has to answer for it, where that is known."""
+    """Why we ended a worker; the number of the candidate that has to answer for it, where that is known."""
 
     status: Literal["timeout", "memory", "deadline"]
     message: str
@@ -36,7 +34,7 @@ class KillReason:
 
 
 class Blame(NamedTuple):
-    """Who is out, and for what."""
+    """The candidate that is out, and for what."""
 
     number: int
     status: Status
@@ -44,7 +42,7 @@ class Blame(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """What somebody is at, since when, and since when by the worker's own clock: messages may wait."""
+    """What a candidate is at, since when, and since when by the worker's own clock: messages may wait."""
 
     doing: Doing
     since: float
@@ -57,21 +55,20 @@ class Watchdog:
 
     def __init__(self, isolation: Isolation) -> None:
         self.isolation = isolation
-        # With one at a time nobody else can have done it.
+        # With one at a time no other candidate can have done it.
         self.one_by_one = False
         self.at_work: dict[int, _Turn] = {}
-        # Ended once from outside while at work: by the system for want of memory, or by anybody. Twice is no accident.
+        # Ended once from outside while at work: by the system for want of memory, or by a person. Twice is no accident.
         self._struck: set[int] = set()
         self._unexplained = 0
         self._memory_limit = math.inf
         self._deadline = math.inf
         # The shortest check in this worker: the first one in a new worker also loads what all need.
         self._quickest = math.inf
-        self._looked = math.inf
 
     def begin(self, deadline: float) -> None:
         """Another batch has other reasons."""
-        self._deadline, self._looked = deadline, time.perf_counter()
+        self._deadline = deadline
         self.one_by_one, self._unexplained = False, 0
 
     def new_worker(self) -> None:
@@ -96,29 +93,26 @@ class Watchdog:
         self.at_work = {number: turn for number, turn in self.at_work.items() if turn.doing == "compile"}
 
     def look(self, held: int, *, usable: bool) -> KillReason | None:
-        """Why a worker has to end: it takes too much, or too long. Without anybody who is right no time is up."""
+        """Why a worker has to end: it takes too much, or too long.
+
+        The deadline counts only once one candidate has passed the check.
+        """
         now = time.perf_counter()
-        self._pass_over_sleep(now)
         if held > self._memory_limit:
             allowed = self._memory_limit / 2**20
             return KillReason("memory", f"the process held {held / 2**20:,.0f} MiB where {allowed:,.0f} are allowed")
         running = any(turn.doing != "compile" for turn in self.at_work.values())
         for number, (doing, since, _) in self.at_work.items():
             limit = self._limit(doing)
-            # Once the others run, nobody waits for one that still compiles.
+            # Once the others run, one that still compiles is not waited for.
             if now - since > limit and (doing != "compile" or not running):
                 return KillReason("timeout", f"did not end within {limit:g} s ({doing}){self._compared(limit)}", number)
         if usable and now > self._deadline + _GRACE_SECONDS:
             return KillReason("deadline", "still at work when the time was up")
         return None
 
-    def _pass_over_sleep(self, now: float) -> None:
-        gap, self._looked = now - self._looked, now
-        if gap > _ASLEEP_SECONDS:
-            self.at_work = {n: turn._replace(since=min(turn.since + gap, now)) for n, turn in self.at_work.items()}
-
     def _limit(self, doing: Doing) -> float:
-        if doing in ("compile", "trace"):
+        if doing in ("lower", "compile", "trace"):
             return self.isolation.run_seconds * _LONGER_TIMES
         if math.isinf(self._deadline) or math.isinf(self._quickest):
             return self.isolation.run_seconds
@@ -129,7 +123,7 @@ class Watchdog:
         return f" where another one took {self._quickest:.2g} s" if shortened else ""
 
     def blame(self, ended: KillReason | None, status: int, words: str) -> Blame | None:
-        """Who did it; nobody where they are to be tried one by one, or where it may have been a kill from outside."""
+        """The culprit; None where they are to be tried one by one, or where it may have been a kill from outside."""
         suspects, self.at_work = self.at_work, {}
         if ended is not None and ended.number is not None:
             return Blame(ended.number, "timeout", ended.message)

@@ -1,4 +1,4 @@
-"""Rounds of a race by a clock: which clock, how many calls make a sample, and when enough was measured."""
+"""Samples of a race by a clock: which clock, how many calls make a sample, and when enough was measured."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any
 
 import jax
 
-from ..timing.clock import Clock, RoundClock, Run, TraceClock, WallClock, in_turns
-from ..timing.profiler import ProfilerClock, ProfilerUnavailable
-from ..timing.program import CompiledProgram
-from ..timing.race import Outcome, Rules, race
-from .journal.observer import NoObserver, Rounds, StepObserver
+from .clock import Clock, RoundClock, Run, TraceClock, WallClock, in_turns
+from .profiler import ProfilerClock, ProfilerUnavailable
+from .program import CompiledProgram
+from .race import Outcome, Rules, race
 
 # A sample on the host shorter than this is mostly the clock's and the dispatch's own noise.
 _HOST_SAMPLE = 1e-3
@@ -31,6 +30,9 @@ _SECONDS_A_TRACE = 10e-3
 # Beyond the least number of rounds a race goes on while it is cheap: rounds of an exact clock say more.
 _ENOUGH_SECONDS = 1.0
 _ENOUGH_DEVICE_SECONDS = 0.6
+
+# What the program at a place is about to do: "race" or "trace"; the end of a trace takes longer than any run.
+Turn = Callable[[int | None, str], None]
 
 _WITH_A_CLOCK = {"gpu", "tpu", "cuda", "rocm"}
 
@@ -53,9 +55,8 @@ class RoundSampler:
         deadline: float = math.inf,
         seed: int = 0,
         watch: Callable[[Mapping[int, float], int], None] = lambda seconds, total: None,
-        cfgs: Sequence[Any] = (),
-        witness: StepObserver | None = None,
-        past: Rounds | None = None,
+        turn: Turn = lambda place, doing: None,
+        dropped: Callable[[int, float, float], None] = lambda place, seconds, ratio: None,
     ) -> None:
         self.programs = [programs[number] for number in numbers]
         self.names = [_module_name(program) for program in self.programs]
@@ -64,6 +65,9 @@ class RoundSampler:
         self.deadline = deadline
         # Told the seconds of those in each round, and how many there were at the start.
         self.watch = watch
+        # Told the place of a program before it runs, and None once the round is over.
+        self._turn = turn
+        self._dropped = dropped
         self.clock: Any = clock or _automatic(self.programs, self.names)
         self.note = ""
         self._calls: dict[int, int] = {}
@@ -71,10 +75,6 @@ class RoundSampler:
         self._took: dict[int, float] = {}
         self._ahead: list[Mapping[int, float | Exception]] = []
         self._shuffled = random.Random(seed)
-        # What the witness knows each place by.
-        self._cfgs = cfgs or numbers
-        self._witness: StepObserver = witness or NoObserver()
-        self._past = past or Rounds()
 
     @property
     def clock_name(self) -> str:
@@ -83,8 +83,10 @@ class RoundSampler:
 
     @property
     def rules(self) -> Rules:
-        """The rules that fit the clock."""
-        return DEVICE_RULES if isinstance(self.clock, ProfilerClock) else HOST_RULES
+        """The rules that the clock declares; else a clock for whole rounds has a device's, another one the host's."""
+        declared = getattr(self.clock, "rules", None)
+        usual = DEVICE_RULES if isinstance(self.clock, RoundClock) else HOST_RULES
+        return declared if isinstance(declared, Rules) else usual
 
     def race(
         self, *, least_rounds: int, most_rounds: int | None = None, protected: int | None = None, seed: int = 0
@@ -111,25 +113,15 @@ class RoundSampler:
             rules=self.rules if most_rounds is None else replace(self.rules, most_rounds=most_rounds),
             out_of_time=self._late,
             enough=lambda: time.perf_counter() >= enough,
-            earlier=self._earlier(),
+            dropped=self._dropped,
         )
 
     def _watched(self, order: Sequence[int]) -> Mapping[int, float | Exception]:
         found = self.round(order)
         seconds = {place: s for place, s in found.items() if not isinstance(s, Exception)}
         self.watch(seconds, len(self.programs))
-        # Who is missing in a round that was cut short would look as if it had been dropped.
-        if len(found) == len(order):
-            self._witness.timed([(self._cfgs[place], s) for place, s in seconds.items()], self.clock.name)
+        self._turn(None, "race")
         return found
-
-    def _earlier(self) -> list[dict[int, float]]:
-        """What was timed before of those that are here, by place; times of two clocks do not compare."""
-        if self._past.clock != self.clock.name:
-            return []
-        places = {repr(cfg): place for place, cfg in enumerate(self._cfgs)}
-        rounds = [{places[repr(cfg)]: s for cfg, s in row if repr(cfg) in places} for row in self._past.rounds]
-        return [row for row in rounds if row]
 
     def round(self, order: Sequence[int]) -> Mapping[int, float | Exception]:
         """Seconds of each candidate in this order, or what it raised; without those whose turn came too late."""
@@ -137,7 +129,7 @@ class RoundSampler:
             # The first one wins ties: should the time be up within this round, it must have had its turn.
             order = sorted(order, key=bool)
         if self._ahead:
-            # Nobody joins a race: those who still run are among those who ran.
+            # No program joins a race: those that still run are among those that ran.
             ahead = self._ahead.pop(0)
             return {place: ahead[place] for place in order}
         broken = self._warm([place for place in order if place not in self._calls])
@@ -169,8 +161,8 @@ class RoundSampler:
 
     def _run(self, place: int) -> Run:
         call, calls = self.programs[place].call, self._calls[place]
-        before = functools.partial(self._witness.starts, self._cfgs[place], "run")
-        after = functools.partial(self._witness.starts, self._cfgs[place], "trace")
+        before = functools.partial(self._turn, place, "race")
+        after = functools.partial(self._turn, place, "trace")
         return Run(place, self.names[place], call, self.leaves, calls, before, after)
 
     def _warm(self, places: Sequence[int]) -> dict[int, Exception]:
@@ -181,7 +173,7 @@ class RoundSampler:
             if self._calls and self._late():
                 break
             call, seconds = self.programs[place].call, math.inf
-            self._witness.starts(self._cfgs[place], "run")
+            self._turn(place, "race")
             try:
                 for _ in range(max(self.warmup, 1)):
                     seconds = min(seconds, self._once(call))
@@ -190,7 +182,6 @@ class RoundSampler:
                 broken[place] = error
             else:
                 self._calls[place] = self._calls_for(seconds)
-            self._witness.ends(self._cfgs[place])
         return broken
 
     def _once(self, call: Any) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from ejkernel.ops.tuning.sampler import DEVICE_RULES, HOST_RULES, RoundSampler, once
 from fakes_tuning import Rounds, program
 
 from ejkernel.ops import Tuner
@@ -15,7 +16,6 @@ from ejkernel.ops.timing.clock import Run, WallClock, in_turns
 from ejkernel.ops.timing.profiler import ProfilerClock, ProfilerUnavailable
 from ejkernel.ops.timing.program import CompiledProgram
 from ejkernel.ops.tuning.journal.observer import NoObserver
-from ejkernel.ops.tuning.sampler import DEVICE_RULES, HOST_RULES, RoundSampler, once
 
 X = jnp.ones(8)
 

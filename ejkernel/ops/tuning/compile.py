@@ -1,0 +1,289 @@
+"""From cfgs to programs: each candidate is traced, lowered, told from its equals, and compiled in a pool of threads."""
+
+from __future__ import annotations
+
+import functools
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, final
+
+import jax
+
+from ..core.record import Objective, Trial
+from ..timing.compile_pool import Built, CompilePool, workers_for
+from ..timing.inputs import FlatCall
+from ..timing.memory import free_memory, needed_memory
+from ..timing.program import CompiledProgram, Staged, stage
+from .candidates import CandidateSet
+from .check import NUMBER as REFERENCE
+from .check import Reference
+from .job import TuningJob
+from .journal.observer import OWN, NoObserver, NoPriorResults, PriorResults, StepObserver
+from .progress import Step
+from .worker.export import LocalBuilder, ProgramBuilder
+
+# The hash in a lowered text's name; what stands before it is its own, where the text does not tell which function runs.
+_TEXT = 16
+
+
+@final
+class CandidateCompiler:
+    """Traces and lowers on the calling thread, which Python's lock would have the threads of a pool do one by one."""
+
+    def __init__(
+        self,
+        job: TuningJob,
+        candidates: CandidateSet,
+        call: FlatCall,
+        leaves: Sequence[Any],
+        *,
+        seed: int,
+        device: jax.Device,
+        reference: Reference | None = None,
+        builder: ProgramBuilder | None = None,
+        prior: PriorResults | None = None,
+        observer: StepObserver | None = None,
+    ) -> None:
+        self.job = job
+        self.candidates = candidates
+        self._call = call
+        self._leaves = leaves
+        self._seed = seed
+        self._device = device
+        self._reference = reference
+        self._builder: ProgramBuilder = builder or LocalBuilder()
+        self._prior: PriorResults = prior or NoPriorResults()
+        self._observer: StepObserver = observer or NoObserver()
+        self._tag = secrets.token_hex(4)
+        # The candidate that was lowered first to each text.
+        self._first: dict[str, int] = {}
+        self._pool: CompilePool | None = None
+        self._results: Iterator[Built | None] | None = None
+        # Candidates that were given to the pool and have not come back.
+        self._coming: set[int] = set()
+        # Compiled one at a time, so that the death of the process has one culprit.
+        self._alone = False
+        self._done = 0
+        self._objectives: set[Objective] = set()
+        self.objective: Objective = "forward"
+        # Was the time for compiling up before all were there?
+        self.late = False
+        self._deadline = self._end = math.inf
+
+    def begin(
+        self, deadline: float = math.inf, end: float = math.inf, each: Callable[[int], None] = lambda number: None
+    ) -> None:
+        """Traces and lowers every candidate that has entered, and has each compiled from then on.
+
+        Kernels inside kernels are tuned now, before a device is claimed. `each` is told the number of each.
+        """
+        fresh = self.candidates.having("entered")
+        self._deadline, self._end = deadline, end
+        self.open(len(fresh), any(self._prior.suspected(self.candidates.cfg(number)) for number in fresh))
+        for number in fresh:
+            self.add(number)
+            each(number)
+            # Once a program is on its way, a deadline is a deadline.
+            if (self._coming - {REFERENCE} or self.candidates.running) and time.perf_counter() >= deadline:
+                break
+        self.until(deadline, end)
+
+    def open(self, count: int, alone: bool = False) -> None:
+        """Threads for so many candidates."""
+        self._alone = alone or self._builder.one_by_one
+        asked = self._reference is not None and not self._reference.is_asked_for
+        self._pool = CompilePool(1 if self._alone else workers_for(count + asked))
+        if self._reference is not None and asked:
+            self._coming.add(REFERENCE)
+            self._reference.begin(self._pool)
+
+    def until(self, deadline: float, end: float = math.inf) -> None:
+        """Says how long the compilations may take; no candidate is waited for that takes much longer than the others.
+
+        The first program that can be used is waited for beyond the deadline: until `end`, the tuning's own, where there
+        is a heuristic cfg to fall back on; else one there must be, however late.
+        """
+        assert self._pool is not None
+        self._deadline, self._end = deadline, end
+        needed = self._coming & {REFERENCE, *((0,) if self.job.heuristic_first else ())}
+        latest = end if self.job.heuristic_first else math.inf
+        usable = bool(self.candidates.running)
+        self._results = self._pool.results(deadline, usable=usable, needed=needed, latest=latest)
+
+    def add(self, number: int) -> None:
+        """Traces and lowers one candidate, and has it compiled unless its outcome or its program is known."""
+        cfg, start = self.candidates.cfg(number), time.perf_counter()
+        barred = self._prior.barred(cfg)
+        if barred is not None:
+            self._is_known(number, barred)
+            return
+        try:
+            staged = self._traced(number, cfg)
+            lowered, text = (None, "") if staged.as_it_is is not None else self._lowered(staged, cfg)
+        # Whatever a candidate raises is the candidate's outcome.
+        except Exception as error:
+            self.candidates.fail(number, error, "compile", compile_s=time.perf_counter() - start)
+            return
+        seconds = time.perf_counter() - start
+        if lowered is None:
+            self._objectives.add(staged.objective)
+            self.candidates.advance(number, "traced")
+            self._is_there(number, self._builder.build(staged, None), seconds)
+            return
+        name = text if len(text) == _TEXT else f"{OWN}{text[-_TEXT:]}"
+        self.candidates.advance(number, "traced", name=name, compile_s=seconds)
+        known = self._prior.known(cfg, name)
+        first = self._first.setdefault(text, number)
+        if known is not None:
+            self._is_known(number, known)
+        elif first != number:
+            self.candidates.advance(number, "twin", twin=self.candidates.runs_as(first))
+        else:
+            self._objectives.add(staged.objective)
+            self._give(number, functools.partial(self._build, cfg, name, staged, lowered))
+
+    def _traced(self, number: int, cfg: Any) -> Staged:
+        name = f"ejk_{self._tag}_{number}"
+        fn = self.job.make_fn(cfg)
+        staged = stage(fn, self._call, self._leaves, self.job.objective, seed=self._seed, name=name)
+        return self._builder.traced(staged, cfg)
+
+    def _lowered(self, staged: Staged, cfg: Any) -> tuple[Any, str]:
+        self._observer.trying(cfg, "lower")
+        try:
+            return self._builder.lower(staged)
+        finally:
+            self._observer.came_back(cfg, "lower")
+
+    def _is_known(self, number: int, trial: Trial) -> None:
+        about = {name: getattr(trial, name) for name in ("message", "error", "compile_s", "samples_s")}
+        self.candidates.advance(number, trial.status, known=True, **about)
+
+    def _give(self, number: int, build: Callable[[], Any]) -> None:
+        if self._builder.is_instant:
+            self.arrived(Built(number, build(), 0.0))
+            return
+        if not self._alone:
+            assert self._pool is not None
+            self._coming.add(number)
+            self._pool.give(number, build)
+            return
+        self._coming.add(number)
+        with CompilePool(1) as pool:
+            pool.give(number, build)
+            for built in pool.results(self._deadline, usable=bool(self.candidates.running), latest=self._end):
+                self.arrived(built)
+
+    def _build(self, cfg: Any, name: str, staged: Staged, lowered: Any) -> CompiledProgram:
+        """The program; in a thread of the pool."""
+        self._observer.trying(cfg, "compile", name)
+        try:
+            return self._builder.build(staged, lowered)
+        finally:
+            self._observer.came_back(cfg, "compile")
+
+    @property
+    def pipelined(self) -> bool:
+        """May a program be used before all have come? Not where some candidates have gradients and others none."""
+        return len(self._objectives) == 1
+
+    def is_coming(self, number: int) -> bool:
+        """Is this one being compiled?"""
+        return number in self._coming
+
+    @property
+    def coming(self) -> list[int]:
+        """The candidates that are being compiled."""
+        return sorted(self._coming - {REFERENCE})
+
+    @property
+    def is_done(self) -> bool:
+        """Have all come that will?"""
+        return self._results is None
+
+    def has_news(self) -> bool:
+        """Is there one that has come and was not taken yet?"""
+        return self._pool is not None and self._pool.has_news()
+
+    def take(self) -> bool:
+        """Waits for the next program to come; no more come after False."""
+        if self._results is None:
+            return False
+        for built in self._results:
+            self.arrived(built)
+            return True
+        self._all_arrived()
+        return False
+
+    def finish(self) -> None:
+        """Waits for all that will come."""
+        while self.take():
+            pass
+
+    def arrived(self, built: Built | None) -> None:
+        """Takes one from the pool."""
+        if built is None:
+            return
+        number = built.number
+        self._coming.discard(number)
+        if number == REFERENCE and self._reference is not None:
+            self._reference.arrived(built)
+            return
+        self._done += 1
+        self.job.watch(Step("compiling", self._done, len(self.candidates)))
+        seconds = (self.candidates.trial(number).compile_s or 0.0) + built.seconds
+        if built.failed:
+            self.candidates.fail(number, built.outcome, "compile", compile_s=seconds)
+            return
+        self._is_there(number, built.outcome, seconds)
+
+    def _is_there(self, number: int, program: CompiledProgram, seconds: float) -> None:
+        needed = needed_memory(program.executable) if program.executable is not None else 0
+        free = free_memory(self._device)
+        if free is not None and needed > free:
+            message = f"needs {needed / 2**20:,.0f} MiB where {free / 2**20:,.0f} are free"
+            self.candidates.advance(number, "memory", message=message, compile_s=seconds)
+            return
+        self.candidates.advance(number, "compiled", program=program, message=program.notes, compile_s=seconds)
+
+    def _all_arrived(self) -> None:
+        self._results = None
+        self.late = time.perf_counter() >= self._deadline
+        message = "still compiling when the others were done, or when the time was up"
+        for number in self.candidates.having("entered", "traced"):
+            self.candidates.advance(number, "timeout", message=message)
+        self._agree_on_objective()
+        # One that is left behind is not waited for by the next batch.
+        self._coming.clear()
+
+    def _agree_on_objective(self) -> None:
+        """Where some candidates have gradients, those without cannot win."""
+        programs = self.candidates.running
+        if any(program.objective == "forward+backward" for program in programs.values()):
+            self.objective = "forward+backward"
+            for number in [n for n, program in programs.items() if program.objective == "forward"]:
+                self.candidates.advance(number, "compile", message=programs[number].notes)
+
+    def await_reference(self) -> bool:
+        """Waits for the reference, until no candidate could be timed any more; False where it did not come."""
+        while self.is_coming(REFERENCE) and self.take():
+            pass
+        if self._reference is None:
+            return True
+        # Where there is a heuristic cfg to fall back on, a deadline is one for the reference too.
+        latest = (self._deadline + self._end) / 2 if self.job.heuristic_first else math.inf
+        if math.isinf(latest) or self._reference.is_there_by(latest):
+            return True
+        self.finish()
+        self.late = True
+        message = "the reference was still being compiled when the time was up"
+        for number in self.candidates.running:
+            self.candidates.advance(number, "timeout", message=message)
+        return False
+
+    def close(self) -> None:
+        """Lets the compiling threads go."""
+        if self._pool is not None:
+            self._pool.leave()

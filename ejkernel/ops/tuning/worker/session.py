@@ -1,0 +1,261 @@
+"""One tuning's conversation with its worker processes: what is sent, what is heard, and what a death means.
+
+The parent exports programs and sends each as soon as it is there; a worker compiles, checks and times them, and tells
+every step before it takes it. So a worker may die at any moment: of a candidate, of a kill from outside, or because the
+watchdog ends it for time or memory. The candidate that was at work is out, a new worker gets all programs that are
+left, and what was running, a look or a race, begins afresh there. Where several candidates were at work, they are
+compiled one by one first. A kill from outside costs a candidate its place the second time. The parent does not die of a
+candidate, and a worker dies with its parent. Three deaths with no candidate at work, or three before a worker is ready,
+are an `IsolationError`: then the worker itself cannot be used.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import jax
+
+from ...core.errors import IsolationError
+from ...core.record import Record, Status, Trial
+from ..candidates import CandidateSet
+from ..check import CheckCase
+from ..job import TuningJob
+from ..journal.observer import NoObserver, StepObserver
+from ..progress import Step
+from . import protocol
+from .export import PortableProgram
+from .limits import Isolation
+from .process import BIRTHS, LOOK_SECONDS, KilledAtBirth, WorkerGone, WorkerProcess
+from .protocol import Message
+from .watchdog import KillReason, Watchdog
+
+
+@final
+class WorkerSession:
+    """Has exported programs compiled, checked and timed by workers, run after run."""
+
+    def __init__(
+        self,
+        job: TuningJob,
+        candidates: CandidateSet,
+        cases: Callable[[], Sequence[CheckCase]],
+        start: Callable[[], WorkerProcess],
+        isolation: Isolation,
+        *,
+        warmup: int,
+        iters: int,
+        seed: int,
+        observer: StepObserver | None = None,
+    ) -> None:
+        self.job = job
+        self.candidates = candidates
+        self._cases = cases
+        self._start = start
+        self._settings = {"warmup": warmup, "iters": iters, "seed": seed}
+        self._observer: StepObserver = observer or NoObserver()
+        # Instead of what the cases expect: the reference as a program.
+        self.reference: PortableProgram | None = None
+        # What the current run has timed so far, by number, and the clock.
+        self.clock = ""
+        self.rows: list[dict[int, float]] = []
+        # Candidates that took a worker down.
+        self.lost: list[Trial] = []
+        self.watchdog = Watchdog(isolation)
+        self._worker: WorkerProcess | None = None
+        # The programs that the worker has, and the arrays beside the call's that it has for them.
+        self._sent: set[int] = set()
+        self._extra: Sequence[Any] = ()
+        self._deadline = math.inf
+        # Hears the seconds of each round.
+        self._told: Callable[[Mapping[int, float]], None] = lambda row: None
+
+    def add(self, number: int) -> None:
+        """Sends a program as soon as it is there: the worker compiles it while others are exported."""
+        self._send_programs(self._worker or self._new(), [number])
+
+    def run(
+        self,
+        numbers: Sequence[int],
+        *,
+        looks: int | None = None,
+        kept: int | None = None,
+        deadline: float = math.inf,
+        seed: int = 0,
+        told: Callable[[Mapping[int, float]], None] = lambda row: None,
+    ) -> Record | None:
+        """What the last worker found, its cfgs being numbers; None where what was timed so far has to do.
+
+        A race, or no more rounds than a first look takes. The one that is kept stays for all of them.
+        """
+        self._deadline, self._told, self.rows = deadline, told, []
+        self.watchdog.begin(deadline)
+        births = 0
+        while runners := [number for number in numbers if self.candidates.runs(number)]:
+            if self._worker is None and self._is_one_right() and time.perf_counter() >= deadline:
+                return None
+            worker = self._worker or self._new()
+            try:
+                self._send_run(worker, runners, looks, kept, seed)
+                worker.ready()
+                return self._follow(worker)
+            except KilledAtBirth:
+                births += 1
+                self._end()
+                if births >= BIRTHS:
+                    raise
+            except WorkerGone as gone:
+                ended: KillReason | None = gone.args[0] if gone.args else None
+                status, words = worker.status(), worker.last_words()
+                self._end()
+                if ended is not None and ended.status == "deadline":
+                    self._leave_behind(ended)
+                    return None
+                blame = self.watchdog.blame(ended, status, words)
+                if blame is not None:
+                    self._lose(*blame)
+                # Another process, other times: what was timed in the dead one does not compare.
+                self.rows = []
+            # An interrupt, or a worker that cannot be used: no process is left behind.
+            except BaseException:
+                self._end()
+                raise
+        return None
+
+    def close(self) -> None:
+        """Done with the worker."""
+        # One that still compiles something is of no use to the next tuning.
+        if self._worker is not None and not self.watchdog.at_work:
+            self._worker.leave()
+            self._worker = None
+        self._end()
+
+    def _new(self) -> WorkerProcess:
+        self.watchdog.new_worker()
+        self._sent = set()
+        self._worker = self._start()
+        self._send_tuning(self._worker)
+        return self._worker
+
+    def _end(self) -> None:
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+    def _send_tuning(self, worker: WorkerProcess) -> None:
+        """What all programs have in common."""
+        parts: list[bytes] = []
+        sets, expected = [], []
+        for case in self._cases():
+            about, arrays = protocol.pack([*case.leaves, *self._extra])
+            sets.append(about)
+            parts += arrays
+        for case in self._cases():
+            if case.expected and self.reference is None:
+                about, arrays = protocol.pack(jax.tree_util.tree_leaves(case.expected[0]))
+                expected.append(about)
+                parts += arrays
+        worker.send(
+            "tuning",
+            parts,
+            sets=sets,
+            expected=expected,
+            tolerance=self.job.tolerance,
+            one_by_one=self.watchdog.one_by_one,
+            count=len(self.candidates),
+            **self._settings,
+        )
+        if self.reference is not None:
+            worker.send("reference", [self.reference.data])
+
+    def _send_programs(self, worker: WorkerProcess, numbers: Sequence[int]) -> None:
+        programs = {number: self.candidates.program(number).portable for number in numbers}
+        extra = next((program.extra for program in programs.values() if len(program.extra)), ())
+        if len(extra) and not len(self._extra):
+            # The first program with gradients: the others go again, behind its cotangents.
+            self._extra, known = extra, sorted(self._sent)
+            self._sent = set()
+            self._send_tuning(worker)
+            self._send_programs(worker, [number for number in known if self.candidates.runs(number)])
+        for number, program in programs.items():
+            arguments = None if len(program.extra) else -len(self._extra) or None
+            about = {"outputs": program.outputs, "objective": program.objective, "arguments": arguments}
+            worker.send("program", [program.data], number=number, **about)
+        self._sent |= set(numbers)
+
+    def _send_run(
+        self, worker: WorkerProcess, runners: Sequence[int], looks: int | None, kept: int | None, seed: int
+    ) -> None:
+        # Without a reference the first that is right says what is right, in every worker.
+        standard = self.candidates.having("checked", "timed")[:1]
+        needed = dict.fromkeys([*standard, *sorted(runners)])
+        self._send_programs(worker, [number for number in needed if number not in self._sent])
+        worker.send(
+            "run",
+            runners=list(runners),
+            looks=looks,
+            kept=kept if kept in runners else None,
+            seed=seed,
+            seconds=None if math.isinf(self._deadline) else max(self._deadline - time.perf_counter(), 1e-3),
+        )
+
+    def _follow(self, worker: WorkerProcess) -> Record:
+        looked = 0.0
+        while True:
+            message = worker.hear()
+            if message is not None and message.verb == "done":
+                self.watchdog.rest()
+                return Record.loads(message.parts[0].decode())
+            if message is not None:
+                self._note(message)
+            if message is None or time.perf_counter() - looked > LOOK_SECONDS:
+                looked = time.perf_counter()
+                ended = self.watchdog.look(worker.memory(), usable=self._is_one_right())
+                if ended is not None:
+                    worker.kill()
+                    raise WorkerGone(ended)
+
+    def _note(self, message: Message) -> None:
+        head = message.head
+        if message.verb == "broken":
+            raise IsolationError(f"the worker process cannot be used: {head['message']}")
+        if message.verb == "timed":
+            if head["clock"] != self.clock:
+                self.rows, self.clock = [], head["clock"]
+            self.rows.append(dict(head["found"]))
+            self.watchdog.rest()
+            self._told(self.rows[-1])
+            return
+        number = head["number"]
+        if message.verb == "trying":
+            self.watchdog.starts(number, head["doing"], head["at"])
+        elif message.verb == "back":
+            if self.watchdog.ends(number, head["at"]) == "check" and self.candidates.state(number) == "compiled":
+                self.candidates.advance(number, "checked")
+                right = len(self.candidates.having("checked", "timed"))
+                self.job.watch(Step("checking", right, len(self.candidates)))
+        elif message.verb == "dropped":
+            about = {name: head[name] for name in ("seconds", "ratio", "clock")}
+            self._observer.dropped(self.candidates.cfg(number), self.candidates.program_name(number), **about)
+        elif message.verb == "failed":
+            self.watchdog.at_work.pop(number, None)
+            if self.candidates.runs(number):
+                about = {name: head[name] for name in ("message", "error", "compile_s")}
+                self.candidates.advance(number, head["status"], **about)
+
+    def _is_one_right(self) -> bool:
+        return bool(self.candidates.having("checked", "timed"))
+
+    def _leave_behind(self, ended: KillReason) -> None:
+        for number in self.watchdog.at_work:
+            # What an earlier look has timed stays known.
+            if self.candidates.state(number) in ("compiled", "checked"):
+                self.candidates.advance(number, "timeout", message=ended.message)
+        self.watchdog.at_work.clear()
+
+    def _lose(self, number: int, status: Status, message: str) -> None:
+        if self.candidates.runs(number):
+            self.candidates.advance(number, status, message=message, lost=True)
+            self.lost.append(self.candidates.trial(number))
