@@ -40,6 +40,8 @@ class CompiledProgram:
     executable: Any = None
     # For a program that runs in another process: what that one gets.
     portable: Any = None
+    # False: compiled quickly, to see whether it can be among the fastest.
+    for_speed: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,19 @@ class Staged:
     def compile(self, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program, ready to run."""
         executable = lowered.compile() if for_speed else _compiled_quickly(lowered)
-        return CompiledProgram(self.finish(executable), self.objective, self.notes, executable)
+        return CompiledProgram(self.finish(executable), self.objective, self.notes, executable, for_speed=for_speed)
 
     def build(self, *, for_speed: bool = True) -> CompiledProgram:
         """Lowers and compiles at once."""
         if self.as_it_is is not None:
             return CompiledProgram(self.as_it_is, self.objective, self.notes)
         return self.compile(self.lower()[0], for_speed=for_speed)
+
+
+def times_products(lowered: Any) -> bool:
+    """Does compiling this for a GPU run its products there in several ways, to find the fastest?"""
+    text = lowered.as_text()
+    return any(name in text for name in ("stablehlo.dot", "stablehlo.convolution", "chlo.ragged_dot"))
 
 
 def _compiled_quickly(lowered: Any) -> Any:

@@ -57,10 +57,12 @@ class RoundSampler:
         watch: Callable[[Mapping[int, float], int], None] = lambda seconds, total: None,
         turn: Turn = lambda place, doing: None,
         dropped: Callable[[int, float, float], None] = lambda place, seconds, ratio: None,
+        others: Sequence[Sequence[Any]] = (),
     ) -> None:
         self.programs = [programs[number] for number in numbers]
         self.names = [_module_name(program) for program in self.programs]
-        self.leaves = leaves
+        # Rounds take these inputs in turns: where arrays lie, and what of them is in a cache, differs.
+        self.inputs = (leaves, *others)
         self.warmup = warmup
         self.deadline = deadline
         # Told the seconds of those in each round, and how many there were at the start.
@@ -75,6 +77,14 @@ class RoundSampler:
         self._took: dict[int, float] = {}
         self._ahead: list[Mapping[int, float | Exception]] = []
         self._shuffled = random.Random(seed)
+        self._rounds = 0
+
+    @property
+    def conditions(self) -> str:
+        """How memory stood while programs were timed, as the record says it."""
+        size = sum(getattr(leaf, "nbytes", 0) for leaf in self.inputs[0]) / 1e6
+        many = f"{len(self.inputs)} sets of inputs in turns" if len(self.inputs) > 1 else "the same inputs each time"
+        return f"{many}, {size:.3g} MB each; caches as the program before left them"
 
     @property
     def clock_name(self) -> str:
@@ -133,19 +143,21 @@ class RoundSampler:
             ahead = self._ahead.pop(0)
             return {place: ahead[place] for place in order}
         broken = self._warm([place for place in order if place not in self._calls])
-        runs = [self._run(place) for place in order if place in self._calls]
+        runs = [self._run(place, 0) for place in order if place in self._calls]
         if not isinstance(self.clock, RoundClock):
             found: Mapping[int, float | Exception] = in_turns(self.clock, runs, self._late)
         else:
             found = self._traced(self.clock, runs)
             self._learn(found)
+        self._rounds += 1 + len(self._ahead)
         return {**found, **broken}
 
     def _traced(self, clock: RoundClock, runs: Sequence[Run]) -> Mapping[int, float | Exception]:
         rounds = self._rounds_at_once(runs)
         if rounds < 2 or not isinstance(clock, TraceClock):
             return clock.round(runs)
-        schedule = [runs, *(self._shuffled.sample(runs, len(runs)) for _ in range(rounds - 1))]
+        orders = [self._shuffled.sample(runs, len(runs)) for _ in range(rounds - 1)]
+        schedule = [runs, *([self._run(run.number, later + 1) for run in order] for later, order in enumerate(orders))]
         first, *self._ahead = clock.rounds(schedule)
         return first
 
@@ -159,11 +171,12 @@ class RoundSampler:
     def _late(self) -> bool:
         return time.perf_counter() >= self.deadline
 
-    def _run(self, place: int) -> Run:
+    def _run(self, place: int, later: int) -> Run:
         call, calls = self.programs[place].call, self._calls[place]
+        leaves = self.inputs[(self._rounds + later) % len(self.inputs)]
         before = functools.partial(self._turn, place, "race")
         after = functools.partial(self._turn, place, "trace")
-        return Run(place, self.names[place], call, self.leaves, calls, before, after)
+        return Run(place, self.names[place], call, leaves, calls, before, after)
 
     def _warm(self, places: Sequence[int]) -> dict[int, Exception]:
         """Runs newcomers as often as asked before any sample counts, and finds how many calls make a sample."""
@@ -186,9 +199,9 @@ class RoundSampler:
 
     def _once(self, call: Any) -> float:
         if not isinstance(self.clock, RoundClock):
-            return float(self.clock.time(call, self.leaves, 1))
+            return float(self.clock.time(call, self.inputs[0], 1))
         start = time.perf_counter()
-        jax.block_until_ready(call(*self.leaves))
+        jax.block_until_ready(call(*self.inputs[0]))
         return time.perf_counter() - start
 
     def _calls_for(self, seconds: float) -> int:

@@ -1,7 +1,8 @@
 """The candidates of a tuning, their states, and the one place that moves a candidate from state to state.
 
     entered -> traced -> compiled -> checked -> timed
-                  |
+                  |           ^                   |
+                  |           +--- for speed -----+
                   +-> twin: its lowered program is an earlier candidate's, which runs for both
 
 A candidate leaves for good with a status of `core.record` that says why: compile, memory, runtime, wrong, timeout,
@@ -30,9 +31,10 @@ NEXT: Mapping[State, frozenset[State]] = {
     # What is known of its program, or of an equal one, may be any end.
     "traced": _OUT | {"compiled", "twin"},
     "compiled": _OUT | {"checked"},
+    # What was compiled quickly is compiled once more, for speed, where it may be among the fastest.
+    "checked": _OUT | {"timed", "compiled"},
     # A first look and a race are two measurements of one candidate.
-    "checked": _OUT | {"timed"},
-    "timed": _OUT | {"timed"},
+    "timed": _OUT | {"timed", "compiled"},
     "twin": frozenset(),
     **dict.fromkeys(_OUT, frozenset[State]()),
 }

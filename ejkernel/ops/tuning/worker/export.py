@@ -33,7 +33,7 @@ class ProgramBuilder(Protocol):
     def lower(self, staged: Staged) -> tuple[Any, str]:
         """The lowered program, and a text that is equal for equal programs."""
 
-    def build(self, staged: Staged, lowered: Any) -> CompiledProgram:
+    def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program, on any thread; `lowered` is None for what runs as it is."""
 
     @property
@@ -61,9 +61,9 @@ class LocalBuilder:
         """Lowered by JAX."""
         return staged.lower()
 
-    def build(self, staged: Staged, lowered: Any) -> CompiledProgram:
+    def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """Compiled, or as it is."""
-        return staged.build() if lowered is None else staged.compile(lowered)
+        return staged.build() if lowered is None else staged.compile(lowered, for_speed=for_speed)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class ExportingBuilder:
         """As it was exported: that lowers it as well."""
         return staged.portable, staged.portable.text
 
-    def build(self, staged: Staged, lowered: Any) -> CompiledProgram:
+    def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program as bytes, which the other process compiles."""
         return CompiledProgram(_elsewhere, staged.objective, staged.notes, portable=staged.portable)
 

@@ -250,9 +250,9 @@ class ImportingBuilder:
         """Lowered by JAX."""
         return staged.lower()
 
-    def build(self, staged: Staged, lowered: Any) -> CompiledProgram:
+    def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """Compiled."""
-        return staged.compile(lowered)
+        return staged.compile(lowered, for_speed=for_speed)
 
 
 @final

@@ -180,6 +180,7 @@ class WorkerRunner:
             heuristic=heuristic,
             tied=tuple(places[place] for place in found.tied),
             gain=found.gain,
+            conditions=found.conditions,
             # What was not exported in time was not raced: the heuristic cfg may be among it.
             stop="deadline" if self._compiler.late else found.stop,
         )
