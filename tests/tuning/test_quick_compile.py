@@ -42,7 +42,7 @@ def test_a_candidate_far_behind_is_never_compiled_for_speed(compiled):
     assert record.cfg == "near"
     assert (1, True) in compiled
     assert (2, True) not in compiled
-    assert record.trials[2].samples_s == (5.0,)
+    assert record.trials[2].samples_s == pytest.approx((5.0,))
     assert record.trials[2].dropped_round == 1
     assert "5.6 times as long as the fastest" in record.trials[2].message
 
@@ -51,7 +51,7 @@ def test_what_wins_was_compiled_for_speed(compiled):
     """A quickly compiled program is not the one that runs later, so its samples do not count."""
     record = tuned({"heuristic": 1.0, "near": [1.5, 0.5]})
     assert record.cfg == "near"
-    assert set(record.trials[1].samples_s) == {0.5}
+    assert max(record.trials[1].samples_s) == pytest.approx(0.5)
     assert compiled.count((1, True)) == 1
 
 
