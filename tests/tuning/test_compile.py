@@ -246,7 +246,9 @@ def test_the_size_of_the_error_is_kept():
     found.check()
 
     assert found.candidates.trials()[0].error == 0.0
-    assert found.candidates.trials()[1].error == pytest.approx(0.1 * 8 / np.sqrt(np.mean(np.arange(1.0, 9.0) ** 2)), rel=1e-3)
+    assert found.candidates.trials()[1].error == pytest.approx(
+        0.1 * 8 / np.sqrt(np.mean(np.arange(1.0, 9.0) ** 2)), rel=1e-3
+    )
     assert found.candidates.trials()[2].error is None
 
 

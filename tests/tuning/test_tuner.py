@@ -740,9 +740,7 @@ def test_a_reference_that_is_not_compiled_in_time_ends_the_tuning(held, count, i
         # What calls back cannot be exported, and runs in this process.
         return held(x) * jax.pure_callback(lambda: np.float32(2), jax.ShapeDtypeStruct((), np.float32))
 
-    job = TuningJob(
-        lambda n: lambda x: x * 2 + 0 * n[0], (X,), {}, cfgs, reference=reference, heuristic_first=True
-    )
+    job = TuningJob(lambda n: lambda x: x * 2 + 0 * n[0], (X,), {}, cfgs, reference=reference, heuristic_first=True)
     tuner = Tuner(seconds=1.0, strategy=RandomSearch(), isolate=isolate)
 
     with pytest.raises(OutOfTimeError, match="before the heuristic cfg was measured"):
