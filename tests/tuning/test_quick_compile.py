@@ -1,4 +1,4 @@
-"""Candidates that a GPU's compiler would time products for: compiled quickly first, and for speed where they may win."""
+"""Candidates whose products a GPU's compiler would time: compiled quickly, and for speed where they may win."""
 
 from __future__ import annotations
 

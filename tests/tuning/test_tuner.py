@@ -482,7 +482,7 @@ def test_the_earliest_of_equal_programs_stands_for_all(monkeypatch):
     functions = [lambda x: gates[0](x) * 2, lambda x: gates[1](x) * 2, lambda x: x * 2]
     compile_it = Staged.compile
 
-    def compile_and_release(self, lowered):
+    def compile_and_release(self, lowered, **how):
         # By now this program is known, and the others find it.
         for gate in gates:
             gate.release.set()

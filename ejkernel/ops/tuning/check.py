@@ -140,6 +140,11 @@ class Checker:
                 case.expected = (self._reference(case.leaves),)
         return self._cases
 
+    @property
+    def inputs(self) -> list[Sequence[Any]]:
+        """The sets of inputs that were made so far."""
+        return [case.leaves for case in self._cases]
+
     def check(self, number: int) -> None:
         """Checks one candidate that was compiled."""
         candidates, cfg = self.candidates, self.candidates.cfg(number)

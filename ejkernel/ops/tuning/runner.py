@@ -236,7 +236,7 @@ class InProcessRunner:
             watch=watch,
             turn=turn,
             dropped=dropped if tells_drops else lambda place, seconds, ratio: None,
-            others=[case.leaves for case in self.checker.cases() if case.leaves is not self.leaves],
+            others=[leaves for leaves in self.checker.inputs if leaves is not self.leaves],
         )
         return sampler
 
