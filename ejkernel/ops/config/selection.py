@@ -155,7 +155,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return decision
 
     def look(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
-        """What would be answered without tuning, heuristics if need be; nothing is kept or told."""
+        """The answer without tuning, heuristics if need be; nothing is kept or told."""
         policy = self.policy
         return self._look(ask(inv, kernel, objective_of(policy)), policy)
 
@@ -167,7 +167,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return Decision.of(request, seen.hit, seen.misses, seen.failed)
 
     def preview(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Walked:
-        """What `decide` would do for this call now; nothing is tuned, kept or told."""
+        """The answer that `decide` would give now, or the tuning it would begin; nothing is tuned, kept or told."""
         policy = self.policy
         return self._preview(ask(inv, kernel, objective_of(policy)), policy)
 
@@ -199,7 +199,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return self._agree(proposal) if self._is_shared() else proposal.make()
 
     def stores(self) -> list[Store]:
-        """Where entries are kept: the selector's own store, then the packs."""
+        """The places of entries: the selector's own store, then the packs."""
         packs = self._settings.packs
         return [*([] if self._store is None else [self._store]), *([] if packs is None else found_packs(packs))]
 
@@ -209,15 +209,6 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if record is None and isinstance(self._persistent, KeepsRecords):
             record = self._persistent.record(*key)
         return record
-
-    def tuning_is_off(self) -> str:
-        """Why settings allow no tuning now; empty where they do."""
-        if not self._settings.autotune:
-            return "off (EJKERNEL_OPS_AUTOTUNE)"
-        limit = self._settings.tune_seconds
-        if limit is not None and seconds_spent() >= limit:
-            return f"the process has spent its {limit:g} s of tuning (EJKERNEL_OPS_TUNE_SECONDS)"
-        return ""
 
     def _tiers(self, policy: AutotunePolicy, lock: LockFile | None = None) -> Sequence[Tier]:
         """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
@@ -253,9 +244,11 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def _unless_off(self, *, sole_answers: bool = False, again: bool = False) -> Tier:
         """The tier that tunes, as far as the settings let it; `again` tunes whatever is known already."""
-        why_not = self.tuning_is_off()
-        if why_not:
-            return Off("autotune", why_not)
+        if not self._settings.autotune:
+            return Off("autotune", "off (EJKERNEL_OPS_AUTOTUNE)")
+        limit = self._settings.tune_seconds
+        if limit is not None and seconds_spent() >= limit:
+            return Off("autotune", f"the process has spent its {limit:g} s of tuning (EJKERNEL_OPS_TUNE_SECONDS)")
         tune = functools.partial(self._tune, again=again)
         refusal = (lambda request: "") if again else self._refusal
         return AutotuneTier(tune, refusal, failures_of(self.tuner), self._said, sole_answers)
@@ -387,7 +380,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return (found.cfg,) if isinstance(found, Hit) else None
 
     def _refusal(self, request: Request) -> str:
-        """Why a tuning of this request would be an error; empty where it would not."""
+        """The reason why a tuning of this request would be an error; else empty."""
         if not self.forbid_reautotune or self._tuned.get(request.key) != self._life(request):
             return ""
         return (
@@ -415,7 +408,7 @@ def _policy(policy: Any) -> AutotunePolicy:
 
 @dataclass(frozen=True)
 class _Proposal:
-    """What a selector can say about one request."""
+    """A selector's own answers to one request."""
 
     selector: ConfigSelectorChain[Any, Any]
     request: Request

@@ -21,7 +21,7 @@ from .variants import variant
 
 
 class Keep(enum.Enum):
-    """Where a selector puts the answer of a tier."""
+    """The places that a selector puts a tier's answer into."""
 
     NOTHING = enum.auto()
     MEMORY = enum.auto()
