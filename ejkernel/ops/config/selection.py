@@ -210,6 +210,15 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             record = self._persistent.record(*key)
         return record
 
+    def tuning_is_off(self) -> str:
+        """The reason why settings allow no tuning now; else empty."""
+        if not self._settings.autotune:
+            return "off (EJKERNEL_OPS_AUTOTUNE)"
+        limit = self._settings.tune_seconds
+        if limit is not None and seconds_spent() >= limit:
+            return f"the process has spent its {limit:g} s of tuning (EJKERNEL_OPS_TUNE_SECONDS)"
+        return ""
+
     def _tiers(self, policy: AutotunePolicy, lock: LockFile | None = None) -> Sequence[Tier]:
         """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
         packs = self._settings.packs
@@ -244,11 +253,9 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def _unless_off(self, *, sole_answers: bool = False, again: bool = False) -> Tier:
         """The tier that tunes, as far as the settings let it; `again` tunes whatever is known already."""
-        if not self._settings.autotune:
-            return Off("autotune", "off (EJKERNEL_OPS_AUTOTUNE)")
-        limit = self._settings.tune_seconds
-        if limit is not None and seconds_spent() >= limit:
-            return Off("autotune", f"the process has spent its {limit:g} s of tuning (EJKERNEL_OPS_TUNE_SECONDS)")
+        why_not = self.tuning_is_off()
+        if why_not:
+            return Off("autotune", why_not)
         tune = functools.partial(self._tune, again=again)
         refusal = (lambda request: "") if again else self._refusal
         return AutotuneTier(tune, refusal, failures_of(self.tuner), self._said, sole_answers)
