@@ -7,7 +7,8 @@ import threading
 import pytest
 from fakes import DictStore, Doubling, TableTuner, call_of, key_of
 
-from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain
+from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, overlay_cache
+from ejkernel.ops.core.key import Key
 
 KEY = ("gpu|NVIDIA H200", "matmul@v2", "9f3c52e01b7ad844")
 
@@ -137,3 +138,23 @@ def test_a_guess_does_not_show_in_the_cache():
     selector.choose(inv, kernel)
 
     assert (cache.get(*key_of(kernel, inv)), cache.size(), cache.keys(), cache._data) == (None, 0, [], {})
+
+
+def test_an_entry_has_what_it_was_tuned_for_and_its_call():
+    """`put` knows neither; overlays do not stand before it."""
+    cache = ConfigCache()
+    cache.keep_entry(Key(*KEY), "tuned", objective="forward", call={"x": "float32[8]"})
+    with overlay_cache({KEY: "overlay"}):
+        assert cache.entry(Key(*KEY)) == ("tuned", "forward", {"x": "float32[8]"})
+    cache.put(*KEY, "by hand")
+    assert cache.entry(Key(*KEY)).objective is None
+    assert [(key, entry.cfg) for key, entry in cache.entries()] == [(Key(*KEY), "by hand")]
+
+
+def test_clearing_begins_a_new_generation():
+    """A put does not."""
+    cache = ConfigCache()
+    cache.put(*KEY, "cfg")
+    before = cache.generation
+    cache.clear()
+    assert (cache.generation, cache.entry(Key(*KEY))) == (before + 1, None)

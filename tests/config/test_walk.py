@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +12,10 @@ from fakes import Blocks, DictStore, Doubling, Listener, TableTuner, call_of, ke
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor, counters, explain
 from ejkernel.ops.config.selection import _Proposal
 from ejkernel.ops.config.walk import Off, Tier, preview, walk
+from ejkernel.ops.core.device import environment
 from ejkernel.ops.core.request import Hit, Keep, Miss, Planned, Request, ask
+from ejkernel.ops.store.layered import LayeredStore, MemoryStore, ReadOnlyStore
+from ejkernel.ops.store.store import StoredEntry
 
 KERNEL = Doubling()
 CALL = call_of(KERNEL)
@@ -261,13 +264,13 @@ def test_assigning_a_store_takes_effect_at_the_next_choice():
     chain.persistent = store
     assert (chain.persistent is store, chain.choose(CALL, KERNEL)) == (True, Blocks(8))
     chain.persistent = None
-    assert dict(chain.decide(replace(CALL, stamp=False), KERNEL).misses).get("persistent") in (None, "none given")
+    chain.cache.clear()
+    assert dict(chain.decide(CALL, KERNEL).misses)["persistent"] == "none given"
 
 
 def test_ten_threads_tune_once_and_the_others_read_memory():
     """The single flight is part of the walk."""
-    tuner, chain = TableTuner(), None
-    chain = ConfigSelectorChain(ConfigCache(), tuner=tuner)
+    chain = ConfigSelectorChain(ConfigCache(), tuner=TableTuner())
     start, tiers = threading.Barrier(10), []
 
     def ask_it():
@@ -280,3 +283,15 @@ def test_ten_threads_tune_once_and_the_others_read_memory():
     for thread in threads:
         thread.join()
     assert sorted(tiers) == ["autotune", *["memory"] * 9]
+
+
+@pytest.mark.parametrize("around", [lambda store: store, ReadOnlyStore], ids=["layered", "read-only around layered"])
+def test_looking_promotes_nothing_and_choosing_does(around):
+    """A layered store brings an entry to its top when it is used, not when it is looked at."""
+    top, below = MemoryStore(), MemoryStore()
+    below.keep(request().key, StoredEntry(Blocks(8), environment(request().device), "autotune", "forward"))
+    chain = ConfigSelectorChain(ConfigCache(), persistent=around(LayeredStore(top, below)))
+    assert chain.look(CALL, KERNEL).cfg == chain.preview(CALL, KERNEL).hit.cfg == Blocks(8)
+    assert top.keys() == []
+    assert chain.choose(CALL, KERNEL) == Blocks(8)
+    assert top.keys() == [request().key]

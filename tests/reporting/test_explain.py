@@ -357,7 +357,7 @@ def test_the_data_is_json(tmp_path):
 class Settled:
     """An engine that measures nothing: a busy machine may find other winners than the page shows."""
 
-    def tune(self, job):
+    def tune(self, job, **turns):
         trials = (Trial("count", samples_s=(2e-3,) * 3, error=0.0), Trial("sort", samples_s=(3e-4,) * 3, error=0.0))
         return Record(**job.about, trials=trials, winner=1, heuristic=0, runner_up=0, gain=(5.8, 4.1, 23.2))
 

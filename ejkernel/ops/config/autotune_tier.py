@@ -32,7 +32,7 @@ class AutotuneTier(Tier):
     tune: Tune
     # Why a tuning of this request would be an error; empty where it would not.
     refusal: Callable[[Request], str]
-    # Calls whose candidates all failed before, with the reasons.
+    # Calls without a candidate that could run, with the reasons.
     failed: dict[Failure, str]
     # What was said of which operation.
     said: set[tuple[str, str]]
@@ -60,7 +60,7 @@ class AutotuneTier(Tier):
         return tuned(request, record, check_cfg_type(request.kernel, record.cfg, "the tuner's choice"))
 
     def preview(self, request: Request) -> Hit | Miss | Planned:
-        """How many candidates would be measured, or the answer without that."""
+        """The number of candidates that would be measured, or the answer without that."""
         offered = self._offered(request, _say_nothing)
         if not isinstance(offered, Offer):
             return offered
@@ -68,7 +68,7 @@ class AutotuneTier(Tier):
         return Planned(len(cfgs), self.refusal(request))
 
     def _offered(self, request: Request, say: _Say) -> Offer | Hit | Miss:
-        """What would be measured, or the answer without that."""
+        """The candidates that would be measured, or the answer without that."""
         failure = (request.key, type(request.kernel))
         if failure in self.failed:
             return Miss(f"failed before in this process: {self.failed[failure]}", ())

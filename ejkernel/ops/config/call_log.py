@@ -44,7 +44,7 @@ class SeenCall:
     decision: Decision
     surroundings: TraceContext
     frames: tuple[policy.Frame, ...]
-    # The calls whose kernels this one is inside of.
+    # The calls with kernels that this one is inside of.
     outer: tuple[int, ...]
     # Grows from the inside out: a kernel inside another one has the smaller number.
     order: int = field(default=-1)
@@ -124,7 +124,7 @@ class CallsMade:
     entries: dict[Key, StoredEntry] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """How many calls."""
+        """The number of calls."""
         return len(self.entries)
 
 

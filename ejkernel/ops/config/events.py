@@ -1,4 +1,4 @@
-"""What is told about a choice, and to what: counters, the log, and a listener."""
+"""Events of a choice, for the counters, the log and a listener."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a selector knows about an answer: the entry and the record behind it, and the calls that are nearest to it."""
+"""Facts behind an answer of a selector: its entry, its record, and the nearest calls that are known."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return decision
 
     def look(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
-        """What would be answered without tuning, heuristics if need be; nothing is kept or told."""
+        """The answer without tuning, heuristics if need be; nothing is kept or told."""
         policy = self.policy
         return self._look(ask(inv, kernel, objective_of(policy)), policy)
 
@@ -167,7 +167,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return Decision.of(request, seen.hit, seen.misses, seen.failed)
 
     def preview(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Walked:
-        """What `decide` would do for this call now; nothing is tuned, kept or told."""
+        """The answer that `decide` would give now, or the tuning it would begin; nothing is tuned, kept or told."""
         policy = self.policy
         return self._preview(ask(inv, kernel, objective_of(policy)), policy)
 
@@ -199,7 +199,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return self._agree(proposal) if self._is_shared() else proposal.make()
 
     def stores(self) -> list[Store]:
-        """Where entries are kept: the selector's own store, then the packs."""
+        """The places of entries: the selector's own store, then the packs."""
         packs = self._settings.packs
         return [*([] if self._store is None else [self._store]), *([] if packs is None else found_packs(packs))]
 
@@ -211,7 +211,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return record
 
     def tuning_is_off(self) -> str:
-        """Why settings allow no tuning now; empty where they do."""
+        """The reason why settings allow no tuning now; else empty."""
         if not self._settings.autotune:
             return "off (EJKERNEL_OPS_AUTOTUNE)"
         limit = self._settings.tune_seconds
@@ -387,7 +387,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return (found.cfg,) if isinstance(found, Hit) else None
 
     def _refusal(self, request: Request) -> str:
-        """Why a tuning of this request would be an error; empty where it would not."""
+        """The reason why a tuning of this request would be an error; else empty."""
         if not self.forbid_reautotune or self._tuned.get(request.key) != self._life(request):
             return ""
         return (
@@ -415,7 +415,7 @@ def _policy(policy: Any) -> AutotunePolicy:
 
 @dataclass(frozen=True)
 class _Proposal:
-    """What a selector can say about one request."""
+    """A selector's own answers to one request."""
 
     selector: ConfigSelectorChain[Any, Any]
     request: Request

@@ -76,7 +76,7 @@ class OverlayTier(Tier):
 
 @final
 class AgreedTier(Tier):
-    """What the processes of this program agreed on already: for previews alone, since choosing asks the processes."""
+    """The cfg that the processes of this program agreed on: for previews alone, since choosing asks the processes."""
 
     name = "agreed"
 
@@ -85,7 +85,7 @@ class AgreedTier(Tier):
         return Miss("")
 
     def preview(self, request: Request) -> Hit | Miss:
-        """What was agreed, as far as this process asked."""
+        """The cfg that was agreed on, as far as this process asked."""
         # A program of one process never imports it.
         from ..fleet.agreement import standing
 
@@ -131,7 +131,7 @@ class StoreTier(Tier):
         return self._judged(request, self.store.lookup(request.key))
 
     def preview(self, request: Request) -> Hit | Miss:
-        """The same; a layered store brings nothing to its top."""
+        """The store's answer; a layered store promotes nothing."""
         return self._judged(request, peek(self.store, request.key))
 
     def _judged(self, request: Request, entry: StoredEntry | None) -> Hit | Miss:

@@ -35,7 +35,7 @@ class Tier(abc.ABC):
         """The answer, or why there is none."""
 
     def preview(self, request: Request) -> Hit | Miss | Planned:
-        """What `find` would answer; nothing is measured, kept, changed or told."""
+        """The answer that `find` would give; nothing is measured, kept, changed or told."""
         return self.find(request)
 
 

@@ -21,7 +21,7 @@ from .variants import variant
 
 
 class Keep(enum.Enum):
-    """Where a selector puts the answer of a tier."""
+    """The places that a selector puts a tier's answer into."""
 
     NOTHING = enum.auto()
     MEMORY = enum.auto()
@@ -30,7 +30,7 @@ class Keep(enum.Enum):
 
 @dataclass(frozen=True)
 class Hit:
-    """An answer, and what happens to it: where it is kept, and which event tells of it."""
+    """A tier's answer, and what happens to it: where it is kept, and which event reports it."""
 
     cfg: Any
     # The tier's name, as `explain`, counters and errors have it.
@@ -105,7 +105,7 @@ class Request:
     # The passes that a tuning must have covered: forward, or forward and backward.
     objective: Objective
     seeds: tuple[Hit, ...] = ()
-    # The most that a tuning may take, besides what the process may spend: other processes wait for it.
+    # The limit of a tuning that other processes wait for; the process's own budget holds as well.
     seconds: float | None = None
 
     @cached_property

@@ -74,7 +74,7 @@ class ReadOnlyStore(ByKey):
         return self.inner.lookup(key)
 
     def peek(self, key: Key) -> StoredEntry | None:
-        """The same, where a lookup would change the inner store."""
+        """The entry of a key, or None, without changing the inner store."""
         return peek(self.inner, key)
 
     def keep(self, key: Key, entry: StoredEntry) -> None:
@@ -117,7 +117,7 @@ class LayeredStore(ByKey):
         return None
 
     def peek(self, key: Key) -> StoredEntry | None:
-        """The same; nothing is promoted."""
+        """The entry of the uppermost layer that has one, without promoting it."""
         return next((entry for layer in self.layers if (entry := peek(layer, key)) is not None), None)
 
     def record(self, device: str, op_id: str, call_key: str) -> Record | None:

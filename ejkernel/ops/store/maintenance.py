@@ -62,7 +62,7 @@ def verify(cache: PersistentCache[Any]) -> Verified:
 
 
 def compact(cache: PersistentCache[Any]) -> int:
-    """Folds everything into the file, and removes records whose entry is gone; says how many those were."""
+    """Folds everything into the file, and removes records without an entry; returns their number."""
     wanted = set()
     with cache.locked() as log:
         folder = os.path.join(log.folder, "records")

@@ -86,7 +86,7 @@ class KeepsRecords(Protocol):
 
 @runtime_checkable
 class Peekable(Protocol):
-    """A store whose `lookup` changes something, such as one that brings what it finds to its top layer."""
+    """A store with a `lookup` that changes something, such as one that promotes an entry to its top layer."""
 
     def peek(self, key: Key) -> StoredEntry | None:
         """The entry of a key, or None; nothing changes."""
