@@ -53,7 +53,7 @@ class Timed(Tuner):
         self.budgets = {}
         self.stop_at = stop_at
 
-    def tune(self, job):
+    def tune(self, job, **around):
         op = job.about["key"]["op_id"]
         seconds = self.table.get(op, 1.0)
         cfgs = list(dict.fromkeys(job.candidates))
