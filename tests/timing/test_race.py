@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ejkernel.ops.timing.race import Rules, race
+from ejkernel.ops.timing.race import Rules, conclude, race
 
 # One percent is a tie, and the middle sample counts.
 PLAIN = Rules(quantile=0.5, tie=0.01)
@@ -423,51 +423,38 @@ def test_a_time_of_zero_is_no_obstacle():
     assert outcome.order == (0, 1)
 
 
-# What was run earlier.
+# What is told of a race, and a race that was cut off.
 
 
-def test_a_newcomer_is_compared_through_those_who_were_there_before():
-    """The machine is twice as fast by now: who ran then and now tells how the others would do."""
-    before = [{0: 2.0, 1: 4.0}] * 3
-    outcome, table = run(1.0, 99.0, 1.5, earlier=before, least_rounds=3)
+def test_each_that_is_dropped_is_told_once_with_its_ratio():
+    """Its seconds, and how many times those of the leader they are; those that stay are not told."""
+    told = []
+    run(1.0, 5.0, 1.001, dropped=lambda i, seconds, ratio: told.append((i, seconds, ratio)))
+
+    assert told == [(1, pytest.approx(5.0), pytest.approx(5.0))]
+
+
+def test_rounds_that_were_cut_off_have_an_outcome():
+    """The best of them by what was timed; a candidate that is in the later rounds alone is compared through them."""
+    outcome = conclude(3, [{0: 2.0, 1: 4.0}, {0: 1.0, 2: 0.7}], rules=PLAIN)
+
+    assert outcome.order == (2, 0, 1)
+    assert (counts(outcome), outcome.finished) == ([2, 1, 1], False)
+
+
+def test_in_rounds_that_were_cut_off_the_protected_one_wins_where_it_was_faster():
+    """Tuned is never slower than untuned."""
+    outcome = conclude(2, [{0: 1.0, 1: 0.97}, {0: 1.0, 1: 1.05}, {0: 1.0, 1: 1.05}], protected=0)
 
     assert outcome.order[0] == 0
-    # The slow one had been dropped for good by the earlier rounds.
-    assert all(set(order) <= {0, 2} for order in table.orders)
-    assert counts(outcome)[1:] == [3, len(table.orders)]
 
 
-def test_a_newcomer_that_is_faster_wins():
-    """Against the old winner it has its own rounds."""
-    outcome, _ = run(1.0, 99.0, 0.7, earlier=[{0: 2.0, 1: 4.0}] * 3)
-
-    assert outcome.order[0] == 2
+def test_without_any_round_nothing_has_won():
+    """Then there is no order."""
+    assert conclude(2, []).order == ()
 
 
-def test_a_race_that_was_decided_is_not_run_again():
-    """Nothing is left to learn."""
-    outcome, table = run(1.0, 5.0, earlier=[{0: 1.0, 1: 5.0}] * 3, least_rounds=3)
-
-    assert (outcome.order[0], table.orders) == (0, [])
-
-
-def test_a_race_that_was_cut_off_goes_on():
-    """One round was run, two are left; who was clearly slower then has no part in them."""
-    outcome, table = run(1.0, 5.0, earlier=[{0: 1.0, 1: 5.0}], least_rounds=3)
-
-    assert outcome.order == (0, 1)
-    assert table.orders == [[0], [0]]
-    assert counts(outcome) == [3, 1]
-
-
-def test_the_protected_one_is_not_dropped_by_what_was_run_earlier():
-    """The gain is told against it: it meets the newcomer."""
-    _, table = run(9.0, 1.0, 0.5, earlier=[{0: 9.0, 1: 1.0}] * 3, protected=0)
-
-    assert set(table.orders[0]) == {0, 1, 2}
-
-
-def test_with_few_left_one_spike_ends_nobody():
+def test_with_few_left_one_spike_ends_none():
     """A first sample five times too long does not cost the best its place where the rules say so."""
     first = {0: 1.0, 1: 4.5}
     rules = Rules(few=12)

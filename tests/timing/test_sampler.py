@@ -8,14 +8,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from ejkernel.ops.tuning.sampler import DEVICE_RULES, HOST_RULES, RoundSampler, once
 from fakes_tuning import Rounds, program
 
 from ejkernel.ops import Tuner
 from ejkernel.ops.timing.clock import Run, WallClock, in_turns
 from ejkernel.ops.timing.profiler import ProfilerClock, ProfilerUnavailable
 from ejkernel.ops.timing.program import CompiledProgram
-from ejkernel.ops.tuning.journal.observer import NoObserver
+from ejkernel.ops.timing.race import Rules
+from ejkernel.ops.timing.sampler import DEVICE_RULES, HOST_RULES, RoundSampler, once
 
 X = jnp.ones(8)
 
@@ -68,6 +68,17 @@ def test_elsewhere_it_is_the_hosts_clock(programs):
 
     assert isinstance(found.clock, WallClock)
     assert (found.rules, found.clock_name) == (HOST_RULES, "wall")
+
+
+def test_a_clock_for_whole_rounds_of_ones_own_has_the_rules_of_a_device():
+    """It times on a device, so that noise has two sides; what a clock declares goes before that."""
+    own = Rules(quantile=0.4)
+    declared, host = Rounds({}), Calls(1.0)
+    declared.rules = host.rules = own
+
+    assert watch([program("a")], Rounds({})).rules == DEVICE_RULES
+    assert watch([program("a")], Calls(1.0)).rules == HOST_RULES
+    assert watch([program("a")], declared).rules is watch([program("a")], host).rules is own
 
 
 def test_a_clock_that_is_given_is_used():
@@ -159,7 +170,7 @@ class Unavailable(ProfilerClock):
         return {run.number: 1e-3 * (run.number + 1) for run in runs}
 
 
-def test_a_witness_hears_of_the_end_of_a_trace():
+def test_each_turn_is_told_and_the_end_of_a_trace():
     """Each run is told before it is made, and what comes after the last one is told from it."""
 
     class Telling(ProfilerClock):
@@ -170,15 +181,19 @@ def test_a_witness_hears_of_the_end_of_a_trace():
             return [{run.number: 1e-3 for run in schedule[0]}]
 
     told = []
-
-    class Listening(NoObserver):
-        def starts(self, cfg, doing):
-            told.append((cfg, doing))
-
-    found = watch([program("a"), program("b")], Telling(), cfgs=["one", "two"], witness=Listening())
+    found = watch([program("a"), program("b")], Telling(), turn=lambda place, doing: told.append((place, doing)))
     found.round([0, 1])
 
-    assert told[-3:] == [("one", "run"), ("two", "run"), ("two", "trace")]
+    assert told[-3:] == [(0, "race"), (1, "race"), (1, "trace")]
+
+
+def test_what_is_dropped_is_told_with_its_ratio():
+    """Seconds, and how many times those of the fastest they are."""
+    told = []
+    clock = Rounds({"a": 1.0, "b": 8.0})
+    watch([program("a"), program("b")], clock, dropped=lambda *about: told.append(about)).race(least_rounds=3)
+
+    assert told == [(1, pytest.approx(8.0), pytest.approx(8.0))]
 
 
 @pytest.mark.parametrize("rounds", [0, 2])
@@ -391,7 +406,7 @@ def test_a_deadline_that_has_passed_leaves_one_to_time():
 def test_a_deadline_that_passes_within_a_round_ends_it(monkeypatch):
     """Who has not been timed by then is left out."""
     ticking = Ticking()
-    monkeypatch.setattr("ejkernel.ops.tuning.sampler.time", ticking)
+    monkeypatch.setattr("ejkernel.ops.timing.sampler.time", ticking)
     found = watch([program(name, "cpu") for name in "abcd"], Calls(1.0), deadline=5.5).round([3, 2, 1, 0])
 
     assert 0 in found
@@ -423,7 +438,7 @@ def test_without_a_deadline_turns_stay_as_they_are_given():
 
 def test_slow_candidates_have_their_least_rounds(monkeypatch):
     """What a race costs ends it only beyond the least number of rounds."""
-    monkeypatch.setattr("ejkernel.ops.tuning.sampler._ENOUGH_SECONDS", -math.inf)
+    monkeypatch.setattr("ejkernel.ops.timing.sampler._ENOUGH_SECONDS", -math.inf)
     outcome = watch([program("a", "cpu"), program("b", "cpu")], Calls(1.0)).race(least_rounds=4)
 
     assert (outcome.rounds, outcome.finished) == (4, True)

@@ -123,7 +123,7 @@ def test_it_waits_for_its_turn():
             acts.append("measure")
             return Blocks(1)
 
-    CustomTuner(Recording()).tune(job(turn=turn))
+    CustomTuner(Recording()).tune(job(), device_lock=turn)
 
     assert acts == ["enter", "measure", "leave"]
 
@@ -131,6 +131,6 @@ def test_it_waits_for_its_turn():
 def test_it_is_not_asked_where_the_answer_came_meanwhile():
     """What another process found while this one waited is taken."""
     tuner = TableTuner()
-    record = CustomTuner(tuner).tune(job(settled=lambda: (Blocks(4),)))
+    record = CustomTuner(tuner).tune(job(), answered_elsewhere=lambda: (Blocks(4),))
 
     assert (record.cfg, record.stop, tuner.calls) == (Blocks(4), "settled", 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import warnings
 
@@ -13,20 +12,17 @@ import numpy as np
 import pytest
 from fakes import Ran, child
 
-from ejkernel.ops import Kernel, Trial, Tuner, forget_crashes
+from ejkernel.ops import Kernel, Record, Trial, Tuner, forget_crashes
 from ejkernel.ops.core.errors import BadNameError
 from ejkernel.ops.timing.compile_pool import CompilePool
-from ejkernel.ops.timing.program import CompiledProgram, Staged
-from ejkernel.ops.tuning import tuner as tuning
+from ejkernel.ops.timing.inputs import flatten_call
+from ejkernel.ops.timing.program import Staged, stage
 from ejkernel.ops.tuning.job import TuningJob
 from ejkernel.ops.tuning.journal import file as journals
-from ejkernel.ops.tuning.journal.file import Journal, JournalWarning, cfg_id, path_for, read
-from ejkernel.ops.tuning.journal.file import replay as histories
+from ejkernel.ops.tuning.journal.file import Journal, JournalWarning, cfg_id, journal_for, path_for, read
 from ejkernel.ops.tuning.journal.folder import journal_folder
-from ejkernel.ops.tuning.journal.observer import NoObserver
 from ejkernel.ops.tuning.journal.replay import JournalContent
 from ejkernel.ops.tuning.journal.resume import journalled
-from ejkernel.ops.tuning.sampler import RoundSampler
 
 X = jnp.arange(1.0, 9.0)
 ABOUT = {"key": {"device": "cpu|test", "op_id": "double@v1", "call_key": "00"}, "environment": {"jax": "1"}}
@@ -41,17 +37,20 @@ def path_of(folder):
     return path_for(folder, ABOUT["key"], "forward", ABOUT["environment"])
 
 
-def written(folder, *lines, cut=b""):
+def written(folder, *lines, cut=b"", slot=(None, "check")):
     """A journal that another process left behind."""
     path = path_of(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(map(journals._line, lines)) + cut)
+    path.write_bytes(journals._slot_line(*slot) + b"".join(map(journals._line, lines)) + cut)
 
 
 def killed(folder, cfg, doing="check", times=1):
     """The journal of a process that died while this cfg was at work, or of several."""
     begins = {"begin": "", "fresh": False, "candidates": []}
-    written(folder, *[begins, {"starts": cfg_id(cfg), "doing": doing}] * times)
+    if doing == "compile":
+        written(folder, *[begins, {"trying": cfg_id(cfg), "doing": doing}] * times)
+    else:
+        written(folder, begins, {"suspects": {cfg_id(cfg): [doing] * (times - 1)}}, slot=(cfg_id(cfg), doing))
 
 
 def outcome(record):
@@ -72,12 +71,12 @@ def test_a_version_cannot_lead_out_of_the_folder(tmp_path):
 
 
 def test_a_candidate_is_on_disk_before_it_runs(tmp_path):
-    """Whoever takes the process down can be read there afterwards."""
+    """One that takes the process down can be read there afterwards, in a slot that is written over."""
     seen = []
 
     def make_fn(cfg):
         def look():
-            seen.append((cfg, [line.get("starts") for line in read(path_of(tmp_path))][-1]))
+            seen.append((cfg, next(read(path_of(tmp_path)))["slot"]))
             return np.float32(2)
 
         return lambda x: x * jax.pure_callback(look, jax.ShapeDtypeStruct((), np.float32))
@@ -112,15 +111,28 @@ def test_a_finished_journal_is_short(tmp_path):
     Tuner(1, 3).tune(job_of(lambda n: lambda x: x * n * 2 / n, [1.0, 3.0, 5.0], tmp_path))
 
     lines = list(read(path_of(tmp_path)))
-    assert not [line for line in lines if "starts" in line]
+    assert not [line for line in lines if "trying" in line]
     assert lines[-1]["finished"] in {cfg_id(n) for n in (1.0, 3.0, 5.0)}
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_tunings_that_never_finish_do_not_pile_up(tmp_path, monkeypatch):
-    """Stopped by a deadline again and again, a journal keeps to a size, and goes on from what was timed."""
+def test_a_race_costs_the_journal_few_lines(tmp_path, monkeypatch):
+    """However many rounds it has: what is appended are outcomes."""
     monkeypatch.setattr(Journal, "finish", lambda *args: None)
-    monkeypatch.setattr(histories, "MOST_SAMPLES", 6)
+    ran = Ran()
+    times = {"a": 1.0, "slow": 9.0, "b": 1.0}
+    Tuner(1, 30, clock=_Clock(ran, times)).tune(job_of(ran.make_fn, list(times), tmp_path))
+
+    lines = list(read(path_of(tmp_path)))
+    kinds = [next(iter(line)) for line in lines]
+    assert kinds.count("dropped") == 1
+    assert kinds.count("trying") == kinds.count("back") == 3
+    assert len(lines) < 15
+
+
+def test_tunings_that_never_finish_do_not_pile_up(tmp_path, monkeypatch):
+    """Stopped by a deadline again and again, a journal keeps to a size, and those that were dropped stay dropped."""
+    monkeypatch.setattr(Journal, "finish", lambda *args: None)
     ran, sizes = Ran(), []
     times = {"a": 2.0, "slow": 9.0, "b": 1.0}
     for _ in range(16):
@@ -132,41 +144,48 @@ def test_tunings_that_never_finish_do_not_pile_up(tmp_path, monkeypatch):
     assert max(sizes[8:]) < 1.2 * max(sizes[:8])
 
 
-def test_a_long_journal_keeps_the_latest_of_each_candidate(tmp_path):
-    """So many samples as a race has, crashes and suspects for ever; what was in it when it ended stays."""
-    crash = {"lost": "z", "program": "", "cfg": "'z'", "trial": {"status": "crash", "message": "gone"}}
-    named = [{"starts": one, "doing": "compile"} for one in "xy"] + [
-        {"ends": one, "program": f"of {one}"} for one in "xy"
-    ]
-    rounds = [{"round": [["x", float(n)], ["y", 1.0]], "clock": "wall"} for n in range(300)]
+def test_a_journal_that_is_written_anew_says_the_same(tmp_path):
+    """Crashes, suspects, failures, drops and the winner, in fewer lines."""
+    drop = {"dropped": "x", "program": "of x", "seconds": 2.0, "ratio": 3.0, "clock": "wall"}
     written(
         tmp_path,
         {"begin": "i", "fresh": True, "candidates": []},
-        crash,
-        *named,
-        *rounds,
-        {"starts": "s", "doing": "run"},
-        {"begin": "i", "fresh": False, "candidates": []},
+        _crash("z"),
+        *[{"trying": "y", "doing": "compile"}, {"back": "y", "doing": "compile"}] * 100,
+        {"failed": "f", "program": "of f", "trial": {"status": "wrong", "message": "off"}},
+        drop,
         {"finished": "x", "candidates": ["x", "y"]},
+        slot=("s", "race"),
     )
     with Journal(path_of(tmp_path)) as opened:
         before = opened.history
-        opened.starts("new", "run")
     after = JournalContent.of(read(path_of(tmp_path)), alone=True)
 
-    assert [row[0] for row in after.rounds] == [("x", float(n)) for n in range(260, 300)]
-    assert (after.rounds, after.lost, after.suspects) == (before.rounds, before.lost, before.suspects)
-    assert (after.winner, after.candidates, after.identity) == ("x", ["x", "y"], "i")
-    assert after.programs == {"x": "of x", "y": "of y"}
-    assert (list(after.lost), after.suspects) == (["z"], {"s": ["run"]})
-    assert len(list(read(path_of(tmp_path)))) < 60
+    assert after == before
+    assert (list(after.lost), after.suspects, list(after.failed)) == (["z"], {"s": ["race"]}, ["f"])
+    assert (after.dropped, after.winner, after.identity) == ({"x": drop}, "x", "i")
+    assert len(list(read(path_of(tmp_path)))) < 12
+
+
+def test_a_journal_of_the_old_format_is_read_for_its_crashes(tmp_path):
+    """Everything else in it is measured anew."""
+    key = (ABOUT["key"], "forward", ABOUT["environment"])
+    old = path_for(tmp_path, *key, form=2)
+    failed = {"failed": cfg_id("b"), "program": "p", "trial": {"status": "wrong", "message": "off"}}
+    rounds = {"round": [[cfg_id("a"), 1.0]], "clock": "wall"}
+    old.write_bytes(b"".join(map(journals._line, [_crash(cfg_id("bad")), failed, rounds])))
+    with journal_for(tmp_path, *key) as first:
+        assert (list(first.history.lost), first.history.failed) == ([cfg_id("bad")], {})
+    ran = Ran()
+    record = Tuner(1, 1).tune(job_of(ran.make_fn, ["a", "bad", "b"], tmp_path))
+
+    assert outcome(record) == {"a": "ok", "bad": "crash", "b": "ok"}
 
 
 def test_a_journal_that_cannot_be_shortened_is_used_as_it_is(tmp_path, monkeypatch):
     """No crash is forgotten because the disk is full."""
     monkeypatch.setattr(journals, "_said", set())
-    crash = {"lost": cfg_id("bad"), "program": "", "cfg": "'bad'", "trial": {"status": "crash", "message": "gone"}}
-    written(tmp_path, *[{"begin": "i", "fresh": True, "candidates": []}] * 50, crash)
+    written(tmp_path, *[{"begin": "i", "fresh": True, "candidates": []}] * 50, _crash(cfg_id("bad")))
 
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -177,18 +196,18 @@ def test_a_journal_that_cannot_be_shortened_is_used_as_it_is(tmp_path, monkeypat
         opened.__enter__()
     with contextlib.ExitStack() as held:
         held.push(opened)
-        opened.starts("new", "run")
+        opened.trying("new", "compile")
 
     assert list(opened.history.lost) == [cfg_id("bad")]
-    assert [line["starts"] for line in read(path_of(tmp_path)) if "starts" in line] == [cfg_id("new")]
+    assert [line["trying"] for line in read(path_of(tmp_path)) if "trying" in line] == [cfg_id("new")]
     assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_one_process_at_a_time_writes_a_journal(tmp_path):
-    """Another one reads what crashed, accuses nobody who is at work right now, and writes nothing."""
+    """Another one reads what crashed, accuses none that is at work right now, and writes nothing."""
     with Journal(path_of(tmp_path)) as first:
         first.lost(Trial("bad", "crash", "gone"), "")
-        first.starts("busy", "run")
+        first.trying("busy", "race")
         before = path_of(tmp_path).read_bytes()
         code = (
             "import sys; from pathlib import Path; from ejkernel.ops.tuning.journal.file import Journal\n"
@@ -202,13 +221,13 @@ def test_one_process_at_a_time_writes_a_journal(tmp_path):
         assert path_of(tmp_path).read_bytes() == before
 
 
-def test_whoever_took_a_worker_down_does_not_run_here_whatever_its_cfg_is(tmp_path):
+def test_one_that_took_a_worker_down_does_not_run_here_whatever_its_cfg_is(tmp_path):
     """A cfg without a stable form has no name in a journal, and is left out all the same."""
     crasher, other = object(), object()
-    with journalled(job_of(None, [crasher, other], tmp_path), [crasher, other], 0, "wall") as (job, journal):
+    with journalled(job_of(None, [crasher, other], tmp_path), [crasher, other], 0, "wall") as (journal, prior):
         trial = Trial(crasher, "crash", "the process died")
         journal.lost(trial, "")
-        past = job.past.without([trial])
+        past = prior.without([trial])
 
         assert cfg_id(crasher) is None
         assert (past.barred(crasher), past.barred(other)) == (trial, None)
@@ -243,11 +262,12 @@ def test_a_full_disk_ends_the_journal_and_not_the_tuning(tmp_path, monkeypatch):
 
     assert record.winner is not None
     assert len(count) == 4
-    assert len(list(read(path_of(tmp_path)))) == 3
+    # A slot and two lines that every journal begins with, and the three that were written.
+    assert len(list(read(path_of(tmp_path)))) == 3 + 3
 
 
 def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
-    """Somebody else's file is neither read nor written."""
+    """Another file is neither read nor written."""
     monkeypatch.setattr(journals, "_said", set())
     (tmp_path / "other").write_text("precious")
     folder = tmp_path / "journal"
@@ -282,7 +302,7 @@ def test_a_finished_failure_is_not_repeated(tmp_path):
         return right if cfg != "wrong" else lambda x: right(x) * 3
 
     job = job_of(make_fn, ["a", "wrong", "b"], tmp_path)
-    _stopped(job, after="timed")
+    _stopped(job, after="failed")
     assert "wrong" in ran.log
     ran.log.clear()
 
@@ -292,8 +312,8 @@ def test_a_finished_failure_is_not_repeated(tmp_path):
     assert "wrong" not in ran.log
 
 
-def test_a_killed_race_goes_on_from_what_was_timed(tmp_path):
-    """Samples of before the kill count, those who had been dropped stay out, and the clock must be the same."""
+def test_a_killed_race_is_raced_afresh_without_those_that_were_dropped(tmp_path):
+    """The others have all their samples again."""
     times = {"a": 2.0, "slow": 9.0, "b": 1.0}
     ran, job = _killed_race(times, tmp_path)
     ran.log.clear()
@@ -303,26 +323,14 @@ def test_a_killed_race_goes_on_from_what_was_timed(tmp_path):
     assert record.cfg == "b"
     assert "slow" not in ran.log
     assert len(record.trials[2].samples_s) == 5
-    # Two checks, a warm-up, and two rounds instead of five.
-    assert ran.log.count("b") < 2 + 1 + 5
-    assert record.trials[1].samples_s != ()
+    assert outcome(record) == {"a": "ok", "slow": "skipped", "b": "ok"}
+    assert "9 times as long as the best in an earlier tuning" in record.trials[1].message
 
 
-def test_another_clock_begins_anew(tmp_path):
+def test_one_that_was_dropped_by_another_clock_races_again(tmp_path):
     """Times of two clocks do not compare."""
-    times = {"a": 2.0, "b": 1.0}
-    _, job = _killed_race(times, tmp_path)
-
-    record = Tuner(1, 4).tune(job)
-
-    assert max(record.trials[1].samples_s) < 1.0
-
-
-def test_samples_of_another_clock_are_not_taken_over(tmp_path):
-    """Who had been dropped by another clock runs again, and is told by this one."""
     times = {"a": 2.0, "slow": 9.0, "b": 1.0}
     ran, job = _killed_race(times, tmp_path)
-    ran.log.clear()
     other = _Clock(ran, {"a": 3.0, "slow": 0.5, "b": 4.0})
     other.name = "another"
 
@@ -332,25 +340,21 @@ def test_samples_of_another_clock_are_not_taken_over(tmp_path):
     assert [trial.seconds for trial in record.trials] == pytest.approx([3.0, 0.5, 4.0])
 
 
-def test_a_clock_that_cannot_be_had_any_more_leaves_no_mixed_times(tmp_path, monkeypatch):
-    """Samples of the device's clock are not shown beside those of the host's that had to serve."""
-    ran = Ran()
-    times = {"a": 2.0, "slow": 9.0, "b": 1.0}
-    job = job_of(ran.make_fn, list(times), tmp_path)
-    device = _Clock(ran, times)
-    device.name = "profiler"
-    _stopped(job, after="timed", times=3, clock=device)
-    monkeypatch.setattr(tuning, "usual_clock", lambda clock, device: "profiler")
+def test_after_a_crash_those_that_were_dropped_race_again(tmp_path):
+    """They may have been dropped against the one that crashed."""
+    times = {"a": 2.0, "slow": 9.0, "best": 1.0}
+    ran, job = _killed_race(times, tmp_path)
+    with Journal(path_of(tmp_path)) as journal:
+        journal.lost(Trial("best", "crash", "gone"), "")
+    ran.log.clear()
 
-    record = Tuner(1, 3).tune(job)
+    record = Tuner(1, 3, clock=_Clock(ran, times)).tune(job)
 
-    assert outcome(record) == {"a": "ok", "slow": "skipped", "b": "ok"}
-    assert "another clock (profiler)" in record.trials[1].message
-    assert not record.trials[1].samples_s
+    assert outcome(record) == {"a": "ok", "slow": "ok", "best": "crash"}
 
 
 def test_a_new_candidate_costs_one_measurement(tmp_path):
-    """It runs against the old winner and the heuristic; everybody else's samples are taken over."""
+    """It runs against the old winner and the heuristic; all others were slower, and stay out."""
     ran = Ran()
     times = {"usual": 3.0, "best": 1.0, "other": 2.0, "wrong": 1.0, "new": 0.5}
 
@@ -366,8 +370,7 @@ def test_a_new_candidate_costs_one_measurement(tmp_path):
 
     assert record.cfg == "new"
     assert set(ran.log) == {"usual", "best", "new"}
-    assert outcome(record) == {"usual": "ok", "best": "ok", "other": "ok", "wrong": "wrong", "new": "ok"}
-    assert record.trials[2].samples_s != ()
+    assert outcome(record) == {"usual": "ok", "best": "ok", "other": "skipped", "wrong": "wrong", "new": "ok"}
     assert record.gain[0] == pytest.approx(6.0)
 
 
@@ -380,9 +383,8 @@ def test_equal_programs_share_what_is_known_of_one(tmp_path):
         return {"wrong": lambda x: x * 3, "wrong too": lambda x: x * 3, "bad too": lambda x: x / 7}.get(cfg, right)
 
     cfgs = ["a", "wrong", "wrong too", "bad too", "b"]
-    _stopped(job_of(make_fn, cfgs, tmp_path), after="timed")
-    lines = list(read(path_of(tmp_path)))
-    program = next(line["program"] for line in lines if line.get("ends") == cfg_id("bad too") and line["program"])
+    _stopped(job_of(make_fn, cfgs, tmp_path), after="failed")
+    program = _program_of(make_fn("bad too"))
     with Journal(path_of(tmp_path)) as found:
         found.lost(Trial("bad", "crash", "gone"), program)
     compiled = []
@@ -395,12 +397,12 @@ def test_equal_programs_share_what_is_known_of_one(tmp_path):
     assert len(compiled) == 2
 
 
-def test_where_all_who_run_again_are_out_the_dropped_are_needed(tmp_path):
-    """They were right and timed: the best of them wins."""
+def test_where_all_that_run_again_are_out_those_that_were_dropped_race(tmp_path):
+    """They were right: the best of them wins."""
     ran = Ran()
     times = {"a": 9.0, "b": 5.0, "best": 1.0}
     job = TuningJob(ran.make_fn, (X,), {}, list(times), about=ABOUT, journal=tmp_path)
-    _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+    _stopped(job, after="dropped", times=2, clock=_Clock(ran, times))
 
     def make_fn(cfg):
         broken = lambda x: jax.pure_callback(_broken, jax.ShapeDtypeStruct(x.shape, x.dtype))  # noqa: E731 - short
@@ -410,31 +412,12 @@ def test_where_all_who_run_again_are_out_the_dropped_are_needed(tmp_path):
     record = Tuner(1, 3, clock=_Clock(ran, times)).tune(broken)
 
     assert record.cfg == "b"
+    assert record.trials[0].samples_s
     assert record.trials[2].status == "runtime"
 
 
-def test_a_round_that_was_cut_short_drops_nobody(tmp_path):
-    """Who had no turn because the time was up takes part in the next tuning."""
-    ran = Ran()
-    times = {"a": 1.0, "b": 1.0, "c": 1.0}
-    clock = _Clock(ran, times)
-    found = RoundSampler(
-        clock,
-        {n: CompiledProgram(jax.jit(ran.make_fn(cfg)), "forward") for n, cfg in enumerate(times)},
-        (X,),
-        [0, 1, 2],
-        warmup=1,
-        deadline=-math.inf,
-        cfgs=list(times),
-        witness=(told := _Told()),
-    )
-    found.round([0, 1, 2])
-
-    assert told.rounds == []
-
-
 def test_the_same_tuning_asked_for_again_is_measured_again(tmp_path):
-    """Whoever repeats a finished tuning does not believe it."""
+    """A finished tuning that is repeated is not believed."""
     ran = Ran()
     times = {"a": 2.0, "b": 1.0}
     job = job_of(ran.make_fn, list(times), tmp_path)
@@ -456,7 +439,7 @@ def test_a_changed_program_is_measured_and_checked_again(tmp_path):
 
         return job_of(make_fn, ["a", "b"], tmp_path)
 
-    _stopped(of(lambda x: x * 3), after="timed")
+    _stopped(of(lambda x: x * 3), after="failed")
     record = Tuner(1, 1).tune(of(lambda x: x + x))
 
     assert outcome(record) == {"a": "ok", "b": "ok"}
@@ -467,26 +450,25 @@ def test_other_inputs_are_measured_anew(tmp_path):
 
     def tuned(index, ran):
         args = (X, jnp.asarray(index))
-        times = {"a": 2.0, "b": 1.0}
+        times = {"a": 1.0, "b": 9.0}
         make_fn = lambda cfg: lambda x, i: ran.make_fn(cfg)(x) + i  # noqa: E731 - shorter than a def in a def
         job = TuningJob(make_fn, args, {}, list(times), heuristic_first=True, about=ABOUT, journal=tmp_path)
         if index == 0:
-            return _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+            return _stopped(job, after="dropped", clock=_Clock(ran, times))
         return Tuner(1, 3, clock=_Clock(ran, times)).tune(job)
 
     tuned(0, Ran())
     ran = Ran()
     record = tuned(1, ran)
 
-    assert len(record.trials[1].samples_s) >= 3
-    # Two checks on one set of inputs, a warm-up and every round.
-    assert ran.log.count("b") >= 1 + 1 + 3
+    assert outcome(record) == {"a": "ok", "b": "ok"}
+    assert "b" in ran.log
 
 
 # What is never run again.
 
 
-def test_what_was_lost_in_a_worker_is_not_run_again_by_anybody(tmp_path):
+def test_what_was_lost_in_a_worker_is_not_run_again(tmp_path):
     """Neither here nor in a worker, neither killed nor finished, until it is asked for."""
     with Journal(path_of(tmp_path)) as found:
         found.lost(Trial("bad", "timeout", "did not end within 60 s"), "")
@@ -500,14 +482,14 @@ def test_what_was_lost_in_a_worker_is_not_run_again_by_anybody(tmp_path):
 
 def test_what_is_lost_is_barred_at_once(tmp_path):
     """Should the worker turn out to be of no use, the others run in this process: without the one that it died of."""
-    with journalled(job_of(Ran().make_fn, ["a", "bad"], tmp_path), ["a", "bad"], 0, "wall") as (job, _):
-        assert job.past.barred("bad") is None
-        job.witness.lost(Trial("bad", "crash", "the process died"), "")
-        assert job.past.barred("bad").status == "crash"
+    with journalled(job_of(Ran().make_fn, ["a", "bad"], tmp_path), ["a", "bad"], 0, "wall") as (journal, prior):
+        assert prior.barred("bad") is None
+        journal.lost(Trial("bad", "crash", "the process died"), "")
+        assert prior.barred("bad").status == "crash"
 
 
-def test_who_was_at_work_when_a_process_died_runs_in_a_worker(tmp_path):
-    """It may have been the one, or somebody else's kill: in a worker nothing is at stake."""
+def test_one_that_was_at_work_when_a_process_died_runs_in_a_worker(tmp_path):
+    """It may have been the one, or a kill from outside: in a worker nothing is at stake."""
     killed(tmp_path, 3.0)
 
     record = Tuner(1, 1).tune(job_of(lambda n: lambda x: x * n * 2 / n, [1.0, 3.0], tmp_path))
@@ -518,7 +500,7 @@ def test_who_was_at_work_when_a_process_died_runs_in_a_worker(tmp_path):
 
 
 def test_a_suspect_that_cannot_go_to_a_worker_gets_a_second_chance(tmp_path):
-    """Anybody can have killed that process: a good candidate is not lost to it."""
+    """That process may have been killed from outside: a good candidate is not lost to it."""
     killed(tmp_path, "b")
     ran = Ran()
 
@@ -528,7 +510,7 @@ def test_a_suspect_that_cannot_go_to_a_worker_gets_a_second_chance(tmp_path):
     assert not JournalContent.of(read(path_of(tmp_path)), alone=True).suspects
 
 
-def test_who_was_at_work_at_two_deaths_is_not_run(tmp_path):
+def test_one_that_was_at_work_at_two_deaths_is_not_run(tmp_path):
     """That is no accident; the message says how it gets another chance. Finishing without it says nothing of it."""
     killed(tmp_path, "b", times=2)
     ran = Ran()
@@ -552,34 +534,34 @@ def test_suspects_compile_alone(tmp_path, monkeypatch):
     Tuner(1, 1, isolate=False).tune(job)
     Tuner(1, 1, isolate=False).tune(job)
 
-    assert threads == [1, 3]
+    assert (set(threads[:-1]), threads[-1]) == ({1}, 3)
 
 
-def test_an_interrupt_accuses_nobody(tmp_path):
-    """Whoever can be interrupted has not taken the process with it: nobody is left out for it."""
+def test_an_interrupt_accuses_none(tmp_path):
+    """A candidate that can be interrupted has not taken the process with it: none is left out for it."""
     ran = Ran()
     job = job_of(ran.make_fn, ["a", "b"], tmp_path)
-    _stopped(job, after="starts", times=4)
+    _stopped(job, after="trying", times=8)
 
     assert outcome(Tuner(1, 1).tune(job)) == {"a": "ok", "b": "ok"}
 
 
-def test_who_still_compiles_at_the_end_is_no_suspect(tmp_path):
+def test_one_that_still_compiles_at_the_end_is_no_suspect(tmp_path):
     """A straggler is left behind by a tuning that ends well: no process died."""
     with Journal(path_of(tmp_path)) as journal:
         journal.begin("inputs", ["a", "b"], fresh=True)
-        journal.starts("b", "compile")
-        journal.finish("a", ["a", "b"])
+        journal.trying("b", "compile", "p")
+        journal.finish(Record(trials=(Trial("a", samples_s=(1.0,)),), winner=0), ["a", "b"])
 
     assert not JournalContent.of(read(path_of(tmp_path)), alone=True).suspects
 
 
-def test_compiling_clears_nobody_who_crashed_while_running(tmp_path):
+def test_compiling_clears_none_that_crashed_while_running(tmp_path):
     """A suspect has to come back from what it was suspected of."""
     one = cfg_id("b")
-    lines = [{"suspects": {one: ["check"]}}, {"starts": one, "doing": "compile"}, {"ends": one, "program": "p"}]
+    lines = [{"suspects": {one: ["check"]}}, {"trying": one, "doing": "compile"}, {"back": one, "doing": "compile"}]
     assert JournalContent.of(lines, alone=True).suspects == {one: ["check"]}
-    lines += [{"starts": one, "doing": "check"}, {"ends": one, "program": ""}]
+    lines += [{"back": one, "doing": "check"}]
     assert not JournalContent.of(lines, alone=True).suspects
 
 
@@ -588,8 +570,8 @@ def test_suspects_outlive_a_journal_that_is_written_anew(tmp_path):
     one = cfg_id("b")
     history = JournalContent.of(
         [
-            {"starts": one, "doing": "compile"},
-            {"ends": one, "program": "p"},
+            {"trying": one, "doing": "compile"},
+            {"back": one, "doing": "compile"},
             {"suspects": {one: ["compile"]}},
         ],
         alone=True,
@@ -621,7 +603,7 @@ class Fragile(Kernel[str, jax.Array]):
 
 CALL = """
 import jax.numpy as jnp
-from tuning.test_journal import Fragile
+from tuning.journal.test_journal_file import Fragile
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor
 selector = ConfigSelectorChain(ConfigCache())
 Executor(selector)(Fragile(), jnp.ones(8))
@@ -630,7 +612,7 @@ print(selector.cache.size())
 
 
 def test_a_call_that_crashed_two_processes_crashes_no_third():
-    """`os._exit` inside a candidate that no worker can run: once may be anybody, twice is not."""
+    """`os._exit` inside a candidate that no worker can run: once may be a kill from outside, twice is not."""
     found = []
     for _ in range(3):
         with child(CALL) as process:
@@ -642,18 +624,18 @@ def test_a_call_that_crashed_two_processes_crashes_no_third():
 
 @pytest.mark.slow
 def test_a_kill_from_outside_leaves_what_an_exit_from_inside_leaves():
-    """Nothing that a dead process leaves tells them apart: that is why one death bars nobody here."""
+    """Nothing that a dead process leaves tells them apart: that is why one death bars none here."""
     left = []
     for end in ("os._exit(7)", "os.kill(os.getpid(), 9)"):
-        code = f"import os; import tuning.test_journal as t; t.end = lambda: {end}\n{CALL}"
+        code = f"import os; import tuning.journal.test_journal_file as t; t.end = lambda: {end}\n{CALL}"
         with child(code) as process:
             process.communicate(timeout=120)
         [path] = journal_folder().glob("*.jsonl")
-        left.append([{k: v for k, v in line.items() if k != "round"} for line in read(path)])
+        left.append(list(read(path)))
         forget_crashes()
 
-    assert left[0] == left[1]
-    assert left[0][-1] == {"starts": cfg_id("deadly"), "doing": "check"}
+    assert [sorted(map(str, lines)) for lines in left[:1]] == [sorted(map(str, lines)) for lines in left[1:]]
+    assert left[0][0] == {"slot": cfg_id("deadly"), "doing": "check"}
 
 
 def test_crashes_are_forgotten_on_request():
@@ -700,14 +682,13 @@ def _broken():
     raise ValueError("broken since")
 
 
-class _Told(NoObserver):  # type: ignore[misc]
-    """Keeps the rounds."""
+def _crash(one):
+    return {"lost": one, "program": "", "cfg": "?", "trial": {"status": "crash", "message": "gone"}}
 
-    def __init__(self):
-        self.rounds = []
 
-    def timed(self, found, clock):
-        self.rounds.append(found)
+def _program_of(function):
+    """What the journal calls this function's program."""
+    return stage(function, flatten_call((X,), {}), (X,), "forward", name="ejk_0_0").lower()[1]
 
 
 class _Stop(BaseException):
@@ -715,10 +696,10 @@ class _Stop(BaseException):
 
 
 def _killed_race(times, folder):
-    """A race of candidates that take so long, which ended after three rounds, and the job to go on with."""
+    """A race of candidates that take so long, which ended when the first was dropped, and the job to go on with."""
     ran = Ran()
     job = job_of(ran.make_fn, list(times), folder)
-    _stopped(job, after="timed", times=3, clock=_Clock(ran, times))
+    _stopped(job, after="dropped", clock=_Clock(ran, times))
     return ran, job
 
 

@@ -293,9 +293,9 @@ def test_without_a_worker_and_without_a_demand_it_is_done_here(no_python):
 
 
 def test_a_worker_that_is_killed_before_it_is_ready_is_started_again(monkeypatch):
-    """Once or twice is somebody's kill; three times is an error."""
+    """Once or twice is a kill from outside; three times is an error."""
     begin = process.WorkerProcess._begin
-    kills = [signal.SIGTERM, signal.SIGINT, None]
+    kills = [signal.SIGTERM, signal.SIGHUP, None]
 
     def killing(self):
         if (kill := kills.pop(0)) is not None:
@@ -316,6 +316,7 @@ def test_an_interrupt_of_the_terminal_does_not_end_a_worker():
     head = {"platform": "cpu", "device": 0, "settings": {}, "imports": []}
     worker = process.worker_for(**head)
     try:
+        worker.ready()
         os.kill(worker.pid, signal.SIGINT)
         worker.send("start", **head)
         while (answer := worker.hear()) is None:

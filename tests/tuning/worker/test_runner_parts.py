@@ -1,4 +1,4 @@
-"""What a track makes of what a worker has left when the time is up: fakes, without any process."""
+"""What a runner makes of what a worker has left when the time is up: fakes, without any process."""
 
 from __future__ import annotations
 
@@ -10,52 +10,67 @@ import jax.numpy as jnp
 
 from ejkernel.ops import Isolation, Record, Trial
 from ejkernel.ops.tuning.job import TuningJob
-from ejkernel.ops.tuning.worker.batch import WorkerBatch
 from ejkernel.ops.tuning.worker.runner import WorkerRunner
+from ejkernel.ops.tuning.worker.session import WorkerSession
 
 NAMES = (1.0, 2.0, 3.0)
 
 
 def race(monkeypatch, run, *, deadline=math.inf, late=False):
-    """The record of a race of three, the first of which is the heuristic cfg, by what this heat finds."""
-    monkeypatch.setattr(WorkerBatch, "run", run)
+    """The record of a race of three, the first of which is the heuristic cfg, by what this session finds."""
+    monkeypatch.setattr(WorkerSession, "add", lambda self, number: None)
+    monkeypatch.setattr(WorkerSession, "run", run)
     job = TuningJob(lambda n: lambda x: (x * n * 2) / n, (jnp.arange(4.0),), {}, NAMES, heuristic_first=True)
-    track = WorkerRunner(job, Isolation(), demanded=True, warmup=0, iters=3, seed=0)
-    with contextlib.closing(track):
-        track.field.enter(NAMES)
-        track.compile(math.inf)
-        track.field.late = late
-        return track.race(Record(), [0, 1, 2], deadline=deadline, heuristic=0)
+    runner = WorkerRunner(job, Isolation(), demanded=True, warmup=0, iters=3, seed=0)
+    with contextlib.closing(runner):
+        runner.candidates.enter(NAMES)
+        runner.compile(math.inf)
+        runner._compiler.late = late
+        return runner.race(Record(), [0, 1, 2], deadline=deadline, heuristic=0)
 
 
-def test_nobody_beats_the_heuristic_cfg_by_rounds_in_which_it_was_faster(monkeypatch):
+def checked(session):
+    for number in session.candidates.having("compiled"):
+        session.candidates.advance(number, "checked")
+
+
+def test_none_beats_the_heuristic_cfg_by_rounds_in_which_it_was_faster(monkeypatch):
     """Tuned is never slower than untuned, also where a worker was ended with the time."""
 
     def run(self, numbers, **settings):
-        self.rounds = [[(0, 1.0e-3), (1, 0.97e-3)], [(0, 1.0e-3), (1, 1.05e-3)], [(0, 1.0e-3), (1, 1.05e-3)]]
-        self.right = {0, 1, 2}
+        checked(self)
+        self.rows = [{0: 1.0e-3, 1: 0.97e-3}, {0: 1.0e-3, 1: 1.05e-3}, {0: 1.0e-3, 1: 1.05e-3}]
 
     record = race(monkeypatch, run)
 
     assert (record.winner, record.stop, record.gain[0]) == (0, "deadline", 1.0)
 
 
+def test_one_that_is_right_and_was_not_timed_has_not_won(monkeypatch):
+    """Only what was measured is an answer."""
+    record = race(monkeypatch, lambda self, numbers, **settings: checked(self))
+
+    assert (record.winner, record.stop) == (None, "deadline")
+    assert {trial.status for trial in record.trials} == {"timeout"}
+
+
 def test_the_last_one_that_is_at_work_when_the_time_is_up_has_not_failed(monkeypatch):
     """Then nothing is known, which is no reason to call the kernel broken."""
 
     def run(self, numbers, **settings):
-        self._out(1, "wrong", "another value")
-        self._out(2, "wrong", "another value")
-        self._settle(0, "timeout", "still at work when the time was up")
+        self.candidates.advance(1, "wrong", message="another value")
+        self.candidates.advance(2, "wrong", message="another value")
+        self.candidates.advance(0, "timeout", message="still at work when the time was up")
 
     assert race(monkeypatch, run, deadline=time.perf_counter()).stop == "deadline"
     assert race(monkeypatch, run).stop == "failed"
 
 
-def test_where_some_were_not_written_down_in_time_a_race_has_not_finished(monkeypatch):
-    """The heuristic cfg may be among them, and then nobody is known to be faster."""
+def test_where_some_were_not_exported_in_time_a_race_has_not_finished(monkeypatch):
+    """The heuristic cfg may be among them, and then none is known to be faster."""
 
     def run(self, numbers, **settings):
+        checked(self)
         return Record(trials=tuple(Trial(n, samples_s=(1e-3,)) for n in numbers), winner=1, stop="finished")
 
     assert race(monkeypatch, run, late=True).stop == "deadline"

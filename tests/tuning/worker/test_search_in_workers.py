@@ -18,16 +18,16 @@ import pytest
 
 from ejkernel.ops import Isolation, Record, Trial, Tuner
 from ejkernel.ops.core.errors import IsolationError
-from ejkernel.ops.tuning import sampler
+from ejkernel.ops.timing import sampler
 from ejkernel.ops.tuning.job import TuningJob
 from ejkernel.ops.tuning.search import driver
 from ejkernel.ops.tuning.search.effort import EFFORTS
 from ejkernel.ops.tuning.tuner import IsolationWarning
 from ejkernel.ops.tuning.worker import runner
-from ejkernel.ops.tuning.worker.batch import WorkerBatch
 from ejkernel.ops.tuning.worker.main import Worker
 from ejkernel.ops.tuning.worker.process import WorkerGone, WorkerProcess
 from ejkernel.ops.tuning.worker.protocol import Message
+from ejkernel.ops.tuning.worker.session import WorkerSession
 from ejkernel.ops.tuning.worker.watchdog import KillReason, Watchdog
 
 X = jnp.arange(8.0)
@@ -58,7 +58,7 @@ def make_broken(cfg):
 
 
 class FirstToLast:
-    """A strategy that leaves nobody out."""
+    """A strategy that leaves none out."""
 
     def propose(self, space, known, count, rng):
         return [i for i in range(len(space)) if i not in known][:count]
@@ -87,7 +87,7 @@ def outcome(record):
 # Real processes.
 
 
-def test_whoever_takes_the_worker_down_is_a_failed_trial_and_the_search_goes_on(workers, monkeypatch):
+def test_one_that_takes_the_worker_down_is_a_failed_trial_and_the_search_goes_on(workers, monkeypatch):
     """One sleeps for ever, one calls `os._exit`, one segfaults, one takes too much memory: the best that works wins."""
     real, verdicts = Watchdog.blame, []
     monkeypatch.setattr(Watchdog, "blame", lambda *args: (verdicts.append(real(*args)), verdicts[-1])[1])
@@ -118,8 +118,8 @@ def test_whoever_takes_the_worker_down_is_a_failed_trial_and_the_search_goes_on(
 
 @pytest.mark.usefixtures("small")
 def test_a_worker_that_is_killed_in_the_middle_of_a_search_is_replaced(workers, monkeypatch):
-    """Offline tuning searches in a worker by itself; somebody's kill costs no candidate its place."""
-    real, heard = WorkerBatch._note, []
+    """Offline tuning searches in a worker by itself; a kill from outside costs no candidate its place."""
+    real, heard = WorkerSession._note, []
 
     def noting(self, message):
         real(self, message)
@@ -128,7 +128,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_search_is_replaced(workers, 
         if heard.count("timed") == 3 and len(workers) == 1:
             os.kill(workers[0].pid, signal.SIGKILL)
 
-    monkeypatch.setattr(WorkerBatch, "_note", noting)
+    monkeypatch.setattr(WorkerSession, "_note", noting)
     record = Tuner(0, 1, effort="quick").tune(TuningJob(make_fn, (X,), {}, CFGS, heuristic_first=True, offline=True))
 
     assert len(workers) == 2
@@ -156,11 +156,14 @@ class AtHome:
     def send(self, verb, parts=(), **head):
         """Both ways, as the wire does it."""
         head = json.loads(json.dumps({**head, "verb": verb}))
-        if verb not in ("field", "run"):
+        if verb not in ("tuning", "program", "run"):
             self.inbox.append(Message(head, list(parts)))
             return
         self.runs.append(head)
         self.worker.obey(Message(head, list(parts)))
+
+    def ready(self):
+        """At once."""
 
     def hear(self):
         if self.dead:
@@ -238,17 +241,16 @@ def test_the_same_seed_and_the_same_times_take_the_same_path_wherever_they_run(m
     assert {record.cfg for record in (here, there, again)} == {min(paths[0], key=seconds_of)}
     assert outcome(here) == outcome(there) == outcome(again)
     assert [trial.samples_s for trial in here.trials] == [trial.samples_s for trial in there.trials]
-    # Whoever looks on sees as much.
+    # An onlooker sees as much.
     assert {step.stage for step in steps} == {"compiling", "checking", "timing"}
     assert steps[-1].gain == pytest.approx(there.gain[0])
-    # Inputs are sent once, and each program is: who runs along and who is raced at the end is not compiled again.
-    sent = [number for run in worker.runs[1:] for number in run["numbers"]]
-    assert [run["verb"] for run in worker.runs[:2]] == ["field", "run"]
-    assert sorted(sent) == list(range(len(there.trials)))
+    # Inputs are sent once, and each program is: none that runs along or is raced at the end is compiled again.
+    assert [sent["verb"] for sent in worker.runs[:2]] == ["tuning", "program"]
+    assert sorted(sent["number"] for sent in worker.runs if "number" in sent) == list(range(len(there.trials)))
     # What the first candidate gives is right in every worker: it is checked there, and need not run.
     assert first.dead
-    assert second.runs[1]["numbers"][0] == 0
-    assert 0 not in second.runs[1]["runners"]
+    assert second.runs[1]["number"] == 0
+    assert 0 not in next(sent["runners"] for sent in second.runs if sent["verb"] == "run")
 
 
 @pytest.mark.usefixtures("small")
@@ -308,8 +310,8 @@ def test_what_cannot_be_exported_later_is_out_with_the_reason(monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-def test_where_the_worker_is_of_no_use_any_more_nobody_lost_runs_here(monkeypatch):
-    """The rest is searched in this process, with a warning; whoever took a worker down is left out."""
+def test_where_the_worker_is_of_no_use_any_more_none_that_was_lost_runs_here(monkeypatch):
+    """The rest is searched in this process, with a warning; the one that took a worker down is left out."""
     ran = []
     crashes = lambda said: said.head.get("doing") == "check" and said.head["number"] == 3  # noqa: E731 - one line
     started = iter([AtHome(crashes, -signal.SIGSEGV)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import os
+import threading
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,16 +11,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ejkernel.ops.tuning.worker.protocol import Sender, pack, receive, unpack
+from ejkernel.ops.tuning.worker.protocol import Receiver, Sender, pack, unpack
+
+
+def received(data, count):
+    """So many messages of these bytes."""
+    reading, writing = os.pipe()
+    os.write(writing, data)
+    os.close(writing)
+    receiver = Receiver(reading)
+    found = [receiver.receive() for _ in range(count)]
+    receiver.close()
+    return found
 
 
 def sent(*messages):
-    """What the other side reads."""
-    stream = io.BytesIO()
-    sender = Sender(stream)
+    """The bytes that the other side reads."""
+    reading, writing = os.pipe()
+    sender = Sender(writing)
     for verb, parts, head in messages:
         sender.send(verb, parts, **head)
-    return stream.getvalue()
+    sender.close()
+    with open(reading, "rb") as file:
+        return file.read()
 
 
 @given(
@@ -34,12 +48,25 @@ def sent(*messages):
 )
 def test_what_is_sent_is_received(messages):
     """Any number of messages, each with any parts, in order."""
-    stream = io.BytesIO(sent(*messages))
-    for verb, parts, head in messages:
-        found = receive(stream)
+    *all_found, end = received(sent(*messages), len(messages) + 1)
+    for found, (verb, parts, head) in zip(all_found, messages, strict=True):
         assert (found.verb, found.parts) == (verb, parts)
         assert found.head == {**head, "verb": verb}
-    assert receive(stream) is None
+    assert end is None
+
+
+def test_parts_larger_than_a_pipe_are_received():
+    """The other side reads while they are written."""
+    reading, writing = os.pipe()
+    part, sender, receiver = os.urandom(1 << 20), Sender(writing), Receiver(reading)
+    thread = threading.Thread(target=sender.send, args=("program", [part, b""]))
+    thread.start()
+    found = receiver.receive()
+    thread.join()
+    sender.close()
+    receiver.close()
+
+    assert found.parts == [part, b""]
 
 
 @pytest.mark.parametrize("cut", [1, 11, 13, 30, -1])
@@ -47,7 +74,7 @@ def test_a_message_that_was_cut_off_is_the_end(cut):
     """The other side died while it spoke."""
     whole = sent(("done", [b"x" * 20], {"number": 3}))
 
-    assert receive(io.BytesIO(whole[:cut])) is None
+    assert received(whole[:cut], 1) == [None]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int4", "bool", "complex64"])

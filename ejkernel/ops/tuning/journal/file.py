@@ -115,26 +115,36 @@ class Journal:
             history = JournalContent.of(lines, alone=True)
             if not lines and self._before is not None:
                 history.lost = JournalContent.of(read(self._before), alone=True).lost
-            self._shorten(history, len(lines))
+            is_new = self._shorten(history, len(lines))
         except OSError as error:
             self._close()
             self._say(error)
             return JournalContent()
         # A line that was cut off must not spoil the next one.
         self._append(b"\n")
+        if not is_new and lines and lines[0].get("slot") is not None:
+            # The slot is written over from now on.
+            self._write(suspects={lines[0]["slot"]: [lines[0]["doing"]]})
+            self._write(crashed=True)
+            self._fill_slot(None, "check")
         return history
 
-    def _shorten(self, history: JournalContent, lines: int) -> None:
-        """Writes a journal anew that has no slot yet, or whose tunings ended without a word and left too much."""
+    def _shorten(self, history: JournalContent, lines: int) -> bool:
+        """Writes a journal anew that has no slot yet, or whose tunings ended without a word and left too much.
+
+        Says whether it did.
+        """
         history.shorten()
-        short = list(history.lines())
+        short, is_new = list(history.lines()), False
         try:
             if not _has_slot(self.path) or lines > _LONG * (len(short) + 1):
                 self._rewrite(short)
+                is_new = True
             self._slot = os.open(self.path, os.O_WRONLY | _CREATING)
         # Then it stays as it is: nothing that is known is given up for that.
         except OSError as error:
             self._say(error)
+        return is_new
 
     def _take(self) -> bool:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,12 +160,15 @@ class Journal:
             raise PermissionError(f"{self.path} is another user's")
         return True
 
-    def _close(self) -> None:
+    def _close_files(self) -> None:
         with self._mutex:
             for descriptor in (self._descriptor, self._slot):
                 if descriptor is not None:
                     os.close(descriptor)
             self._descriptor = self._slot = None
+
+    def _close(self) -> None:
+        self._close_files()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -212,11 +225,16 @@ class Journal:
         # This process lives: a candidate that still compiles was left behind, and has ended nothing.
         kept = JournalContent.of(read(self.path), alone=False)
         kept.shorten()
+        kept.crashed = False
+        for trial in record.trials:
+            if trial.status == "ok" and trial.samples_s:
+                kept.suspects.pop(self._id(trial.cfg) or "", None)
         kept.winner, kept.candidates = cfg_id(record.cfg), [cfg_id(cfg) for cfg in cfgs]
         try:
             self._rewrite(kept.lines())
         except OSError as error:
             self._say(error)
+        self._close_files()
 
     def _losers(self, record: Record) -> Iterator[dict[str, Any]]:
         """What a race of the winner and a new candidate need not time again."""

@@ -22,6 +22,9 @@ class JournalContent:
     failed: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     # Timed, and slower than the best: seconds, ratio, clock and program.
     dropped: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Did a candidate crash, or a process die, since the first was dropped? Then it may have been dropped against one
+    # that cannot be used.
+    crashed: bool = False
     # Of a tuning that is over.
     winner: str | None = None
     candidates: Sequence[str | None] = ()
@@ -61,12 +64,14 @@ class JournalContent:
         elif "lost" in line:
             self._is_over(line["lost"])
             self.lost[line["lost"]] = line
-            self._forget_drops()
+            self.crashed = True
         elif "dropped" in line:
             self.dropped[line["dropped"]] = line
         elif "suspects" in line:
             for one, deaths in line["suspects"].items():
                 self.suspects.setdefault(one, []).extend(deaths)
+        elif "crashed" in line:
+            self.crashed = True
         elif "left" in line:
             self._at_work.clear()
         elif "finished" in line:
@@ -87,16 +92,12 @@ class JournalContent:
         for one, doing in self._at_work.items():
             if one not in self.lost:
                 self.suspects.setdefault(one, []).append(doing)
-                self._forget_drops()
+                self.crashed = True
         self._at_work.clear()
-
-    def _forget_drops(self) -> None:
-        """What was dropped may have been dropped against one that cannot be used."""
-        self.dropped = {}
 
     def forget(self) -> None:
         """Everything but crashes."""
-        self.failed, self.dropped, self.winner = {}, {}, None
+        self.failed, self.dropped, self.winner, self.crashed = {}, {}, None, False
 
     def shorten(self) -> None:
         """Leaves what a later tuning would look at: the latest candidates."""
@@ -110,5 +111,7 @@ class JournalContent:
         yield {"suspects": self.suspects}
         yield from (dict(line) for line in self.failed.values())
         yield from (dict(line) for line in self.dropped.values())
+        if self.crashed:
+            yield {"crashed": True}
         if self.winner is not None:
             yield {"finished": self.winner, "candidates": self.candidates}

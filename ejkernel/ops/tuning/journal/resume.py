@@ -84,7 +84,7 @@ class Remembered:
     def seconds(self, cfgs: Sequence[Any]) -> Mapping[int, float]:
         """Places of cfgs that a search which was killed has timed, and their seconds then."""
         known = self.history.dropped
-        if not known or self.dropped:
+        if not known:
             return {}
         ids = {cfg_id(cfg): place for place, cfg in enumerate(cfgs)}
         return {ids[one]: line["seconds"] for one, line in known.items() if one in ids}
@@ -138,6 +138,8 @@ def _is_fresh(history: JournalContent, identity: str, cfgs: Sequence[Any]) -> bo
 
 def _stay_dropped(history: JournalContent, cfgs: Sequence[Any], job: TuningJob) -> frozenset[str]:
     """The candidates that were dropped and do not race again; the heuristic cfg and an old winner always do."""
+    if history.crashed:
+        return frozenset()
     ids = [cfg_id(cfg) for cfg in cfgs]
     again = {history.winner, *(ids[:1] if job.heuristic_first else ())}
     return frozenset(one for one in ids if one is not None and one in history.dropped and one not in again)
