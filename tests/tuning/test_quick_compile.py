@@ -1,4 +1,4 @@
-"""Candidates that a GPU's compiler would time products for: compiled quickly first, and for speed where they may win."""
+"""Candidates that a GPU's compiler would time products for: compiled quickly first, for speed where they may win."""
 
 from __future__ import annotations
 
