@@ -148,7 +148,7 @@ class Checker:
         # The reference has answered, or there is none.
         self._answered = reference is None
 
-    def cases(self) -> list[CheckCase]:
+    def sets(self) -> list[CheckCase]:
         """The inputs of the race, and another draw of them; what is the caller's own in every part stays one set."""
         if not self._cases:
             self._cases.append(CheckCase(self._leaves, drawn=self._drawn))
@@ -156,11 +156,16 @@ class Checker:
                 _, leaves, drawn = drawn_inputs_of(self.job, self._seed + 1)
                 if any(a is not b for a, b in zip(leaves, self._leaves, strict=True)):
                     self._cases.append(CheckCase(leaves, drawn=drawn))
+        return self._cases
+
+    def cases(self) -> list[CheckCase]:
+        """The same, with what the reference gives for each."""
+        cases = self.sets()
         if self._reference is not None and not self._answered:
             self._answered = True
-            for case in self._cases:
+            for case in cases:
                 case.expected = (self._reference(case.leaves),)
-        return self._cases
+        return cases
 
     def check(self, number: int) -> None:
         """Checks one candidate that was compiled."""

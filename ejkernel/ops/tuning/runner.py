@@ -253,7 +253,7 @@ class InProcessRunner:
             watch=watch,
             turn=turn,
             dropped=dropped if tells_drops else lambda place, seconds, ratio: None,
-            others=[case.leaves for case in self.checker.cases() if case.leaves is not self.leaves],
+            others=[case.leaves for case in self.checker.sets() if case.leaves is not self.leaves],
         )
         return sampler
 
