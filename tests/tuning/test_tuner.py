@@ -15,7 +15,6 @@ from fakes_tuning import Held
 
 from ejkernel.ops import OpsError, RandomSearch, Tuner
 from ejkernel.ops.core.errors import OutOfTimeError
-from ejkernel.ops.timing.program import Staged
 from ejkernel.ops.tuning import check as check_case
 from ejkernel.ops.tuning.job import TuningJob
 
@@ -475,22 +474,10 @@ def test_programs_that_differ_in_a_constant_are_not_equal(size):
     assert status_of(tuner) == {"one": "ok", "other": "wrong"}
 
 
-def test_the_earliest_of_equal_programs_stands_for_all(monkeypatch):
-    """Whichever thread was faster: ties go to the earlier candidate, and every one has its samples."""
-    monkeypatch.setattr("ejkernel.ops.tuning.compile.workers_for", lambda count: count)
-    gates = [Held(), Held()]
-    functions = [lambda x: gates[0](x) * 2, lambda x: gates[1](x) * 2, lambda x: x * 2]
-    compile_it = Staged.compile
-
-    def compile_and_release(self, lowered, **how):
-        # By now this program is known, and the others find it.
-        for gate in gates:
-            gate.release.set()
-        return compile_it(self, lowered)
-
-    monkeypatch.setattr(Staged, "compile", compile_and_release)
+def test_the_earliest_of_equal_programs_stands_for_all():
+    """Ties go to the earlier candidate, and every one has its samples."""
     tuner = Tuner(0, 1, clock=Counting())
-    record = tuner.tune(TuningJob(functions.__getitem__, (X,), {}, [0, 1, 2], heuristic_first=True))
+    record = tuner.tune(TuningJob(lambda cfg: lambda x: x * 2, (X,), {}, [0, 1, 2], heuristic_first=True))
 
     assert record.winner == record.heuristic == 0
     assert all(trial.status == "ok" and trial.samples_s for trial in record.trials)

@@ -98,7 +98,7 @@ class CompilePool:
         self._waiting: queue.SimpleQueue[tuple[int, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Built | None] = queue.SimpleQueue()
         self._given = 0
-        self._settings = _Settings.here()
+        self._settings = JaxSettings.here()
         self._left = False
         # Of those under way: since when.
         self._started: dict[int, float] = {}
@@ -238,7 +238,7 @@ def compile_all(jobs: Sequence[tuple[int, Callable[[], Any]]], *, workers: int, 
 
 
 @dataclass(frozen=True)
-class _Settings:
+class JaxSettings:
     """What of the calling thread's settings a compilation depends on: threads inherit nothing."""
 
     x64: bool
@@ -246,12 +246,14 @@ class _Settings:
     device: Any
 
     @staticmethod
-    def here() -> _Settings:
+    def here() -> JaxSettings:
+        """Those of this thread."""
         names = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device")
-        return _Settings(*(_jax.setting(name) for name in names))
+        return JaxSettings(*(_jax.setting(name) for name in names))
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
+        """Has them hold in another thread."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(jax.enable_x64(self.x64))
             stack.enter_context(jax.default_matmul_precision(self.precision))

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import jax
 import numpy as np
@@ -26,12 +26,31 @@ NUMBER = -1
 
 def inputs_of(job: TuningJob, seed: int) -> tuple[FlatCall, tuple[Any, ...]]:
     """The job's call taken apart, and real arrays for it."""
+    call, leaves, _ = drawn_inputs_of(job, seed)
+    return call, leaves
+
+
+def drawn_inputs_of(job: TuningJob, seed: int) -> tuple[FlatCall, tuple[Any, ...], Drawn]:
+    """The same, and which of the arrays another process can draw for itself."""
     args, kwargs = job.args, job.kwargs
     if job.example is not None:
         args, kwargs = job.example(np.random.default_rng(seed))
     call = inputs.flatten_call(args, kwargs)
     fresh = job.fresh_floats and job.example is None
-    return call, job.place(inputs.concrete(call.leaves, np.random.default_rng(seed), fresh_floats=fresh))
+    made = inputs.concrete(call.leaves, np.random.default_rng(seed), fresh_floats=fresh)
+    places = tuple(i for i, (leaf, given) in enumerate(zip(made, call.leaves, strict=True)) if leaf is not given)
+    # As `concrete` draws them.
+    return call, job.place(made), Drawn(int(np.random.default_rng(seed).integers(2**31)), places)
+
+
+class Drawn(NamedTuple):
+    """Arrays of a set that `draw` makes of a seed, by their places."""
+
+    seed: int = 0
+    places: tuple[int, ...] = ()
+
+
+_NONE_DRAWN = Drawn()
 
 
 @final
@@ -81,6 +100,7 @@ class CheckCase:
     leaves: Sequence[Any]
     # The output and, under validate_backward, the gradients; empty until a candidate or a reference has shown them.
     expected: tuple[Any, ...] = ()
+    drawn: Drawn = _NONE_DRAWN
 
     def answer(self, program: CompiledProgram) -> tuple[Any, ...]:
         """What a program makes of it: the output, and the gradients where it has them."""
@@ -113,6 +133,7 @@ class Checker:
         *,
         seed: int,
         reference: Reference | None = None,
+        drawn: Drawn = _NONE_DRAWN,
         given: Sequence[CheckCase] = (),
         observer: StepObserver | None = None,
     ) -> None:
@@ -122,23 +143,29 @@ class Checker:
         self._seed = seed
         self._reference = reference
         self._observer: StepObserver = observer or NoObserver()
+        self._drawn = drawn
         self._cases = list(given)
         # The reference has answered, or there is none.
         self._answered = reference is None
 
-    def cases(self) -> list[CheckCase]:
+    def sets(self) -> list[CheckCase]:
         """The inputs of the race, and another draw of them; what is the caller's own in every part stays one set."""
         if not self._cases:
-            self._cases.append(CheckCase(self._leaves))
+            self._cases.append(CheckCase(self._leaves, drawn=self._drawn))
             if len(self.candidates) > 1:
-                _, leaves = inputs_of(self.job, self._seed + 1)
+                _, leaves, drawn = drawn_inputs_of(self.job, self._seed + 1)
                 if any(a is not b for a, b in zip(leaves, self._leaves, strict=True)):
-                    self._cases.append(CheckCase(leaves))
+                    self._cases.append(CheckCase(leaves, drawn=drawn))
+        return self._cases
+
+    def cases(self) -> list[CheckCase]:
+        """The same, with what the reference gives for each."""
+        cases = self.sets()
         if self._reference is not None and not self._answered:
             self._answered = True
-            for case in self._cases:
+            for case in cases:
                 case.expected = (self._reference(case.leaves),)
-        return self._cases
+        return cases
 
     @property
     def inputs(self) -> list[Sequence[Any]]:

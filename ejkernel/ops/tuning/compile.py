@@ -66,6 +66,9 @@ class CandidateCompiler:
         self._results: Iterator[Built | None] | None = None
         # Candidates that were given to the pool and have not come back.
         self._coming: set[int] = set()
+        # Compilations that wait for `until`.
+        self._holds = False
+        self._held: list[Callable[[], None]] = []
         # Compiled one at a time, so that the death of the process has one culprit.
         self._alone = False
         self._done = 0
@@ -76,12 +79,19 @@ class CandidateCompiler:
         self._deadline = self._end = math.inf
 
     def begin(
-        self, deadline: float = math.inf, end: float = math.inf, each: Callable[[int], None] = lambda number: None
+        self,
+        deadline: float = math.inf,
+        end: float = math.inf,
+        *,
+        each: Callable[[int], None] = lambda number: None,
+        ahead: bool = False,
     ) -> None:
         """Traces and lowers every candidate that has entered, and has each compiled from then on.
 
-        Kernels inside kernels are tuned now, before a device is claimed. `each` is told the number of each.
+        Kernels inside kernels are tuned now, before a device is claimed. `each` is told the number of each. `ahead`:
+        nothing is compiled before `until`, since another tuning is being timed.
         """
+        self._holds = ahead
         fresh = self.candidates.having("entered")
         self._deadline, self._end = deadline, end
         self.open(len(fresh), any(self._prior.suspected(self.candidates.cfg(number)) for number in fresh))
@@ -91,7 +101,8 @@ class CandidateCompiler:
             # Once a program is on its way, a deadline is a deadline.
             if (self._coming - {REFERENCE} or self.candidates.running) and time.perf_counter() >= deadline:
                 break
-        self.until(deadline, end)
+        if not ahead:
+            self.until(deadline, end)
 
     def open(self, count: int, alone: bool = False) -> None:
         """Threads for so many candidates."""
@@ -100,7 +111,14 @@ class CandidateCompiler:
         self._pool = CompilePool(1 if self._alone else workers_for(count + asked))
         if self._reference is not None and asked:
             self._coming.add(REFERENCE)
-            self._reference.begin(self._pool)
+            self._held.append(functools.partial(self._reference.begin, self._pool))
+        if not self._holds:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for give in self._held:
+            give()
+        self._held.clear()
 
     def until(self, deadline: float, end: float = math.inf) -> None:
         """Says how long the compilations may take; no candidate is waited for that takes much longer than the others.
@@ -109,6 +127,8 @@ class CandidateCompiler:
         is a heuristic cfg to fall back on; else one there must be, however late.
         """
         assert self._pool is not None
+        self._holds = False
+        self._let_go()
         self._deadline, self._end = deadline, end
         needed = self._coming & {REFERENCE, *((0,) if self.job.heuristic_first else ())}
         latest = end if self.job.heuristic_first else math.inf
@@ -208,12 +228,13 @@ class CandidateCompiler:
         if self._builder.is_instant:
             self.arrived(Built(number, build(), 0.0))
             return
+        self._coming.add(number)
         if not self._alone:
             assert self._pool is not None
-            self._coming.add(number)
-            self._pool.give(number, build)
+            self._held.append(functools.partial(self._pool.give, number, build))
+            if not self._holds:
+                self._let_go()
             return
-        self._coming.add(number)
         with CompilePool(1) as pool:
             pool.give(number, build)
             for built in pool.results(self._deadline, usable=bool(self.candidates.running), latest=self._end):

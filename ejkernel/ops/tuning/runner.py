@@ -38,8 +38,14 @@ class Runner(Protocol):
     job: TuningJob
     candidates: CandidateSet
 
+    def begin(self, deadline: float, end: float = math.inf, *, ahead: bool = False) -> None:
+        """Traces or exports all that entered, on the calling thread; `end` is the tuning's.
+
+        `ahead`: another tuning is being timed, so that nothing is compiled or sent yet.
+        """
+
     def compile(self, deadline: float, end: float = math.inf) -> None:
-        """Makes programs of all that entered, before a device is claimed; `end` is the tuning's."""
+        """Makes programs of all that entered, before a device is claimed; goes on where `begin` has begun."""
 
     def check(self, deadline: float) -> None:
         """Takes out each that fails or computes something else, where that can be known before any is timed."""
@@ -85,6 +91,8 @@ class InProcessRunner:
         self._observer: StepObserver = observer or NoObserver()
         # Are candidates run while others compile? Not where both need the same cores.
         self._pipelined = device.platform != "cpu" if pipelined is None else pipelined
+        # Were candidates traced ahead, and not compiled yet?
+        self._is_begun = False
         # Told the seconds of each round by number, and the clock.
         self._told_rounds = told_rounds
         # Of the latest rounds.
@@ -105,12 +113,21 @@ class InProcessRunner:
             job, self.candidates, self.leaves, seed=seed, reference=reference, given=cases, observer=observer
         )
 
+    def begin(self, deadline: float, end: float = math.inf, *, ahead: bool = False) -> None:
+        """Traces and lowers."""
+        self.compiler.begin(deadline, end, ahead=ahead)
+        self._is_begun = ahead
+
     def compile(self, deadline: float, end: float = math.inf) -> None:
         """Compiles, and makes both sets of inputs and what they should give: user code, so before a device is claimed.
 
         Where candidates are checked while others compile, it is back once all are lowered.
         """
-        self.compiler.begin(deadline, end)
+        if self._is_begun:
+            self._is_begun = False
+            self.compiler.until(deadline, end)
+        else:
+            self.begin(deadline, end)
         self.wait()
 
     def wait(self) -> None:
@@ -236,7 +253,7 @@ class InProcessRunner:
             watch=watch,
             turn=turn,
             dropped=dropped if tells_drops else lambda place, seconds, ratio: None,
-            others=[leaves for leaves in self.checker.inputs if leaves is not self.leaves],
+            others=[case.leaves for case in self.checker.sets()[1:]],
         )
         return sampler
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from statistics import median
@@ -25,18 +26,20 @@ from ..core.invocation import Cfg
 from ..core.record import Objective, Record, Trial
 from ..timing import inputs
 from ..timing.clock import Clock, WallClock
+from ..timing.compile_pool import JaxSettings
 from ..timing.profiler import ProfilerUnavailable
 from ..timing.program import CompiledProgram, stage
 from ..timing.sampler import once, usual_clock
 from .candidates import found_meanwhile
 from .job import TuningJob
-from .journal.observer import NoObserver, PriorResults, StepObserver
+from .journal.observer import NoObserver, NoPriorResults, PriorResults, StepObserver
 from .journal.resume import journalled
 from .runner import FOR_MEASURING, InProcessRunner, Runner
 from .search.effort import FEW, effort_named
 from .search.strategy import Strategy
 
 if TYPE_CHECKING:
+    from .journal.file import Journal
     from .search.driver import SearchDriver
     from .worker.limits import Isolation
     from .worker.runner import WorkerRunner
@@ -153,7 +156,18 @@ class Tuner(Generic[Cfg]):
         `device_lock` is held while candidates are timed, one at a time on a device; it gets the seconds that may be
         waited for it. `answered_elsewhere` is asked once it is held: (cfg,) where another process found the answer.
         """
-        return _Tuning(self, job, device_lock, answered_elsewhere).run()
+        return PreparedTuning(self, job, device_lock, answered_elsewhere).measure()
+
+    def prepare(
+        self, job: TuningJob, *, device_lock: DeviceLock = no_lock, answered_elsewhere: AnsweredElsewhere = no_answer
+    ) -> PreparedTuning:
+        """Traces the candidates of a job now, on this thread; `measure` does the rest, on this one or another.
+
+        So the next call of a program is traced while this one is measured. A search traces when it measures.
+        """
+        prepared = PreparedTuning(self, job, device_lock, answered_elsewhere)
+        prepared.trace()
+        return prepared
 
     def _searches(self, count: int) -> bool:
         """Are so many candidates too many to race them all?"""
@@ -161,8 +175,8 @@ class Tuner(Generic[Cfg]):
 
 
 @final
-class _Tuning:
-    """One job of a tuner, from its journal to its record."""
+class PreparedTuning:
+    """One job of a tuner, from its journal to its record; what is not measured has to be closed."""
 
     def __init__(
         self, tuner: Tuner[Any], job: TuningJob, device_lock: DeviceLock, answered_elsewhere: AnsweredElsewhere
@@ -179,55 +193,132 @@ class _Tuning:
         if self.searches and math.isfinite(tuner._effort.seconds):
             limits.append(tuner._effort.seconds)
         self.budget = min(limits, default=None)
-        self.deadline = math.inf if self.budget is None else time.perf_counter() + self.budget
+        self._left = math.inf if self.budget is None else self.budget
+        # A search measures some of very many: what becomes of each is written down, not all their names.
+        self._named = () if self.searches else self.cfgs
+        self._held = contextlib.ExitStack()
+        self._journal: Journal | None = None
+        self._prior: PriorResults = NoPriorResults()
+        self._is_open = False
+        # A runner whose candidates were traced ahead, and why it is not a worker's.
+        self._traced: InProcessRunner | WorkerRunner | None = None
+        self._note = ""
+        # Of the thread that prepares: another one that measures takes them over.
+        self._thread = threading.get_ident()
+        self._settings = JaxSettings.here()
+        self._context = contextvars.copy_context()
 
-    def run(self) -> Record:
-        """Tunes; what was not measured is no answer."""
+    def trace(self) -> None:
+        """Traces or exports, and lets the device alone."""
+        with self._within_budget(), self.job.room():
+            self._open()
+            if self.searches:
+                return
+            try:
+                self._traced = self._first_runner(self._prior)
+                self._begin(self._traced)
+            except NotExportedError as error:
+                if self.tuner.isolate or self._traced is None:
+                    raise
+                self._traced.close()
+                self._note = _not_in_a_worker(error)
+                self._traced = self._runner_here(self._prior)
+                self._begin(self._traced)
+
+    def measure(self) -> Record:
+        """Compiles, checks and races; what was not measured is no answer."""
+        if threading.get_ident() == self._thread:
+            return self._measure()
+        with self._settings.entered():
+            return self._context.run(self._measure)
+
+    def close(self) -> None:
+        """Lets everything go."""
+        if self._traced is not None:
+            self._traced.close()
+            self._traced = None
+        self._held.close()
+
+    def _measure(self) -> Record:
         tuner, job = self.tuner, self.job
         record = Record(**dict(job.about), objective=job.objective, seed=tuner.seed, budget_s=self.budget)
-        # A search measures some of very many: what becomes of each is written down, not all their names.
-        named = () if self.searches else self.cfgs
-        clock = usual_clock(tuner.clock, default_device())
-        with job.room(), journalled(job, named, tuner.seed, clock) as (journal, prior):
-            observer: StepObserver = journal or NoObserver()
-            record = self._run(record, observer, prior)
+        with contextlib.closing(self), self._within_budget(), job.room():
+            self._open()
+            record = self._run(record, self._prior)
             if record.winner is None and any(trial.status == "skipped" for trial in record.trials):
                 # All that were left of an earlier race are out: those that it dropped race after all.
-                record = self._run(replace(record, trials=()), observer, prior.without_drops())
-            if journal is not None and record.winner is not None and record.stop == "finished":
-                journal.finish(record, named)
+                record = self._run(replace(record, trials=()), self._prior.without_drops())
+            if self._journal is not None and record.winner is not None and record.stop == "finished":
+                self._journal.finish(record, self._named)
         refused = (Trial(cfg, "invalid", reason) for cfg, reason in job.refused)
         record = replace(record, trials=(*record.trials, *refused))
         tuner._last.record = record
         _refuse_unless_measured(record, heuristic_first=job.heuristic_first)
         return record
 
-    def _run(self, record: Record, observer: StepObserver, prior: PriorResults) -> Record:
-        tuner, note = self.tuner, ""
-        if self._wants_a_worker(prior):
-            runner = self._worker_runner(observer, prior)
-            try:
-                return self._run_on(runner, record, prior)
-            except (NotExportedError, IsolationError) as error:
-                if tuner.isolate:
-                    raise
-                note = f" (not in a worker process: {str(error)[:200]})"
-                if isinstance(error, IsolationError):
-                    warnings.warn(f"candidates run in this process: {error}", IsolationWarning, stacklevel=2)
+    @contextlib.contextmanager
+    def _within_budget(self) -> Iterator[None]:
+        """Counts the time in a `with` block; what lies between two of them is not the tuning's."""
+        start = time.perf_counter()
+        self.deadline = start + self._left
+        try:
+            yield
+        finally:
+            self._left -= time.perf_counter() - start
+
+    def _open(self) -> None:
+        if self._is_open:
+            return
+        self._is_open = True
+        clock = usual_clock(self.tuner.clock, default_device())
+        opened = journalled(self.job, self._named, self.tuner.seed, clock)
+        self._journal, self._prior = self._held.enter_context(opened)
+
+    @property
+    def _observer(self) -> StepObserver:
+        return self._journal or NoObserver()
+
+    def _begin(self, runner: Runner) -> None:
+        runner.candidates.enter(self.cfgs)
+        runner.begin(*self._times(), ahead=True)
+
+    def _times(self) -> tuple[float, float]:
+        """When compiling has to end, and when the tuning has to."""
+        return self.deadline - FOR_MEASURING * (self.budget or 0.0), self.deadline
+
+    def _run(self, record: Record, prior: PriorResults) -> Record:
+        runner, note = self._traced, self._note
+        self._traced, self._note = None, ""
+        if runner is None:
+            runner = self._first_runner(prior)
+        try:
+            record = self._run_on(runner, record, prior)
+        except (NotExportedError, IsolationError) as error:
+            if self.tuner.isolate or isinstance(runner, InProcessRunner):
+                raise
+            note = _not_in_a_worker(error)
+            if isinstance(error, IsolationError):
+                warnings.warn(f"candidates run in this process: {error}", IsolationWarning, stacklevel=2)
             # A candidate that took a worker down would take this process down.
             prior = prior.without(runner.lost)
-        here = InProcessRunner(
+            record = self._run_on(self._runner_here(prior), record, prior)
+        return replace(record, clock=record.clock + note)
+
+    def _first_runner(self, prior: PriorResults) -> InProcessRunner | WorkerRunner:
+        return self._worker_runner(prior) if self._wants_a_worker(prior) else self._runner_here(prior)
+
+    def _runner_here(self, prior: PriorResults) -> InProcessRunner:
+        tuner = self.tuner
+        return InProcessRunner(
             self.job,
             seed=tuner.seed,
             device=default_device(),
             clock=tuner.clock,
             warmup=tuner.warmup,
             iters=tuner.iters,
-            observer=observer,
+            observer=self._observer,
             prior=prior,
         )
-        record = self._run_on(here, record, prior)
-        return replace(record, clock=record.clock + note)
 
     def _run_on(self, runner: Runner, record: Record, prior: PriorResults) -> Record:
         """All of few candidates, or the best that a search finds among many, against each other."""
@@ -237,8 +328,9 @@ class _Tuning:
                 driver = self._search(runner, prior)
                 record = replace(record, space=len(self.cfgs))
             else:
-                runner.candidates.enter(self.cfgs)
-                runner.compile(deadline - FOR_MEASURING * (record.budget_s or 0.0), deadline)
+                if not len(runner.candidates):
+                    runner.candidates.enter(self.cfgs)
+                runner.compile(*self._times())
             with self._device_lock(deadline - time.perf_counter()):
                 answer = (driver and driver.answer) or self._answered_elsewhere()
                 if answer is not None:
@@ -269,7 +361,7 @@ class _Tuning:
             return bool(self.tuner.isolate)
         return self.tuner.clock is None and (self.job.offline or any(map(prior.suspected, self.cfgs)))
 
-    def _worker_runner(self, observer: StepObserver, prior: PriorResults) -> WorkerRunner:
+    def _worker_runner(self, prior: PriorResults) -> WorkerRunner:
         # Imported where it is needed: most tunings are of this process.
         from .worker.limits import Isolation
         from .worker.runner import WorkerRunner
@@ -282,9 +374,13 @@ class _Tuning:
             warmup=tuner.warmup,
             iters=tuner.iters,
             seed=tuner.seed,
-            observer=observer,
+            observer=self._observer,
             prior=prior.in_worker(),
         )
+
+
+def _not_in_a_worker(error: Exception) -> str:
+    return f" (not in a worker process: {str(error)[:200]})"
 
 
 def _refuse_unless_measured(record: Record, *, heuristic_first: bool) -> None:

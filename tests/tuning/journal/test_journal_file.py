@@ -390,7 +390,7 @@ def test_equal_programs_share_what_is_known_of_one(tmp_path):
     compiled = []
     real = Staged.compile
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Staged, "compile", lambda self, lowered, **how: compiled.append(self) or real(self, lowered))
+        patch.setattr(Staged, "compile", lambda self, *args, **kw: compiled.append(self) or real(self, *args, **kw))
         record = Tuner(1, 1).tune(job_of(make_fn, cfgs, tmp_path))
 
     assert outcome(record) == {"a": "ok", "wrong": "wrong", "wrong too": "wrong", "bad too": "crash", "b": "ok"}

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ejkernel.ops.timing.inputs import draw
+from ejkernel.ops.tuning.check import drawn_inputs_of
+from ejkernel.ops.tuning.job import TuningJob
+from ejkernel.ops.tuning.worker.main import _placed
 from ejkernel.ops.tuning.worker.protocol import Receiver, Sender, pack, unpack
 
 
@@ -84,3 +90,19 @@ def test_arrays_come_back_as_they_were(dtype):
     for one, other in zip(unpack(*pack(arrays)), arrays, strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert np.array_equal(one, np.asarray(other))
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["random floats", "all given"])
+def test_a_worker_draws_what_its_parent_drew(fresh):
+    """Bytes are sent for the caller's own integers alone; cotangents are drawn apart from the inputs."""
+    floats = jax.ShapeDtypeStruct((3, 5), "bfloat16") if fresh else jnp.ones((3, 5), "bfloat16")
+    job = TuningJob(None, (floats, jnp.arange(4)), {"scale": jnp.float32(2)}, (), fresh_floats=fresh)
+    _, leaves, drawn = drawn_inputs_of(job, seed=7)
+    extra = [*draw([jax.ShapeDtypeStruct((2, 2), "float32")], 7), 0]
+    about, parts = pack(leaves, drawn=drawn.places, seed=drawn.seed)
+    more, beside = pack(extra, drawn=[0], seed=7, group="cotangents")
+    found = _placed(json.loads(json.dumps([*about, *more])), [*parts, *beside])
+
+    assert len(parts) == (1 if fresh else 3)
+    for one, other in zip(found, [*leaves, *extra], strict=True):
+        assert np.array_equal(np.asarray(one), np.asarray(other))

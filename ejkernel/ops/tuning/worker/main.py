@@ -19,10 +19,12 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 import jax
+import numpy as np
 
 from ... import _jax
 from ...core.device import default_device
 from ...core.record import Record, Trial
+from ...timing.inputs import draw
 from ...timing.program import CompiledProgram, Staged, first_line
 from ..check import CheckCase
 from ..job import TuningJob
@@ -131,7 +133,9 @@ class WorkerBench:
             if verb == "run":
                 return self._run(head)
             if verb == "reference":
-                self._reference = _flat(parts[0])
+                run = _flat(parts[0])
+                # Cotangents are behind the call's own arrays.
+                self._reference = lambda *leaves: run(*leaves[: head["arguments"]])
             else:
                 self._add(head, parts[0])
             return None
@@ -229,7 +233,15 @@ def _flat(data: bytes) -> Callable[..., Any]:
 
 
 def _placed(about: Any, parts: list[bytes]) -> list[Any]:
-    return [jax.device_put(array) for array in unpack(about, [parts.pop(0) for _ in about])]
+    """Arrays on the device: those that were sent, and those that this process draws."""
+    sent = [parts.pop(0) for one in about if "seed" not in one]
+    found = [None if array is None else jax.device_put(array) for array in unpack(about, sent)]
+    for group in dict.fromkeys(one["group"] for one in about if "seed" in one):
+        places = [i for i, one in enumerate(about) if one.get("group") == group]
+        like = [jax.ShapeDtypeStruct(about[i]["shape"], np.dtype(about[i]["dtype"])) for i in places]
+        for i, array in zip(places, draw(like, about[places[0]]["seed"]), strict=True):
+            found[i] = array
+    return found
 
 
 @final

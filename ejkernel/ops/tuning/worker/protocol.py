@@ -65,15 +65,26 @@ class Receiver:
         self._pipe.close()
 
 
-def pack(values: Sequence[Any]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Arrays as what a header says of them, and their bytes."""
-    arrays = [np.asarray(value) for value in values]
-    return [{"dtype": a.dtype.name, "shape": list(a.shape)} for a in arrays], [a.tobytes() for a in arrays]
+def pack(
+    values: Sequence[Any], *, drawn: Sequence[int] = (), seed: int = 0, group: str = "inputs"
+) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Arrays as what a header says of them, and the bytes of those that are not `drawn`, together, from a seed."""
+    about, parts = [], []
+    for i, value in enumerate(values):
+        kind = value if hasattr(value, "dtype") else np.asarray(value)
+        one: dict[str, Any] = {"dtype": kind.dtype.name, "shape": list(kind.shape)}
+        if i in drawn:
+            one |= {"seed": seed, "group": group}
+        else:
+            parts.append(np.asarray(value).tobytes())
+        about.append(one)
+    return about, parts
 
 
 def unpack(about: Sequence[dict[str, Any]], parts: Sequence[bytes]) -> list[Any]:
-    """The arrays again."""
+    """The arrays again, as far as their bytes were sent; None for the others."""
+    left = iter(parts)
     return [
-        np.frombuffer(part, dtype=np.dtype(one["dtype"])).reshape(one["shape"])
-        for one, part in zip(about, parts, strict=True)
+        None if "seed" in one else np.frombuffer(next(left), dtype=np.dtype(one["dtype"])).reshape(one["shape"])
+        for one in about
     ]

@@ -17,7 +17,7 @@ from ...core.errors import NotExportedError
 from ...core.record import Record, Trial
 from ...timing.race import conclude
 from ..candidates import CandidateSet
-from ..check import Checker, Reference, inputs_of
+from ..check import Checker, Reference, drawn_inputs_of
 from ..compile import CandidateCompiler
 from ..job import TuningJob
 from ..journal.observer import NoObserver, PriorResults, StepObserver
@@ -65,7 +65,7 @@ class WorkerRunner:
         self._demanded = demanded
         self._observer: StepObserver = observer or NoObserver()
         self.candidates = CandidateSet(observer)
-        call, leaves = inputs_of(job, seed)
+        call, leaves, drawn = drawn_inputs_of(job, seed)
         self._builder = ExportingBuilder(_export_platform(device), isolation.imports)
         reference, portable = None, None
         if job.reference is not None:
@@ -84,7 +84,7 @@ class WorkerRunner:
             prior=prior,
             observer=observer,
         )
-        self._checker = Checker(job, self.candidates, leaves, seed=seed, reference=here)
+        self._checker = Checker(job, self.candidates, leaves, seed=seed, reference=here, drawn=drawn)
         self.session = WorkerSession(
             *(job, self.candidates, self._checker.cases, starter(device, isolation), isolation),
             warmup=warmup,
@@ -93,6 +93,9 @@ class WorkerRunner:
             observer=observer,
         )
         self.session.reference = portable
+        # Those that were exported and not compared yet.
+        self._fresh: list[int] = []
+        self._is_ahead = False
         # Programs are sent as they are exported, unless the outputs of the reference have to go before them.
         self._sends_at_once = here is None
 
@@ -103,17 +106,26 @@ class WorkerRunner:
 
     def compile(self, deadline: float, end: float = math.inf) -> None:
         """Exports; a `NotExportedError` where one cannot be, a worker is not demanded, and no candidate has run yet."""
-        compiler, fresh = self._compiler, self.candidates.having("entered")
-        compiler.begin(deadline, end, each=self._exported)
+        if not self._fresh:
+            self.begin(deadline, end)
+        compiler, fresh = self._compiler, self._fresh
+        self._fresh = []
+        compiler.until(deadline, end)
         compiler.finish()
         if compiler.await_reference():
             self._checker.cases()
             self._refuse_other_structures(fresh)
 
+    def begin(self, deadline: float, end: float = math.inf, *, ahead: bool = False) -> None:
+        """Exports; what is exported ahead is sent when the worker is free."""
+        self._fresh = self.candidates.having("entered")
+        self._is_ahead = ahead
+        self._compiler.begin(deadline, end, each=self._exported, ahead=ahead)
+
     def _exported(self, number: int) -> None:
         if self._builder.refused and not self._demanded and not self.candidates.having("checked", "timed"):
             raise NotExportedError(self._builder.refused[0])
-        if self._sends_at_once and self.candidates.state(number) == "compiled":
+        if self._sends_at_once and not self._is_ahead and self.candidates.state(number) == "compiled":
             self.session.add(number)
 
     def _refuse_other_structures(self, numbers: Sequence[int]) -> None:

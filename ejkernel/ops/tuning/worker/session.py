@@ -149,9 +149,12 @@ class WorkerSession:
         parts: list[bytes] = []
         sets, expected = [], []
         for case in self._cases():
-            about, arrays = protocol.pack([*case.leaves, *self._extra])
-            sets.append(about)
-            parts += arrays
+            about, arrays = protocol.pack(case.leaves, drawn=case.drawn.places, seed=case.drawn.seed)
+            # Cotangents are drawn with the tuning's own seed; integers have none.
+            floats = [i for i, leaf in enumerate(self._extra) if hasattr(leaf, "dtype")]
+            more, beside = protocol.pack(self._extra, drawn=floats, seed=self._settings["seed"], group="cotangents")
+            sets.append([*about, *more])
+            parts += [*arrays, *beside]
         for case in self._cases():
             if case.expected and self.reference is None:
                 about, arrays = protocol.pack(jax.tree_util.tree_leaves(case.expected[0]))
@@ -168,7 +171,7 @@ class WorkerSession:
             **self._settings,
         )
         if self.reference is not None:
-            worker.send("reference", [self.reference.data])
+            worker.send("reference", [self.reference.data], arguments=-len(self._extra) or None)
 
     def _send_programs(self, worker: WorkerProcess, numbers: Sequence[int]) -> None:
         programs = {number: self.candidates.program(number).portable for number in numbers}
