@@ -59,6 +59,11 @@ class AutotuneTier(Tier):
             return Miss(self.failed[failure], (), error.record)
         return tuned(request, record, check_cfg_type(request.kernel, record.cfg, "the tuner's choice"))
 
+    def job(self, request: Request) -> TuningJob | None:
+        """The tuning that would be run; None where there is nothing to measure."""
+        offered = self._offered(request, _say_nothing)
+        return job_for(request, offered.cfgs, offered.refused) if isinstance(offered, Offer) else None
+
     def preview(self, request: Request) -> Hit | Miss | Planned:
         """The number of candidates that would be measured, or the answer without that."""
         offered = self._offered(request, _say_nothing)

@@ -37,6 +37,7 @@ from ..tuning.job import TuningJob
 from ..tuning.journal.folder import journal_folder
 from ..tuning.progress import shown, tell
 from ..tuning.search.effort import FEW
+from ..tuning.tuner import PreparedAhead
 from ..tuning.tuner import Tuner as Tuner
 from . import call_log
 from .autotune_tier import AutotuneTier, tuned
@@ -93,6 +94,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._tuned: dict[Key, tuple[int, Objective, type]] = {}
         # What tunings left behind where no store keeps it.
         self._records: dict[Key, Record] = {}
+        # Tunings that were traced ahead of their turn.
+        self._prepared: dict[Key, PreparedAhead] = {}
         self._unwritable: set[str] = set()
         self._said: set[tuple[str, str]] = set()
 
@@ -197,6 +200,30 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         request = replace(request, seconds=seconds)
         proposal = _Proposal(self, request, (_HEURISTICS,), repetitions=repetitions)
         return self._agree(proposal) if self._is_shared() else proposal.make()
+
+    def prepare(
+        self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], *, seconds: float | None = None
+    ) -> Callable[[], None]:
+        """Traces what `tune` will measure for this call, on this thread, and lets the device alone.
+
+        The next `tune` of the call, on any thread, goes on from there; the function that comes back lets it go.
+        """
+        request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
+        request = replace(request, seconds=seconds)
+        tier = self._unless_off(again=True)
+        if self._is_shared() or type(self.tuner) is not Tuner or not isinstance(tier, AutotuneTier):
+            return lambda: None
+        job = tier.job(request)
+        if job is None:
+            return lambda: None
+        ahead = PreparedAhead(self.tuner, self._complete(request, job, again=True), self._lock_for(request))
+        self._prepared[request.key] = ahead
+
+        def let_go() -> None:
+            if self._prepared.pop(request.key, None) is not None:
+                ahead.close()
+
+        return let_go
 
     def stores(self) -> list[Store]:
         """The places of entries: the selector's own store, then the packs."""
@@ -328,20 +355,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         refused = "" if again else self._refusal(request)
         if refused:
             raise RetuneError(refused)
-        job = replace(
-            job,
-            seconds=self._seconds_left(request),
-            # A race of a few candidates needs no start.
-            seeds=[
-                *job.seeds,
-                *(warm_start_configs(self.stores(), request, job.candidates) if len(job.candidates) > FEW else ()),
-            ],
-            offline=again,
-            journal=journal_folder(),
-        )
-
-        def lock(wait: float) -> AbstractContextManager[None]:
-            return device_lock(request.key.device, default_folder() / "locks", wait)
+        job = self._complete(request, job, again=again)
+        ahead = self._prepared.pop(request.key, None)
 
         def answered() -> tuple[Any] | None:
             return None if again else self._settled(request)
@@ -352,9 +367,13 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         try:
             title, wanted = f"{request.key.op_id} {request.key.call_key}", self._settings.progress
             with spending(), jax.default_device(request.device), shown(title, job.seconds, wanted) as watch:
-                record = engine(self.tuner).tune(
-                    replace(job, watch=watch), device_lock=lock, answered_elsewhere=answered
-                )
+                if ahead is not None:
+                    record = ahead.measure(job.seconds, watch)
+                else:
+                    lock = self._lock_for(request)
+                    record = engine(self.tuner).tune(
+                        replace(job, watch=watch), device_lock=lock, answered_elsewhere=answered
+                    )
             record = self._first_answer(answered, record)
             cfg = record.cfg
             if record.stop != "settled":
@@ -364,6 +383,17 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             counted = "failed_tunings" if record is None else "autotune"
             self._tell("autotune_finish", request.key, counted, cfg=cfg, seconds=seconds, record=record)
         return record
+
+    def _complete(self, request: Request, job: TuningJob, *, again: bool) -> TuningJob:
+        """The job with what this selector knows: budget, seeds of similar calls, and where its journal lies."""
+        # A race of a few candidates needs no start.
+        similar = warm_start_configs(self.stores(), request, job.candidates) if len(job.candidates) > FEW else ()
+        seeds, seconds = [*job.seeds, *similar], self._seconds_left(request)
+        return replace(job, seconds=seconds, seeds=seeds, offline=again, journal=journal_folder())
+
+    @staticmethod
+    def _lock_for(request: Request) -> Callable[[float], AbstractContextManager[None]]:
+        return lambda wait: device_lock(request.key.device, default_folder() / "locks", wait)
 
     def _seconds_left(self, request: Request) -> float | None:
         limit = self._settings.tune_seconds

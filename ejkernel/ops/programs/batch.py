@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from ..core.cfg import same
 from ..core.errors import SettingError
 from ..core.key import Key
 from ..tuning.worker.process import kept_workers
+from .ahead import TracedAhead
 from .budget_split import Share, allotted, in_order, share_of
 from .confirm import Change, Confirmation, confirm
 from .found_call import FoundCall
@@ -77,8 +79,8 @@ class BatchTuner:
                 self.entries |= {call.key: entry for call in calls if (entry := self._known(call)) is not None}
             waiting = [call for call in calls if call.key not in self.entries]
             self._progress.total += len(waiting)
-            with kept_workers(), noting_interrupts() as interrupts:
-                self._tune_all(waiting, interrupts)
+            with kept_workers(), noting_interrupts() as interrupts, contextlib.closing(TracedAhead()) as ahead:
+                self._tune_all(waiting, interrupts, ahead)
                 interrupts.check()
         except KeyboardInterrupt:
             self.interrupted = True
@@ -137,7 +139,7 @@ class BatchTuner:
             call, found.cfg, record=record_behind(call.selectors[0], call.key, found.cfg), source=found.tier
         )
 
-    def _tune_all(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> None:
+    def _tune_all(self, calls: Sequence[FoundCall], interrupts: Interrupts, ahead: TracedAhead) -> None:
         shares = self._shares(calls)
         waiting = list(calls) if shares is None else in_order(calls, shares)
         while waiting:
@@ -152,6 +154,9 @@ class BatchTuner:
                 continue
             self._progress.tuning(call.key)
             start = time.perf_counter()
+            ahead.wait()
+            if waiting and self.options.repetitions == 1:
+                ahead.begin(waiting[0], None if shares is None else self._left())
             self.entries[call.key] = entry = self._tuned(call, seconds)
             if entry.is_measured:
                 self._taken.append(time.perf_counter() - start)

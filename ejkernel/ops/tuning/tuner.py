@@ -34,6 +34,7 @@ from .candidates import found_meanwhile
 from .job import TuningJob
 from .journal.observer import NoObserver, NoPriorResults, PriorResults, StepObserver
 from .journal.resume import journalled
+from .progress import Watch, unseen
 from .runner import FOR_MEASURING, InProcessRunner, Runner
 from .search.effort import FEW, effort_named
 from .search.strategy import Strategy
@@ -175,6 +176,26 @@ class Tuner(Generic[Cfg]):
 
 
 @final
+class PreparedAhead:
+    """A tuning that was traced before its turn came: how long it may take, and its observer, are known when it does."""
+
+    def __init__(self, tuner: Tuner[Any], job: TuningJob, device_lock: DeviceLock) -> None:
+        self._watch: Watch = unseen
+        watched = replace(job, watch=lambda step: self._watch(step))
+        self._prepared = tuner.prepare(watched, device_lock=device_lock)
+
+    def measure(self, seconds: float | None, watch: Watch) -> Record:
+        """Compiles, checks and races within these seconds."""
+        self._watch = watch
+        self._prepared.allow(seconds)
+        return self._prepared.measure()
+
+    def close(self) -> None:
+        """Lets everything go."""
+        self._prepared.close()
+
+
+@final
 class PreparedTuning:
     """One job of a tuner, from its journal to its record; what is not measured has to be closed."""
 
@@ -189,11 +210,8 @@ class PreparedTuning:
         if not self.cfgs:
             raise TuningError("there is nothing to tune: no candidates were given")
         self.searches = tuner._searches(len(self.cfgs))
-        limits = [s for s in (job.seconds, tuner.seconds) if s is not None]
-        if self.searches and math.isfinite(tuner._effort.seconds):
-            limits.append(tuner._effort.seconds)
-        self.budget = min(limits, default=None)
-        self._left = math.inf if self.budget is None else self.budget
+        self.budget: float | None = None
+        self.allow(job.seconds)
         # A search measures some of very many: what becomes of each is written down, not all their names.
         self._named = () if self.searches else self.cfgs
         self._held = contextlib.ExitStack()
@@ -207,6 +225,14 @@ class PreparedTuning:
         self._thread = threading.get_ident()
         self._settings = JaxSettings.here()
         self._context = contextvars.copy_context()
+
+    def allow(self, seconds: float | None) -> None:
+        """Says how long it may take from now on; the tuner's own limits hold as well."""
+        limits = [s for s in (seconds, self.tuner.seconds) if s is not None]
+        if self.searches and math.isfinite(self.tuner._effort.seconds):
+            limits.append(self.tuner._effort.seconds)
+        self.budget = min(limits, default=None)
+        self._left = math.inf if self.budget is None else self.budget
 
     def trace(self) -> None:
         """Traces or exports, and lets the device alone."""

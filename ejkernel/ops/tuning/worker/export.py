@@ -20,6 +20,8 @@ _OWN_TARGETS = (
     *("__gpu$xla.gpu.triton", "triton_kernel_call"),
     *("mosaic_gpu", "mosaic_gpu_v2", "mosaic_gpu_create_tma_descriptor", "tpu_custom_call"),
 )
+# The compiler's own, by the beginning of their names: they are part of it, and no process has to register them.
+_COMPILERS = ("__cudnn$", "__cublas$", "__cub$", "__gpu$", "__onednn$")
 # No kernel calls more foreign functions than that; each is found in one attempt.
 _ATTEMPTS = 16
 
@@ -162,8 +164,9 @@ def _exported(jitted: Any, leaves: Sequence[Any], platform: str, imports: Sequen
         # Whatever it raises, the candidate cannot be sent.
         except Exception as error:
             targets = re.findall(r"custom_call @([\w.$]+)", str(error))
-            if not imports or not set(targets) - set(allowed):
-                raise NotExportedError(_why(error, targets)) from error
+            foreign = [target for target in targets if not target.startswith(_COMPILERS)]
+            if (foreign and not imports) or not set(targets) - set(allowed):
+                raise NotExportedError(_why(error, foreign or targets)) from error
             allowed += targets
     raise NotExportedError(f"calls over {_ATTEMPTS} foreign functions")
 

@@ -229,6 +229,9 @@ class WorkerBench:
 
 
 def _flat(data: bytes) -> Callable[..., Any]:
+    # Importing it loads the functions that its programs call on the host; without them they fail to compile.
+    if b"mosaic_gpu" in data:
+        importlib.import_module("jax.experimental.mosaic.gpu")
     return jax.export.deserialize(bytearray(data)).call
 
 
