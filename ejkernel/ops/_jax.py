@@ -234,7 +234,7 @@ def clean_room(mesh: jax.sharding.Mesh | None = None) -> Iterator[None]:
 def runs_of(jaxpr: Any, mark: str) -> dict[int, int]:
     """Runs of each numbered scope `mark<n>` in a program: one for each step of a scan, one in a while loop.
 
-    The backward pass repeats scopes of the forward pass, and a checkpoint computes some again: neither is a further run.
+    The backward pass repeats scopes of the forward pass, and a checkpoint computes some again; neither is one more run.
     A scope that is in the backward pass alone counts there.
     """
     runs = _runs_by_pass(jaxpr, mark)
