@@ -24,7 +24,7 @@ class Timed(Tuner):
         self.budgets = {}
         self.stop_at = stop_at
 
-    def tune(self, job):
+    def tune(self, job, **around):
         op = job.about["key"]["op_id"]
         seconds = self.table.get(op, 1.0)
         cfgs = list(dict.fromkeys(job.candidates))
@@ -69,5 +69,5 @@ def ops(result):
 
 
 def key_of(op):
-    """The key of a call that nobody made."""
+    """The key of a call that was never made."""
     return Key("cpu|x", op, "00")

@@ -442,7 +442,7 @@ def test_nothing_is_measured_where_tuning_is_off(monkeypatch):
     """The environment turns tunings off; the entries say so."""
     monkeypatch.setenv("EJKERNEL_OPS_AUTOTUNE", "off")
     executor = timed()
-    monkeypatch.setattr(executor.chooser.tuner, "tune", lambda job: pytest.fail("measured"))
+    monkeypatch.setattr(executor.chooser.tuner, "tune", lambda job, **around: pytest.fail("measured"))
     result = autotune(three(executor), X, tuning=AutotuneOptions(seconds=60, progress=False))
     assert {e.source for e in result.entries} == {"heuristics"}
     assert all("EJKERNEL_OPS_AUTOTUNE" in e.note for e in result.entries)

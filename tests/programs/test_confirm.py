@@ -512,7 +512,7 @@ class Failing:
     def __init__(self, op):
         self.op = op
 
-    def tune(self, job):
+    def tune(self, job, **around):
         wrong = job.about["key"]["op_id"] == self.op
         cfgs = list(dict.fromkeys(job.candidates))
         first = Trial(cfgs[0], "wrong", "off") if wrong else Trial(cfgs[0], samples_s=(1.0,))

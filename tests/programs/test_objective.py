@@ -160,10 +160,9 @@ def test_a_selector_that_is_given_tunes_for_the_same(objective):
     """The call's own selector, and another one in its place."""
     other = timed().chooser
     fn = gradient(DIFFERENTIATED["plain"], called(timed()))
-    assert tuned_for(fn, objective=objective, selector=other) == ("forward" if objective == "forward" else BOTH)
-    assert [kept for _, kept in map(other.cache._find, other.cache._data)] == [
-        "forward" if objective == "forward" else BOTH
-    ]
+    expected = "forward" if objective == "forward" else BOTH
+    assert tuned_for(fn, objective=objective, selector=other) == expected
+    assert [entry.objective for _, entry in other.cache.entries()] == [expected]
 
 
 def test_an_entry_for_less_is_tuned_again_and_one_for_more_serves(tmp_path):

@@ -50,7 +50,7 @@ class Scripted(Tuner):
         self.tables = list(tables)
         self.jobs = []
 
-    def tune(self, job):
+    def tune(self, job, **around):
         table = self.tables[min(len(self.jobs), len(self.tables) - 1)]
         self.jobs.append(job)
         trials = tuple(Trial(cfg, samples_s=(table[cfg],)) for cfg in dict.fromkeys(job.candidates))
@@ -177,8 +177,8 @@ def test_recorded_shapes_are_really_measured():
     seen = []
 
     class Watched(Tuner):
-        def tune(self, job):
-            seen.append(super().tune(job))
+        def tune(self, job, **around):
+            seen.append(super().tune(job, **around))
             return seen[-1]
 
     selector = ConfigSelectorChain(ConfigCache(), tuner=Watched(iters=1))

@@ -201,7 +201,7 @@ def test_arrays_of_one_draw_differ():
 
 
 def test_a_draw_is_the_same_every_time():
-    """Equal shapes, dtypes and seeds give equal values, whoever asks: a worker, or a later process."""
+    """Equal shapes, dtypes and seeds give equal values, in this process, a worker or a later process."""
     shapes = [jax.ShapeDtypeStruct((9, 7), dtype) for dtype in (jnp.float32, jnp.int8, jnp.int32, bool)]
     first, again, other = inputs.draw(shapes, 5), inputs.draw(shapes, 5), inputs.draw(shapes, 6)
 

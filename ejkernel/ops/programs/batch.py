@@ -114,12 +114,14 @@ class BatchTuner:
             return
         self._progress.confirming(len(changes))
         try:
-            with overlay_cache(fixed):
-                self.confirmation = confirm(fn, args, kwargs, changes, self.deadline)
+            with overlay_cache(fixed), noting_interrupts() as interrupts:
+                found = confirm(fn, args, kwargs, changes, self.deadline)
+                interrupts.check()
         except KeyboardInterrupt:
             self.interrupted = True
-            self.confirmation = Confirmation(note="interrupted")
-        for key in self.confirmation.taken_back:
+            found = Confirmation(note="interrupted")
+        self.confirmation = found
+        for key in found.taken_back:
             self._take_back(key)
 
     def _take_back(self, key: Key) -> None:
