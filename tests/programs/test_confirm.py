@@ -506,6 +506,15 @@ def test_an_interrupted_tuning_is_not_confirmed(monkeypatch):
     assert result.confirmation is None
 
 
+def test_a_program_of_several_processes_is_not_confirmed(monkeypatch):
+    """Each would find other noise, and they must have equal cfgs."""
+    monkeypatch.setattr("ejkernel.ops.programs.batch._jax", types.SimpleNamespace(distributed=lambda: "two"))
+    monkeypatch.setattr(module, "_seconds", lambda run, calls: pytest.fail("ran"))
+    result = autotune(program(timed()), X, tuning=CONFIRM)
+    assert [entry.cfg for entry in result.entries] == [5, 5]
+    assert "confirm in one process" in str(result.confirmation)
+
+
 class Failing:
     """A tuner for which the heuristic cfg of one operation is wrong."""
 

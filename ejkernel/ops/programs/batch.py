@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from .. import _jax
 from ..config.cache import overlay_cache
 from ..config.preview import record_behind
 from ..core.cfg import same
@@ -98,6 +99,11 @@ class BatchTuner:
         """Runs the program before and after, and takes back what does not make it faster; Ctrl-C keeps everything."""
         if not self.changed:
             self.confirmation = Confirmation(note="every call kept the cfg that it had")
+            return
+        if _jax.distributed() is not None:
+            self.confirmation = Confirmation(
+                note="its processes could take back different cfgs; confirm in one process"
+            )
             return
         total = sum(e.count * (seconds_of(e, "winner") or 0.0) for e in self.entries.values())
         changes: dict[Key, Change] = {}
