@@ -101,9 +101,7 @@ class BatchTuner:
             self.confirmation = Confirmation(note="every call kept the cfg that it had")
             return
         if _jax.distributed() is not None:
-            self.confirmation = Confirmation(
-                note="its processes could take back different cfgs; confirm in one process"
-            )
+            self.confirmation = Confirmation(note="processes could take back different cfgs; confirm in one process")
             return
         total = sum(e.count * (seconds_of(e, "winner") or 0.0) for e in self.entries.values())
         changes: dict[Key, Change] = {}
