@@ -232,52 +232,56 @@ def clean_room(mesh: jax.sharding.Mesh | None = None) -> Iterator[None]:
 
 
 def runs_of(jaxpr: Any, mark: str) -> dict[int, int]:
-    """Runs of each numbered scope `mark<n>` in a program: one for each step of a scan, one in a while loop."""
-    pattern = re.compile(rf"{mark}(\d+)")
-    known: dict[int, Counter[int]] = {}
+    """Runs of each numbered scope `mark<n>` in a program: one for each step of a scan, one in a while loop.
 
-    def count(inner: Any) -> Counter[int]:
-        if id(inner) in known:
-            return known[id(inner)]
-        deeper: Counter[int] = Counter()
-        here: set[int] = set()
-        for eqn in inner.eqns:
-            names = str(eqn.source_info.name_stack)
-            # The backward pass repeats scopes that the forward pass has counted.
-            if "transpose(" in names:
-                continue
-            here.update(map(int, pattern.findall(names)))
-            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-            for part in _programs_in(eqn.params.values()):
-                for number, runs in count(part).items():
-                    deeper[number] += times * runs
-        # What does not change from step to step is moved out of a loop, and is part of the scope inside it.
-        total = known[id(inner)] = Counter(dict.fromkeys(here, 1)) | deeper
-        return total
-
-    return dict(count(getattr(jaxpr, "jaxpr", jaxpr)))
+    The backward pass repeats scopes of the forward pass, and a checkpoint computes some again; neither is one more run.
+    A scope that is in the backward pass alone counts there.
+    """
+    runs = _runs_by_pass(jaxpr, mark)
+    return {number: runs[part, number] for part in reversed(_PASSES) for known, number in runs if known == part}
 
 
 def differentiated(jaxpr: Any, mark: str) -> set[int]:
     """The numbered scopes `mark<n>` of a program that have a backward pass in it."""
-    pattern = re.compile(rf"{mark}(\d+)")
-    seen: set[tuple[int, bool]] = set()
-    found: set[int] = set()
+    runs = _runs_by_pass(jaxpr, mark)
+    backward = {number for part, number in runs if part == "backward"}
+    # A kernel that another one's own gradient calls is in the backward pass alone, and runs forward there.
+    return backward & {number for part, number in runs if part != "backward"}
 
-    def look(inner: Any, backward: bool) -> None:
-        if (id(inner), backward) in seen:
-            return
-        seen.add((id(inner), backward))
+
+# Of a differentiated program; a checkpoint computes its forward pass again.
+_PASSES = ("forward", "backward", "again")
+
+
+def _runs_by_pass(jaxpr: Any, mark: str) -> Counter[tuple[str, int]]:
+    """Runs of each numbered scope in each of the passes."""
+    pattern = re.compile(rf"{mark}(\d+)")
+    known: dict[tuple[int, str], Counter[tuple[str, int]]] = {}
+
+    def count(inner: Any, around: str) -> Counter[tuple[str, int]]:
+        if (id(inner), around) in known:
+            return known[id(inner), around]
+        deeper: Counter[tuple[str, int]] = Counter()
+        here: set[tuple[str, int]] = set()
         for eqn in inner.eqns:
             names = str(eqn.source_info.name_stack)
-            transposed = backward or "transpose(" in names
-            if transposed:
-                found.update(map(int, pattern.findall(names)))
-            for part in _programs_in(eqn.params.values()):
-                look(part, transposed)
+            part = _pass_of(names, around)
+            here.update((part, int(number)) for number in pattern.findall(names))
+            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            for program in _programs_in(eqn.params.values()):
+                for scope, runs in count(program, part).items():
+                    deeper[scope] += times * runs
+        # What does not change from step to step is moved out of a loop, and is part of the scope inside it.
+        total = known[id(inner), around] = Counter(dict.fromkeys(here, 1)) | deeper
+        return total
 
-    look(getattr(jaxpr, "jaxpr", jaxpr), False)
-    return found
+    return count(getattr(jaxpr, "jaxpr", jaxpr), "forward")
+
+
+def _pass_of(names: str, around: str) -> str:
+    if "rematted_computation" in names:
+        return "again"
+    return "backward" if around == "forward" and "transpose(" in names else around
 
 
 def _programs_in(values: Any) -> Iterator[Any]:

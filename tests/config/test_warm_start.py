@@ -144,9 +144,9 @@ def test_no_store_is_no_kin():
 class Keeping(Tuner):
     """A tuner that keeps its job."""
 
-    def tune(self, job, **turns):
+    def tune(self, job, **around):
         self.job = job
-        return super().tune(job, **turns)
+        return super().tune(job, **around)
 
 
 def test_a_selector_gives_its_tuner_what_the_store_knows(tmp_path):

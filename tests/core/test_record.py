@@ -89,6 +89,22 @@ def test_cfgs_are_rebuilt_by_the_reader():
     assert Record.loads(record.dumps(), load_cfg=lambda data: decode(Block, data)) == record
 
 
+def test_conditions_and_note_survive_the_trip():
+    """What caches were like, and what became of the winner; a record of an earlier release has neither."""
+    record = Record(conditions="warm caches", note="taken back: slower in the program")
+    assert Record.loads(record.dumps()) == record
+    early = json.loads(record.dumps())
+    del early["conditions"], early["note"]
+    assert Record.loads(json.dumps(early)) == Record()
+
+
+def test_the_table_ends_with_the_note():
+    """A winner beside a faster candidate needs a reason."""
+    record = Record(trials=(Trial(1, samples_s=(2.0,)), Trial(2, samples_s=(1.0,))), winner=0)
+    noted = dataclasses.replace(record, note="taken back: slower in the program")
+    assert noted.table() == record.table() + "\ntaken back: slower in the program"
+
+
 def test_the_winner_is_the_cfg():
     """A record's cfg is that of the winning trial, and None without a winner."""
     found = (Trial("a"), Trial("b"))
@@ -123,7 +139,7 @@ def test_the_documented_fields_exist():
     ]
     assert {
         *("key", "kernel", "environment", "objective", "clock", "seed", "budget_s", "stop", "trials"),
-        *("winner", "heuristic", "runner_up", "gain", "tied", "space"),
+        *("winner", "heuristic", "runner_up", "gain", "tied", "space", "conditions", "note"),
     } == {f.name for f in dataclasses.fields(Record)}
 
 

@@ -39,6 +39,20 @@ class Rank(Plain):
         return f"rank {inv.args[0].ndim}"
 
 
+class Careful(Counting):
+    """Its candidates agree on the integers that it gives itself, from 5 on, and on no others."""
+
+    op_id = "recorded.careful"
+
+    def run(self, x, i, *, cfg):
+        import jax.numpy as jnp
+
+        return x * jnp.where((i >= 5).all(), 1.0, cfg)
+
+    def example_inputs(self, inv, rng):
+        return inv.args[0], rng.integers(5, 9, inv.args[1].shape).astype("int32")
+
+
 class Nested:
     """Holds a kernel."""
 

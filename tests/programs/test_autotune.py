@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes_execution import Asked, Counting, Picking, Times, executor_with, selector_with
+from fakes_programs import QUIET, X, key_of, ops, three, timed
 
 from ejkernel.ops import (
     AutotuneOptions,
@@ -34,63 +35,7 @@ from ejkernel.ops import (
     explain,
     forward_autotune_only,
 )
-from ejkernel.ops.core.errors import TuningError
-from ejkernel.ops.core.key import Key
-from ejkernel.ops.programs.budget_split import Share, allotted, in_order, known_shares
 from ejkernel.ops.programs.progress import Progress
-
-X = jnp.arange(1.0, 5.0)
-QUIET = AutotuneOptions(progress=False)
-
-
-class Timed(Tuner):
-    """A tuner that reads a table by the operation: the seconds of its heuristic cfg; every other cfg takes half."""
-
-    def __init__(self, seconds=None, stop_at=None):
-        super().__init__()
-        self.table = seconds or {}
-        self.tuned = []
-        self.budgets = {}
-        self.stop_at = stop_at
-
-    def tune(self, job, **around):
-        op = job.about["key"]["op_id"]
-        seconds = self.table.get(op, 1.0)
-        cfgs = list(dict.fromkeys(job.candidates))
-        if len(cfgs) > 1:
-            if self.stop_at == op:
-                raise KeyboardInterrupt
-            self.tuned.append(op)
-            self.budgets[op] = job.seconds
-        if seconds == "fails":
-            trials = tuple(Trial(cfg, "compile", f"no {cfg}") for cfg in cfgs)
-            record = Record(**dict(job.about), trials=trials, heuristic=0, stop="failed")
-            raise TuningError("no candidate can be used", [t.message for t in trials], record)
-        trials = tuple(Trial(cfg, samples_s=(seconds / (2 if i else 1),)) for i, cfg in enumerate(cfgs))
-        return Record(**dict(job.about), trials=trials, winner=len(cfgs) - 1, heuristic=0)
-
-
-def timed(**settings):
-    """An executor whose tuner reads a table."""
-    tuner = Timed(settings.pop("seconds", None), settings.pop("stop_at", None))
-    return Executor(ConfigSelectorChain(ConfigCache(), tuner=tuner, **settings))
-
-
-def three(executor):
-    """A program of three operations, the second of which runs ten times."""
-    one, two, six = [Times.fresh(op_id=name)() for name in ("one", "two", "six")]
-
-    def fn(x):
-        x = executor(one, x)
-        x, _ = jax.lax.scan(lambda c, _: (executor(two, c), None), x, None, length=10)
-        return executor(six, x)
-
-    return fn
-
-
-def ops(result):
-    """The operations of a result."""
-    return [entry.op_id_v.partition("@")[0] for entry in result.entries]
 
 
 def test_every_call_is_tuned_once():
@@ -328,7 +273,9 @@ def test_what_is_something_else_is_named(act, words):
         act()
 
 
-@pytest.mark.parametrize("settings", [{"seconds": 0}, {"seconds": math.nan}, {"repetitions": 0}, {"seconds": "1"}])
+@pytest.mark.parametrize(
+    "settings", [{"seconds": 0}, {"seconds": math.nan}, {"repetitions": 0}, {"seconds": "1"}, {"objective": "backward"}]
+)
 def test_options_that_mean_nothing_are_refused(settings):
     """A ValueError names them."""
     with pytest.raises(ValueError, match=next(iter(settings))):
@@ -338,78 +285,24 @@ def test_options_that_mean_nothing_are_refused(settings):
 # Budgets.
 
 
-def shares(**seconds):
-    """Shares by operation, with a second for the least that makes sense."""
-    return {key_of(op): Share(s, 1.0) for op, s in seconds.items()}
-
-
-def key_of(op):
-    return Key("cpu|x", op, "00")
-
-
-class FakeCall:
-    """What the order of tuning looks at."""
-
-    def __init__(self, op, order=0, outer=()):
-        self.key = key_of(op)
-        self.order = order
-        self.outer = frozenset(map(key_of, outer))
-
-
-def test_the_costliest_call_has_its_turn_first():
-    """By seconds times runs."""
-    calls = [FakeCall("small"), FakeCall("large"), FakeCall("middle")]
-    ordered = in_order(calls, shares(small=1.0, large=9.0, middle=3.0))
-    assert [c.key.op_id for c in ordered] == ["large", "middle", "small"]
-
-
-def test_a_kernel_inside_another_has_its_turn_before_that():
-    """However little it costs itself, at any depth."""
-    calls = [
-        FakeCall("inmost", 0, ["inner", "outer"]),
-        FakeCall("inner", 1, ["outer"]),
-        FakeCall("outer", 2),
-        FakeCall("other", 3),
-    ]
-    ordered = in_order(calls, shares(inmost=0.1, inner=0.5, outer=9.0, other=3.0))
-    assert [c.key.op_id for c in ordered] == ["inmost", "inner", "outer", "other"]
-
-
-def test_time_is_given_by_share():
-    """What earlier calls left goes to the later ones; everyone who has a turn has enough to measure something."""
-    large, middle, small = FakeCall("large"), FakeCall("middle"), FakeCall("small")
-    costs = shares(large=9.0, middle=0.9, small=0.1)
-    assert allotted(large, [large, middle, small], costs, 100.0) == pytest.approx(90.0)
-    assert allotted(middle, [middle, small], costs, 50.0) == pytest.approx(45.0)
-    assert allotted(small, [large, middle, small], costs, 50.0) == 1.0
-    assert allotted(small, [small], costs, 0.5) is None
-    assert allotted(small, [small], costs, -1.0) is None
-
-
-def test_a_call_of_unknown_cost_has_a_middling_share():
-    """A heuristic cfg that fails says nothing about the candidates."""
-    found = known_shares(shares(a=1.0, b=3.0, c=9.0) | {key_of("d"): Share(math.nan)})
-    assert found[key_of("d")].seconds == 3.0
-    assert known_shares({key_of("d"): Share(math.nan)})[key_of("d")].seconds > 0
-
-
 def test_a_budget_goes_to_the_calls_that_cost_most():
-    """The heuristic cfgs are timed first; a call that runs ten times counts ten times."""
+    """By what their shapes say; a call that runs ten times counts ten times."""
     executor = timed(seconds={"one@v0": 2.0, "two@v0": 1.0, "six@v0": 0.5})
     result = autotune(three(executor), X, tuning=AutotuneOptions(seconds=1000.0, progress=False))
     tuner = executor.chooser.tuner
     assert tuner.tuned == ["two@v0", "one@v0", "six@v0"]
     given = tuner.budgets
-    assert given["two@v0"] == pytest.approx(1000 * 10 / 12.5, rel=0.1)
+    assert given["two@v0"] == pytest.approx(1000 * 10 / 12, rel=0.1)
     # The earlier ones took nothing of what they were given.
-    assert given["one@v0"] == pytest.approx(1000 * 2 / 2.5, rel=0.1)
+    assert given["one@v0"] == pytest.approx(1000 / 2, rel=0.1)
     assert given["six@v0"] == pytest.approx(1000, rel=0.1)
     assert result.totals.heuristic_s == pytest.approx(12.5)
     assert result.totals.tuned_s == pytest.approx(6.25)
 
 
-def test_without_a_budget_nothing_is_timed_beforehand():
-    """Each call is tuned without a limit."""
+def test_without_a_budget_calls_are_tuned_without_a_limit(monkeypatch):
+    """Nobody asks then what a call is worth."""
+    monkeypatch.setattr("ejkernel.ops.programs.batch.share_of", lambda call: pytest.fail("asked"))
     executor = timed()
     autotune(three(executor), X, tuning=QUIET)
     assert set(executor.chooser.tuner.budgets.values()) == {None}
@@ -428,8 +321,8 @@ def test_calls_that_a_budget_does_not_reach_are_named_and_left_out():
 def test_a_call_that_a_budget_does_not_reach_is_named_once(monkeypatch):
     """Also where the program is looked through again, since other calls changed."""
     monkeypatch.setattr(
-        "ejkernel.ops.programs.batch.share_of",
-        lambda call, left: Share(9.0) if call.key.op_id == "one@v0" else Share(1.0, least=math.inf),
+        "ejkernel.ops.programs.batch.allotted",
+        lambda call, *rest: 9.0 if call.key.op_id == "one@v0" else None,
     )
     result = autotune(three(timed()), X, tuning=AutotuneOptions(seconds=1000.0, progress=False))
     assert ops(result) == ["one"]
@@ -500,7 +393,6 @@ def told(stream):
     """What a short campaign says on a stream."""
     progress = Progress(on=True, stream=stream)
     progress.total = 2
-    progress.measuring(key_of("op@v0"))
     progress.tuning(key_of("op@v0"))
     progress.tuned(ENTRY)
     progress.skipped(key_of("other@v0"), "no time")
@@ -521,7 +413,7 @@ def test_a_terminal_has_a_live_line():
     """What is being done now is overwritten by what comes of it."""
     text = told(Terminal())
     assert text.count("\n") == 3
-    assert "\r\x1b[Ktiming op@v0 00\r\x1b[K1 of 2: tuning op@v0 00\r\x1b[K1 of 2: op@v0 00: 3" in text
+    assert "\r\x1b[K1 of 2: tuning op@v0 00\r\x1b[K1 of 2: op@v0 00: 3" in text
 
 
 def test_progress_goes_to_the_error_stream(capsys):
@@ -547,16 +439,16 @@ def test_a_real_tuning_within_a_budget_measures_something():
 
 
 def test_nothing_is_measured_where_tuning_is_off(monkeypatch):
-    """The environment turns off shares and tunings; the entries say so."""
+    """The environment turns tunings off; the entries say so."""
     monkeypatch.setenv("EJKERNEL_OPS_AUTOTUNE", "off")
     executor = timed()
-    monkeypatch.setattr(executor.chooser.tuner, "tune", lambda job: pytest.fail("measured"))
+    monkeypatch.setattr(executor.chooser.tuner, "tune", lambda job, **around: pytest.fail("measured"))
     result = autotune(three(executor), X, tuning=AutotuneOptions(seconds=60, progress=False))
     assert {e.source for e in result.entries} == {"heuristics"}
     assert all("EJKERNEL_OPS_AUTOTUNE" in e.note for e in result.entries)
 
 
-def test_ctrl_c_while_shares_are_measured_gives_what_is_known():
+def test_ctrl_c_while_the_budget_is_split_gives_what_is_known(monkeypatch):
     """What was known before is in the result, every other call is named once."""
     executor = timed()
     fn = three(executor)
@@ -564,11 +456,46 @@ def test_ctrl_c_while_shares_are_measured_gives_what_is_known():
     executor.chooser.cache.clear()
     executor.chooser.cache.put(*first, 3)
 
-    def interrupt(job):
+    def interrupt(call):
         raise KeyboardInterrupt
 
-    executor.chooser.tuner.tune = interrupt
+    monkeypatch.setattr("ejkernel.ops.programs.batch.share_of", interrupt)
     result = autotune(fn, X, tuning=AutotuneOptions(seconds=60, progress=False))
     assert result.interrupted
     assert [(e.cfg, e.source) for e in result.entries] == [(3, "memory")]
     assert len(result.notes) == 2
+
+
+# Only what was measured.
+
+
+def test_a_tuning_that_had_no_time_has_no_winner_in_the_result():
+    """Whatever its record says: the entry is a guess, keeps the record, and counts nowhere."""
+    executor = timed(seconds={"one@v0": "late"})
+    result = autotune(three(executor), X, tuning=QUIET)
+    entry = next(e for e in result.entries if e.op_id_v == "one@v0")
+    assert (entry.cfg, entry.source, entry.is_measured) == (2, "heuristics", False)
+    assert (entry.record.winner, len(entry.record.trials)) == (None, 3)
+    assert "before the heuristic cfg was timed" in entry.note
+    assert result.totals.calls == 2
+    assert result.totals.tuned_s == pytest.approx(0.5 * 11)
+    assert executor.chooser.cache.size() == 2
+
+
+def test_a_tuning_that_had_no_time_is_taken_up_by_the_next_process(tmp_path):
+    """Nothing was stored for it, so that the next autotune measures it."""
+    path = tmp_path / "p.json"
+    late = timed(seconds={"one@v0": "late"}, persistent=PersistentCache("p", path=path))
+    autotune(three(late), X, tuning=QUIET)
+    other = timed(persistent=PersistentCache("p", path=path))
+    result = autotune(three(other), X, tuning=QUIET)
+    assert other.chooser.tuner.tuned == ["one@v0"]
+    assert all(entry.is_measured for entry in result.entries)
+
+
+def test_a_tuning_that_had_no_time_is_not_saved_and_has_no_time_in_the_table(tmp_path):
+    """Its row has no time, no share and no gain, and a store does not get it."""
+    result = autotune(three(timed(seconds={"one@v0": "late"})), X, tuning=QUIET)
+    (row,) = [line for line in str(result).splitlines() if line.startswith("one@v0")]
+    assert row.split()[3:7] == ["-", "1", "-", "-"]
+    assert result.save(PersistentCache("p", path=tmp_path / "p.json")) == 2

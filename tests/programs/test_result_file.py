@@ -389,7 +389,8 @@ def test_a_notebook_shows_text_and_never_markup_of_a_cfg():
 
 def test_the_repr_stays_that_of_a_value():
     """For tests and logs."""
-    assert repr(AutotuningResult("x", ())) == "AutotuningResult(device='x', entries=(), interrupted=False, notes=())"
+    expected = "AutotuningResult(device='x', entries=(), interrupted=False, notes=(), confirmation=None)"
+    assert repr(AutotuningResult("x", ())) == expected
 
 
 def test_numbers_of_numpy_are_named():

@@ -18,6 +18,13 @@ def made(shape, dtype):
     return inputs.random_like(jax.ShapeDtypeStruct(shape, dtype), rng())
 
 
+@pytest.fixture(params=["cpu", "gpu"], autouse=True)
+def platform(request, monkeypatch):
+    """Has every test draw as a CPU does, and as an accelerator does: that code runs on a CPU as well."""
+    monkeypatch.setattr(inputs._jax, "default_platform", lambda: request.param)
+    return request.param
+
+
 FLOATS = [
     *("float32", "float16", "bfloat16", "complex64"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e4m3", "float8_e3m4", "float8_e8m0fnu"),
@@ -44,7 +51,7 @@ def test_complex_values_have_both_parts():
     assert values.imag.any()
 
 
-@pytest.mark.parametrize("dtype", ["int32", "uint32", "int16"])
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int16", "uint16"])
 def test_wide_integers_are_zero_or_one(dtype):
     """What may be an index stays where no kernel reads out of bounds."""
     array = made((64,), dtype)
@@ -53,15 +60,17 @@ def test_wide_integers_are_zero_or_one(dtype):
     assert set(np.unique(array).tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int4"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int4", "uint4"])
 def test_narrow_integers_are_spread(dtype):
-    """Quantised data takes values over its whole range."""
-    array = made((512,), jnp.dtype(dtype))
+    """Quantised data takes every value of its range."""
+    array = made((8192,), jnp.dtype(dtype))
     values = np.asarray(array).astype(int)
+    bounds = jnp.iinfo(dtype)
 
     assert array.dtype == jnp.dtype(dtype)
-    assert values.max() > int(jnp.iinfo(dtype).max) // 2
-    assert len(np.unique(values)) > 8
+    assert set(values.tolist()) == set(range(int(bounds.min), int(bounds.max) + 1))
+    counts = np.unique(values, return_counts=True)[1]
+    assert counts.max() < 4 * counts.mean()
 
 
 def test_booleans_are_mixed():
@@ -173,8 +182,74 @@ def test_one_seed_gives_one_set_of_values():
 def test_empty_and_scalar_arrays_work():
     """Shapes without an element, or without an axis, are shapes too."""
     assert made((0, 3), jnp.float32).shape == (0, 3)
+    assert made((0,), jnp.int32).shape == (0,)
     assert made((), jnp.float32).shape == ()
+    assert made((), jnp.complex64).shape == ()
+    assert made((), jnp.int8).shape == ()
     assert float(made((), jnp.float32)) != 0
+    assert inputs.draw([], 0) == ()
+
+
+def test_arrays_of_one_draw_differ():
+    """Two arguments of one shape and dtype are not one array twice, and neither are parts of them."""
+    shapes = [jax.ShapeDtypeStruct((64,), dtype) for dtype in (jnp.float32, jnp.float32, jnp.bfloat16, jnp.int8)]
+    one, other, half, narrow = (np.asarray(array).astype(np.float32) for array in inputs.draw(shapes, 3))
+
+    assert len({array.tobytes() for array in (one, other, half, narrow)}) == 4
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.6
+    assert abs(np.corrcoef(one, half)[0, 1]) < 0.6
+
+
+def test_a_draw_is_the_same_every_time():
+    """Equal shapes, dtypes and seeds give equal values, in this process, a worker or a later process."""
+    shapes = [jax.ShapeDtypeStruct((9, 7), dtype) for dtype in (jnp.float32, jnp.int8, jnp.int32, bool)]
+    first, again, other = inputs.draw(shapes, 5), inputs.draw(shapes, 5), inputs.draw(shapes, 6)
+
+    assert [np.asarray(a).tobytes() for a in first] == [np.asarray(a).tobytes() for a in again]
+    assert [np.asarray(a).tobytes() for a in first] != [np.asarray(a).tobytes() for a in other]
+
+
+def test_keys_stand_among_other_arrays():
+    """Each array has its own place, whatever is drawn for it."""
+    key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 3))
+    shapes = [jax.ShapeDtypeStruct((2,), jnp.float32), key, jax.ShapeDtypeStruct((4,), jnp.int32)]
+
+    assert [(a.shape, a.dtype) for a in inputs.draw(shapes, 0)] == [(s.shape, s.dtype) for s in shapes]
+
+
+def test_a_large_array_repeats_a_block_at_an_odd_place():
+    """Every number of it would take longer than a tuning; its rows are not alike all the same."""
+    array = np.asarray(made((3, 1 << 20), jnp.float32))
+
+    assert np.isfinite(array).all()
+    assert np.mean(array == 0) < 1e-5
+    assert (np.abs(array.std(axis=1) - 1) < 0.01).all()
+    assert not np.array_equal(array[0], array[1])
+    assert not np.array_equal(array[1], array[2])
+
+
+def test_a_large_array_of_bytes_has_every_value():
+    """Beyond the block too."""
+    array = np.asarray(made((2, 1 << 20), jnp.int8))
+
+    assert all(len(np.unique(row)) == 256 for row in array)
+    assert not np.array_equal(array[0], array[1])
+
+
+def test_an_accelerator_gets_one_block_of_numbers(platform, monkeypatch):
+    """It fills its arrays itself, however many and large they are."""
+    copied = []
+    real = inputs._spread
+
+    def spread(specs, block, starts):
+        copied.append(block.nbytes + starts.nbytes)
+        return real(specs, block, starts)
+
+    monkeypatch.setattr(inputs, "_spread", spread)
+    shapes = [jax.ShapeDtypeStruct((1 << 20, 4), jnp.float32)] * 2
+    inputs.draw(shapes, 0)
+
+    assert copied == ([] if platform == "cpu" else [4 * inputs._BLOCK + 4 * len(shapes)])
 
 
 def test_taking_a_call_apart_keeps_its_constants():

@@ -9,7 +9,7 @@ import pytest
 
 from ejkernel.ops.timing import program
 from ejkernel.ops.timing.inputs import flatten_call
-from ejkernel.ops.timing.program import first_line, forward_and_backward, stage
+from ejkernel.ops.timing.program import Cotangents, first_line, forward_and_backward, stage
 
 X = jnp.arange(1.0, 5.0)
 
@@ -128,6 +128,109 @@ def test_what_has_no_gradient_is_staged_forward(fn, argument):
 
     assert found.objective == "forward"
     assert "cannot be differentiated" in found.notes
+
+
+# Cotangents of a tuning.
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The shapes of every draw of cotangents."""
+    seen = []
+    real = program.draw
+
+    def draw(leaves, seed):
+        seen.append([leaf.shape for leaf in leaves])
+        return real(leaves, seed)
+
+    monkeypatch.setattr(program, "draw", draw)
+    return seen
+
+
+def sharing(cotangents, *fns):
+    """The gradients of candidates that share their cotangents."""
+    call = flatten_call((X,), {})
+    both = [stage(fn, call, call.leaves, "forward+backward", cotangents=cotangents) for fn in fns]
+    assert {one.objective for one in both} == {"forward+backward"}
+    return [one.build().call(X)[1][0] for one in both]
+
+
+def test_cotangents_are_drawn_once_for_candidates_of_equal_outputs(drawn):
+    """The gradients are those of one cotangent."""
+    one, two, three = sharing(Cotangents(0), lambda x: x * 1, lambda x: x + x, lambda x: x * 3)
+
+    assert drawn == [[(4,)]]
+    np.testing.assert_allclose(two, 2 * one, rtol=1e-6)
+    np.testing.assert_allclose(three, 3 * one, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x[:2],
+        lambda x: x.astype(jnp.float16),
+        lambda x: (x, x),
+        lambda x: (x,),
+        lambda x: {"a": x},
+        lambda x: x.sum(),
+    ],
+    ids=["shape", "dtype", "two", "tuple", "dict", "scalar"],
+)
+def test_cotangents_are_drawn_anew_for_other_outputs(other, drawn):
+    """A candidate with outputs of another shape, dtype or structure is traced all the same; so is the next one."""
+    one, changed, again = sharing(Cotangents(0), lambda x: x * 1, other, lambda x: x * 1)
+
+    assert len(drawn) == 3
+    assert changed.shape == (4,)
+    np.testing.assert_array_equal(one, again)
+
+
+def test_integers_among_outputs_have_no_cotangents(drawn):
+    """They are passed over, for every candidate."""
+    one, other = sharing(Cotangents(0), lambda x: (x, x.astype(int)), lambda x: (x, x.astype(int) + 1))
+
+    assert drawn == [[(4,)]]
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_output_may_be_an_integer_for_one_candidate_and_a_float_for_the_next(order):
+    """Each has the gradient of its own floats."""
+    fns = [lambda x: (x * 2, x.sum()), lambda x: (x * 2, x.sum().astype(int))]
+    found = dict(zip(fns[::order], sharing(Cotangents(0), *fns[::order]), strict=True))
+
+    assert len(np.unique(np.round(found[fns[0]] - found[fns[1]], 4))) == 1
+
+
+def test_a_seed_gives_its_cotangents():
+    """Shared or not, so that a worker checks what this process checks."""
+    (shared,) = sharing(Cotangents(7), lambda x: x * 1)
+    alone = staged(lambda x: x * 1, objective="forward+backward", seed=7).build().call(X)[1][0]
+    (other,) = sharing(Cotangents(8), lambda x: x * 1)
+
+    np.testing.assert_array_equal(shared, alone)
+    assert not np.array_equal(shared, other)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_has_no_gradient_says_so_among_candidates_that_have_one(first):
+    """Before and after one whose cotangents are known."""
+    call, cotangents = flatten_call((X,), {}), Cotangents(0)
+    order = (loops, jnp.sin) if first else (jnp.sin, loops)
+    found = {fn: stage(fn, call, call.leaves, "forward+backward", cotangents=cotangents) for fn in order}
+
+    assert "cannot be differentiated" in found[loops].notes
+    assert (found[loops].objective, found[jnp.sin].objective) == ("forward", "forward+backward")
+
+
+def test_what_fails_is_raised_among_candidates_that_do_not():
+    """A mistake in a candidate is not taken for outputs of another shape."""
+
+    def broken(x):
+        raise ValueError("by design")
+
+    with pytest.raises(ValueError, match="by design"):
+        sharing(Cotangents(0), lambda x: x * 1, broken)
 
 
 # What cannot be jitted, and what fails.

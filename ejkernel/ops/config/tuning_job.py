@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from .._jax import clean_room
@@ -95,6 +96,8 @@ def _stacked(place: int, examples: Sequence[Any], batch: BatchAxes, shape: Any) 
     if not all(map(is_concrete, examples)):
         return shape
     order = itertools.cycle(examples)
+    # NumPy has no random keys.
+    stack = jax.numpy.stack if jax.numpy.issubdtype(shape.dtype, jax.dtypes.prng_key) else np.stack
 
     def stacked(level: int) -> Any:
         if level < 0:
@@ -103,7 +106,7 @@ def _stacked(place: int, examples: Sequence[Any], batch: BatchAxes, shape: Any) 
         if axis is None:
             return stacked(level - 1)
         parts = [stacked(level - 1) for _ in range(min(size, len(examples)))]
-        return np.stack([parts[k % len(parts)] for k in range(size)], axis)
+        return stack([parts[k % len(parts)] for k in range(size)], axis)
 
     return stacked(len(batch) - 1)
 

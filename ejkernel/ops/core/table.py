@@ -16,7 +16,8 @@ _HEADER = ("cfg", "median", "spread", "ratio", "error", "status", "")
 def record_table(record: Record) -> str:
     """Table of the candidates: the winner first, then by time, then those that were not timed or failed."""
     best = None if record.winner is None else record.trials[record.winner].seconds
-    return formatting.as_text(_HEADER, [_row(record, place, best) for place in ranked(record)])
+    rows = formatting.as_text(_HEADER, [_row(record, place, best) for place in ranked(record)])
+    return rows + (f"\n{record.note}" if record.note else "")
 
 
 def ranked(record: Record) -> list[int]:

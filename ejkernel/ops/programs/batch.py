@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from .. import _jax
+from ..config.cache import overlay_cache
 from ..config.preview import record_behind
 from ..core.cfg import same
 from ..core.errors import SettingError
@@ -96,34 +98,51 @@ class BatchTuner:
         return result
 
     def confirm(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Runs the program before and after, and takes back what does not make it faster."""
+        """Runs the program before and after, and takes back what does not make it faster; Ctrl-C keeps everything."""
         if not self.changed:
             self.confirmation = Confirmation(note="every call kept the cfg that it had")
             return
+        if _jax.distributed() is not None:
+            self.confirmation = Confirmation(note="processes could take back different cfgs; confirm in one process")
+            return
         total = sum(e.count * (seconds_of(e, "winner") or 0.0) for e in self.entries.values())
-        changes = {
-            key: Change(before, self.entries[key].cfg, _saving(self.entries[key], total))
-            for key, (_, before) in self.changed.items()
-        }
+        changes: dict[Key, Change] = {}
+        # Cfgs that must stay: the one before is no candidate any more, or failed.
+        fixed: dict[tuple[str, str, str], Any] = {}
+        for key, (_, before) in self.changed.items():
+            entry = self.entries[key]
+            if _place_of(entry, before) is None:
+                fixed[key] = entry.cfg
+            else:
+                changes[key] = Change(before, entry.cfg, _saving(entry, total))
+        if not changes:
+            self.confirmation = Confirmation(note="no call has an earlier cfg that works and could be brought back")
+            return
         self._progress.confirming(len(changes))
-        self.confirmation = confirm(fn, args, kwargs, changes, self.deadline)
-        for key in self.confirmation.taken_back:
+        try:
+            with overlay_cache(fixed), noting_interrupts() as interrupts:
+                found = confirm(fn, args, kwargs, changes, self.deadline)
+                interrupts.check()
+        except KeyboardInterrupt:
+            self.interrupted = True
+            found = Confirmation(note="interrupted")
+        self.confirmation = found
+        for key in found.taken_back:
             self._take_back(key)
 
     def _take_back(self, key: Key) -> None:
         call, before = self.changed.pop(key)
         entry = self.entries[key]
-        places = [] if entry.record is None else [i for i, t in enumerate(entry.record.trials) if same(t.cfg, before)]
-        if entry.record is None or not places:
-            self.notes.append(f"{key}: its earlier cfg is no candidate any more and was not brought back")
+        place = _place_of(entry, before)
+        if entry.record is None or place is None:
             return
-        gain = (1.0, 1.0, 1.0) if places[0] == entry.record.heuristic else None
+        gain = (1.0, 1.0, 1.0) if place == entry.record.heuristic else None
         note = "taken back: the program itself was not faster with the cfg that was fastest alone"
-        record = replace(entry.record, winner=places[0], runner_up=entry.record.winner, gain=gain, note=note)
+        record = replace(entry.record, winner=place, runner_up=entry.record.winner, gain=gain, note=note)
         with call.restored():
             for selector in call.selectors:
                 selector.adopt(call.inv, call.kernel, record)
-        self.entries[key] = replace(entry, cfg=record.cfg, record=record)
+        self.entries[key] = replace(entry, cfg=record.cfg, record=record, note=note)
 
     def has_seen(self, key: Key) -> bool:
         """Has this call had its turn, or been passed over?"""
@@ -188,6 +207,12 @@ class BatchTuner:
     def _entry(self, call: FoundCall, cfg: Any, **about: Any) -> Entry:
         device = "" if call.key.device == self.device else call.key.device
         return Entry(call.key.op_id, call.key.call_key, cfg, count=call.count, device=device, **about)
+
+
+def _place_of(entry: Entry, cfg: Any) -> int | None:
+    """Where a cfg stands among a tuning's candidates that work; None where it was none of them, or failed."""
+    trials = () if entry.record is None else entry.record.trials
+    return next((i for i, trial in enumerate(trials) if trial.status == "ok" and same(trial.cfg, cfg)), None)
 
 
 def _saving(entry: Entry, total: float) -> float:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..config.cache import traced_anew
+from ..config.call_log import CallLog, looking
 from ..config.tunability import untunable_because
 from ..config.tuning_job import job_for
 from ..core.candidates import candidates
@@ -42,7 +44,8 @@ def share_of(call: FoundCall) -> Share:
     # Settings have turned tuning off, or the process has had its share.
     if selector.tuning_is_off():
         return Share(0.0)
-    with call.restored():
+    # Nothing is tuned yet, kernels inside this one neither.
+    with call.restored(), traced_anew(), looking(CallLog()):
         objective: Objective = "forward+backward" if selector.policy.validate_backward else "forward"
         request = ask(replace(call.inv, override_cfg=None), call.kernel, objective)
         cfgs = candidates(request)

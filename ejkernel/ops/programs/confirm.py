@@ -2,8 +2,8 @@
 
 What is fastest alone need not be fastest in the program: neighbours share caches, and the compiler fuses across calls.
 All changes are tried together first. They stay where the program is surely not slower and no slower in the middle.
-Otherwise they are tried one by one, those that promise most first, each on top of those that were kept; one that does
-not make the program faster is taken back. A change that was not tried in time is taken back too, where all of them
+Otherwise several are tried one by one, those that promise most first, each on top of those that were kept; one that
+does not make the program faster is taken back. A change that was not tried in time is taken back too, where all of them
 together did not help.
 """
 
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, final
 
 import jax
 
-from ..config.cache import overlay_cache
+from ..config.cache import overlay_cache, traced_anew
+from ..config.call_log import CallLog, looking
 from ..core import formatting
 from ..core.key import Key
 from ..timing.compile_pool import CompilePool
@@ -69,13 +70,14 @@ class Confirmation:
 
     def __str__(self) -> str:
         """One line for tables and logs."""
+        back = f"; taken back: {', '.join(f'{key.op_id} {key.call_key}' for key in self.taken_back)}"
+        back = back if self.taken_back else ""
         if math.isnan(self.before_s):
-            return f"not confirmed: {self.note}"
+            return f"not confirmed: {self.note}{back}"
         times = f"{formatting.seconds(self.before_s)} before, {formatting.seconds(self.after_s)} after"
         middle, low, high = self.gain
         found = f"the program takes {times} ({middle:.3f}x, {low:.3f} to {high:.3f}, {self.rounds} rounds in turns)"
-        back = f"; taken back: {', '.join(f'{key.op_id} {key.call_key}' for key in self.taken_back)}"
-        return found + (back if self.taken_back else "") + (f"; {self.note}" if self.note else "")
+        return found + back + (f"; {self.note}" if self.note else "")
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,7 @@ class Step:
 
     def compiled(self, choices: Sequence[Mapping[Key, Any]]) -> list[Callable[[], Any]]:
         """The program under each of these choices, compiled side by side; nothing that it donates is used up."""
-        lowered = []
-        for cfgs in choices:
-            with overlay_cache({(key.device, key.op_id, key.call_key): cfg for key, cfg in cfgs.items()}):
-                # Inside another jitted function a donation means nothing.
-                lowered.append(jax.jit(forward(self._fn, self._call)).lower(*self._call.leaves))
+        lowered = [self._lowered(cfgs) for cfgs in choices]
         with CompilePool(len(lowered)) as pool:
             for number, one in enumerate(lowered):
                 pool.give(number, one.compile)
@@ -130,6 +128,18 @@ class Step:
             if built.failed:
                 raise NotConfirmedError(f"the program cannot be compiled: {first_line(built.outcome)}")
         return [_bound(found[number].outcome, self._call.leaves) for number in range(len(lowered))]
+
+    def _lowered(self, cfgs: Mapping[Key, Any]) -> Any:
+        if time.perf_counter() >= self._deadline:
+            raise NotConfirmedError("the time was up before the program was compiled")
+        # A call that has not been tuned has its heuristic cfg here: the tuning is over.
+        with overlay_cache(dict(cfgs.items())), traced_anew(), looking(CallLog()):
+            try:
+                # Inside another jitted function a donation means nothing.
+                return jax.jit(forward(self._fn, self._call)).lower(*self._call.leaves)
+            # Whatever the program raises is its own.
+            except Exception as error:
+                raise NotConfirmedError(f"the program cannot be traced: {first_line(error)}") from error
 
     def compare(self, one: Callable[[], Any], other: Callable[[], Any]) -> Ratio:
         """Runs two programs in turns until the interval is narrow, or the time is up."""
@@ -190,20 +200,27 @@ def confirm(
     """Runs the program under the old and the new cfgs, and says which changes are to be taken back."""
     old = {key: change.before for key, change in changes.items()}
     new = {key: change.after for key, change in changes.items()}
+    kept, note = set(changes), ""
     try:
         step = Step(fn, args, kwargs, deadline)
         before, after = step.compiled([old, new])
         found = step.compare(after, before)
-        kept, note = set(changes), ""
         if not found.is_improvement:
-            kept, after, note = _one_by_one(step, before, changes)
+            # One change alone has been tried by now.
+            alone = len(changes) == 1
+            kept, after, note = (set(), before, "") if alone else _one_by_one(step, before, changes)
+            note = _TOO_NOISY if alone and found.is_noisy else note
             found = step.compare(after, before) if kept else replace(found, middle=1.0, low=1.0, high=1.0)
     except NotConfirmedError as error:
-        return Confirmation(note=str(error))
+        # What was found not to help by then is taken back all the same.
+        return Confirmation(note=str(error), taken_back=_others(changes, kept))
     after_s, before_s = found.seconds if kept else (found.seconds[1], found.seconds[1])
     gain = (1 / found.middle, 1 / found.high, 1 / found.low)
-    back = tuple(key for key in changes if key not in kept)
-    return Confirmation(before_s, after_s, gain, found.rounds, back, note)
+    return Confirmation(before_s, after_s, gain, found.rounds, _others(changes, kept), note)
+
+
+def _others(changes: Mapping[Key, Change], kept: Collection[Key]) -> tuple[Key, ...]:
+    return tuple(key for key in changes if key not in kept)
 
 
 def _one_by_one(

@@ -53,7 +53,7 @@ class Entry:
     record: Record | None = None
     # The tier that answered; empty for an entry made by hand.
     source: str = ""
-    # Why it was not tuned.
+    # Why it was not tuned, or what became of its winner later on.
     note: str = ""
     # Runs in one run of the program.
     count: int = 1

@@ -67,7 +67,7 @@ def random_like(leaf: Any, rng: np.random.Generator) -> Any:
 
 
 def draw(leaves: Sequence[Any], seed: int) -> tuple[Any, ...]:
-    """Random arrays like these on the default device; equal shapes, dtypes and seeds give equal values everywhere.
+    """Random arrays like these on the default device; equal shapes, dtypes and seeds give equal values.
 
     An accelerator makes them itself, out of one block of numbers: copying large arrays there, or drawing every number
     of them, would take longer than tuning does.
