@@ -347,7 +347,7 @@ RIDDLES = re.compile(r"(What|Who|Where|How|Why|The same)\b|Nothing\.")
 # Of people, not of things.
 ABOUT_PEOPLE = ("users who turn it on", "a person who can write the file", "a user who has lost patience")
 # Waits to be written anew with the rooms as they are.
-UNFINISHED_PAGES = ("design.md",)
+UNFINISHED_PAGES = ()
 
 
 def riddles(source: str) -> list[str]:

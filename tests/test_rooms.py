@@ -1,0 +1,52 @@
+"""The drawing of the rooms in the documentation, held against the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from test_project import FILES, ROOMS, imports, inside, named
+
+ROOT = Path(__file__).parent.parent
+DRAWING = re.compile(r"^core <- .*$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["docs/design.md", "CONTRIBUTING.md"])
+def test_the_drawing_shows_the_rooms_in_their_order(page):
+    """Every room is in it once, where the test of imports has it; library and cli stand beside `ops`."""
+    (line,) = DRAWING.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert line.split(" <- ") == [*ROOMS, "library", "cli"]
+
+
+def test_every_arrow_of_the_drawing_is_an_import():
+    """A room leans on at least one room before it: an order without imports would say nothing."""
+    leaned_on = {room: set() for room in ROOMS}
+    for path in FILES:
+        room = named(path).split(".")[0]
+        if room in leaned_on:
+            leaned_on[room] |= {found for found in map(inside, imports(path)) if found in ROOMS and found != room}
+    assert {room for room, rooms in leaned_on.items() if not rooms} == {"core"}
+
+
+def test_every_room_is_described():
+    """The table of the page names each room, and the files to begin with exist."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z/]+)/` \| .*? \| (.*) \|$", text, re.MULTILINE)
+    assert {room.split("/")[0] for room, _ in rows} == set(ROOMS)
+    missing = [
+        f"{room}/{name}"
+        for room, files in rows
+        for name in re.findall(r"`([a-z_]+\.py)`", files)
+        if not (ROOT / "ejkernel" / "ops" / room / name).exists()
+    ]
+    assert missing == []
+
+
+def test_every_file_that_the_page_names_exists():
+    """`room/file.py` in the text is a file of the package."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rooms = "|".join((*ROOMS, "library", "cli"))
+    names = set(re.findall(rf"\b((?:{rooms})/[a-z_/]+\.py)", text))
+    package = ROOT / "ejkernel"
+    assert [n for n in sorted(names) if not ((package / "ops" / n).exists() or (package / n).exists())] == []
