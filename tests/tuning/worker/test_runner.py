@@ -134,14 +134,16 @@ def test_failures_that_are_no_accidents_are_the_same_as_without_a_worker():
     assert record.clock == "wall (in a worker process)"
 
 
-def test_a_reference_is_what_the_worker_compares_with():
-    """The kernel's reference runs here, the candidates there; structures of outputs are compared too."""
+@pytest.mark.parametrize("objective", ["forward", "forward+backward"])
+def test_a_reference_is_what_the_worker_compares_with(objective):
+    """Also beside candidates with gradients, whose cotangents are none of its arguments; structures are compared."""
 
     def make_fn(name):
         return {"other": lambda x: {"z": x * 2}, "off": lambda x: {"y": x}}.get(name, lambda x: {"y": x * 2})
 
     tuner = Tuner(isolate=True)
-    job = TuningJob(make_fn, (X,), {}, ["off", "other", "right"], reference=lambda x: {"y": x * 2})
+    cfgs = ["off", "other", "right"]
+    job = TuningJob(make_fn, (X,), {}, cfgs, reference=lambda x: {"y": x * 2}, objective=objective)
 
     assert tuner.tune(job).cfg == "right"
     assert outcome(tuner) == {"off": "wrong", "other": "wrong", "right": "ok"}
