@@ -44,6 +44,22 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.engines
+@pytest.mark.parametrize("framework", ["flax.nnx", "equinox"])
+def test_the_example_of_a_framework_runs(framework: str, tmp_path: Path) -> None:
+    """It stands under the framework's name, behind the other blocks of the page."""
+    pytest.importorskip(framework, reason="needs the extra `frameworks`: pip install 'ejkernel-ops[frameworks]'")
+    page = ROOT / "docs/programs.md"
+    named = rf'^```python title="{re.escape(framework)}"\n(.*?)^```'
+    (block,) = re.findall(named, page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    script = tmp_path / "page.py"
+    script.write_text(f"{blocks(page)}\n{block}", encoding="utf-8")
+
+    done = run([sys.executable, "-W", "error", str(script)], tmp_path / "cache")
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_readme_has_examples() -> None:
     """The check above has something to check."""
     assert "@tunable(" in blocks(ROOT / "README.md")

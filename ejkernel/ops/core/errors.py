@@ -96,6 +96,10 @@ class AgreementError(OpsError, RuntimeError):
     """Processes of one program that cannot agree on a cfg."""
 
 
+class ProgramArgumentError(OpsError, ValueError):
+    """An argument of a whole program that is no tree of arrays."""
+
+
 class GradientError(OpsError, TypeError):
     """An own gradient that does not fit its call."""
 

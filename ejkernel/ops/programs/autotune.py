@@ -26,6 +26,7 @@ from .batch import BatchTuner
 from .find import find
 from .found_call import FoundCall
 from .results import AutotuningResult
+from .user_function import unbound
 
 # A tuned cfg may bring kernels inside it that the traced one had not; each round goes one kernel deeper.
 _ROUNDS = 4
@@ -115,6 +116,8 @@ def _tune_function(
         except KeyboardInterrupt:
             campaign.interrupted = True
             break
+    if not campaign.entries and not found.calls and not found.unseen and not campaign.interrupted:
+        campaign.say(f"{_name(fn)} makes no kernel call that a selector answers; there is nothing to tune")
     if found.unseen:
         campaign.notes.append(f"calls whose executor has a chooser of its own: {found.unseen}, not tuned")
     if options.confirm and not campaign.interrupted:
@@ -122,6 +125,10 @@ def _tune_function(
     if campaign.changed and options.refresh:
         refresh()
     return campaign.finish()
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return getattr(unbound(fn, (), {})[0], "__qualname__", None) or f"a {type(fn).__qualname__}"
 
 
 def tune_calls(calls: Iterable[FoundCall], options: AutotuneOptions, left_out: Iterable[str] = ()) -> AutotuningResult:

@@ -89,6 +89,11 @@ class BatchTuner:
             left = [call.key for call in calls if not self.has_seen(call.key)]
             self.notes += [f"{key}: not tuned: interrupted" for key in left]
 
+    def say(self, note: str) -> None:
+        """Notes something about the whole program, and says it at once."""
+        self.notes.append(note)
+        self._progress.note(note)
+
     def finish(self) -> AutotuningResult:
         """What was done, said and given."""
         result = AutotuningResult(
@@ -100,7 +105,8 @@ class BatchTuner:
     def confirm(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Runs the program before and after, and takes back what does not make it faster; Ctrl-C keeps everything."""
         if not self.changed:
-            self.confirmation = Confirmation(note="every call kept the cfg that it had")
+            why = "every call kept the cfg that it had" if self.entries else "no call was tuned"
+            self.confirmation = Confirmation(note=why)
             return
         if _jax.distributed() is not None:
             self.confirmation = Confirmation(note="processes could take back different cfgs; confirm in one process")

@@ -21,10 +21,12 @@ import jax
 from ..config.cache import overlay_cache, traced_anew
 from ..config.call_log import CallLog, looking
 from ..core import formatting
+from ..core.errors import ProgramArgumentError
 from ..core.key import Key
 from ..timing.compile_pool import CompilePool
-from ..timing.inputs import flatten_call, is_concrete
-from ..timing.program import first_line, forward
+from ..timing.inputs import FlatCall, is_concrete
+from ..timing.program import first_line
+from .user_function import flatten_program, holds_arrays, of_arrays
 
 # A sample is long beside launches and clocks.
 _SAMPLE_SECONDS = 0.05
@@ -106,8 +108,7 @@ class Step:
     """A program with arguments to run it on, compiled under one choice of cfgs or another."""
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], deadline: float) -> None:
-        self._call = flatten_call(args, kwargs)
-        self._fn = fn
+        self._call = _flattened(fn, args, kwargs)
         self._deadline = deadline
         for leaf in self._call.leaves:
             if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
@@ -136,7 +137,7 @@ class Step:
         with overlay_cache(dict(cfgs.items())), traced_anew(), looking(CallLog()):
             try:
                 # Inside another jitted function a donation means nothing.
-                return jax.jit(forward(self._fn, self._call)).lower(*self._call.leaves)
+                return jax.jit(of_arrays(self._call)).lower(*self._call.leaves)
             # Whatever the program raises is its own.
             except Exception as error:
                 raise NotConfirmedError(f"the program cannot be traced: {first_line(error)}") from error
@@ -158,6 +159,18 @@ class Step:
             if late and time.perf_counter() >= self._deadline:
                 raise NotConfirmedError(f"the time was up after {len(pairs)} rounds of the program")
         return _ratio(pairs)
+
+
+def _flattened(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatCall:
+    try:
+        call = flatten_program(fn, args, kwargs)
+    except ProgramArgumentError as error:
+        raise NotConfirmedError(str(error)) from error
+    opaque = [type(constant).__name__ for constant in call.constants if holds_arrays(constant)]
+    # A function that changes such an object would change the caller's own, and leave values of a trace in it.
+    if opaque:
+        raise NotConfirmedError(f"the {opaque[0]} that it is given holds arrays and is no pytree; make it one")
+    return call
 
 
 def _bound(compiled: Any, leaves: Sequence[Any]) -> Callable[[], Any]:

@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from .. import _jax
 from ..config.cache import traced_anew
 from ..config.call_log import MARK, CallLog, SeenCall, looking
 from ..core.key import Key
-from ..timing.inputs import flatten_call
-from ..timing.program import UNTRACEABLE, forward
+from ..timing.program import UNTRACEABLE
 from .found_call import FoundCall
+from .user_function import trace
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ def find(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
     finder = CallLog()
     with traced_anew(), looking(finder):
         try:
-            traced = _traced(fn, args, kwargs)
+            traced = trace(fn, args, kwargs)
         except UNTRACEABLE as error:
             error.add_note(
                 "autotune traces the whole function to find its kernel calls; give it the part that you jit, "
@@ -49,14 +47,6 @@ def find_while(run: Callable[[], Any]) -> tuple[FoundCalls, Any]:
         made = run()
     # How often a call ran cannot be seen from here: each counts once.
     return FoundCalls(_by_key(finder, {}, set()), finder.unseen), made
-
-
-def _traced(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    # A jitted function knows which of its arguments are static.
-    if callable(getattr(fn, "trace", None)):
-        return fn.trace(*args, **kwargs)  # type: ignore[attr-defined]
-    call = flatten_call(args, kwargs)
-    return jax.jit(forward(fn, call)).trace(*call.leaves)
 
 
 def _by_key(finder: CallLog, runs: Mapping[int, int], backward: Set[int]) -> tuple[FoundCall, ...]:

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import jax
-
 from ..config.call_log import CallsMade, calls_made
 from ..config.selection import ConfigSelectorChain
 from ..core import cfg as cfgs
@@ -19,8 +17,8 @@ from ..execution.executor import Executor
 from ..registry import recorded_calls
 from ..store.lock_file import LockFile, write_lock
 from ..store.store import StoredEntry, as_store
-from ..timing.inputs import flatten_call
 from .results import AutotuningResult, Entry
+from .user_function import trace
 
 Entries = dict[Key, StoredEntry]
 Source = CallsMade | AutotuningResult | ConfigSelectorChain[Any, Any] | Executor[Any, Any] | Callable[..., Any]
@@ -61,16 +59,10 @@ def _entries(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> E
 
 
 def _traced(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entries:
-    call = flatten_call(args, kwargs)
-
-    def run(*leaves: Any) -> Any:
-        positional, keywords = call.rebuild(leaves)
-        return function(*positional, **keywords)
-
     # Twice: the first trace may tune, and measuring a candidate may ask for kernels inside it that the program has not.
     for _ in range(2):
         with calls_made() as calls:
-            jax.eval_shape(run, *call.leaves)
+            trace(function, args, kwargs)
     return calls.entries
 
 

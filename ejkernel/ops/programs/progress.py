@@ -40,6 +40,10 @@ class Progress:
         """The program itself is run before and after so many changes."""
         self._line(f"running the program before and after {changes} changes", passing=True)
 
+    def note(self, text: str) -> None:
+        """Something about the whole program."""
+        self._line(text)
+
     def finished(self, result: AutotuningResult) -> None:
         """Everything is done, or was stopped."""
         word = "interrupted" if result.interrupted else "done"

@@ -25,6 +25,8 @@ class FlatCall:
 
     leaves: tuple[Any, ...]
     rebuild: Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]
+    # The leaves that are no arrays.
+    constants: tuple[Any, ...] = ()
 
 
 def flatten_call(args: Any, kwargs: Any) -> FlatCall:
@@ -39,7 +41,8 @@ def flatten_call(args: Any, kwargs: Any) -> FlatCall:
             whole[place] = leaf
         return jax.tree_util.tree_unflatten(tree, whole)  # type: ignore[no-any-return]
 
-    return FlatCall(tuple(flat[i] for i in places), rebuild)
+    others = tuple(leaf for leaf in flat if not is_array(leaf))
+    return FlatCall(tuple(flat[i] for i in places), rebuild, others)
 
 
 def is_concrete(leaf: Any) -> bool:
