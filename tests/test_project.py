@@ -340,8 +340,16 @@ def test_importing_costs_little_beside_jax(tmp_path):
 
 # Language.
 
-# Where comments and docstrings are held to plain words; the other rooms follow.
-PLAIN_ROOMS = ("ops/core", "ops/store", "ops/fleet", "cli", *(f"ops/{name}.py" for name in BESIDE))
+# Where comments and docstrings are held to plain words.
+PLAIN_ROOMS = (
+    *("ops/core", "ops/store", "ops/fleet", "ops/timing", "ops/tuning", "ops/config", "ops/execution", "ops/programs"),
+    *("ops/reporting", "library", "cli"),
+    *(f"ops/{name}.py" for name in BESIDE),
+)
+# Files of these rooms that wait for plain words.
+UNFINISHED_FILES = re.compile(
+    r"ops/(timing/check|tuning/check|programs/find)\.py|library/(attention|linear_cross_entropy|ragged_dot|arguments|triton/)"
+)
 PRONOUNS = re.compile(r"\b(who|whom|whose|nobody|somebody|anybody|everybody|whoever)\b", re.IGNORECASE)
 RIDDLES = re.compile(r"(What|Who|Where|How|Why|The same)\b|Nothing\.")
 # Of people, not of things.
@@ -366,7 +374,8 @@ def test_comments_docstrings_and_messages_name_the_thing():
     files = [
         path for room in PLAIN_ROOMS for path in (PACKAGE / room, *(PACKAGE / room).rglob("*.py")) if path.is_file()
     ]
-    found = {str(path.relative_to(PACKAGE)): riddles(path.read_text(encoding="utf-8")) for path in files}
+    found = {path.relative_to(PACKAGE).as_posix(): riddles(path.read_text(encoding="utf-8")) for path in files}
+    found = {path: texts for path, texts in found.items() if not UNFINISHED_FILES.match(path)}
     assert len(found) > len(PLAIN_ROOMS)
     assert {path: texts for path, texts in found.items() if texts} == {}
 

@@ -1,4 +1,4 @@
-"""How a library function calls its kernel."""
+"""The call of a library function to its kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..ops import Executor, Kernel, default_executor
 def call(
     kernel: Kernel[Any, Any], *args: Any, cfg: Any = None, executor: Executor[Any, Any] | None = None, **kwargs: Any
 ) -> Any:
-    """Through the given executor or the default one."""
+    """Calls a kernel through the given executor or the default one."""
     # `cfg=None` would do, but a call with a keyword of the executor's own does not take its short way.
     if cfg is not None:
         kwargs["cfg"] = cfg

@@ -37,7 +37,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What choosing for one call gave."""
+    """The outcome of choosing for one call."""
 
     case: Case
     cfg: Any
@@ -99,7 +99,7 @@ def choose(case: Case, stores: OperationStores) -> Found:
 
 
 class Paper:
-    """Where the demo writes: colours on a terminal, plain text in a log."""
+    """Output of the demo: colours on a terminal, plain text in a log."""
 
     def __init__(self, out: TextIO, *, colour: bool) -> None:
         self._out = out

@@ -72,7 +72,7 @@ def step(model: Model, tokens: jax.Array, executor: Executor[Any, Any]) -> tuple
 
 
 def tuned(stores: OperationStores, seconds: float = SECONDS) -> AutotuningResult:
-    """What one command makes of the step: every call measured as it runs there, and the step run before and after."""
+    """Tunes the step with one command: every call measured as it runs there, and the step run before and after."""
     selector: ConfigSelectorChain[Any, Any] = ConfigSelectorChain(ConfigCache(), tuner=Tuner(), persistent=stores)
     executor: Executor[Any, Any] = Executor(selector)
     options = AutotuneOptions(seconds=seconds, confirm=True, progress=False)

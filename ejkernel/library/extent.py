@@ -1,4 +1,4 @@
-"""How large a call is, with all the examples of the vmaps around it."""
+"""Size of a call, with all the examples of the vmaps around it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..ops import Invocation
 
 
 def examples(inv: Invocation[Any, Any]) -> int:
-    """How many calls the vmaps around make of this one, as far as the executor has found them."""
+    """The number of calls that the vmaps around make of this one, as far as the executor has found them."""
     found = inv.batch_axes if isinstance(inv.batch_axes, tuple) else ()
     return math.prod(level[0] for level in found if isinstance(level, tuple) and isinstance(level[0], int))
 
 
 def too_large(inv: Invocation[Any, Any], *sizes: int) -> str:
-    """Why a Pallas kernel cannot take or make arrays of so many elements in a call; empty where it can."""
+    """The reason that a Pallas kernel cannot take or make arrays of so many elements; empty where it can."""
     most = max(sizes) * examples(inv)
     return "" if most < 1 << 31 else f"Pallas counts in 32 bits on a GPU, which {most:,} elements exceed"

@@ -97,13 +97,13 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         raise ArgumentError(f"{cfg} names no implementation of layer_norm; use {names}")
 
     def run_cpu(self, *args: Any, cfg: LayerNormConfig, **kwargs: Any) -> jax.Array:
-        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def reference(
         self, x: jax.Array, weight: jax.Array | None = None, bias: jax.Array | None = None, *, eps: float = 1e-6
     ) -> jax.Array:
-        """What is right."""
+        """The right result, by which candidates are checked."""
         return self.run(x, weight, bias, eps=eps, cfg=LayerNormConfig("xla"))
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> LayerNormConfig:

@@ -107,11 +107,11 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         raise ArgumentError(f"{cfg} names no implementation of matmul; use xla, narrow, wide, upcast or triton")
 
     def run_cpu(self, *args: Any, cfg: MatmulConfig, **kwargs: Any) -> jax.Array:
-        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def reference(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """What is right."""
+        """The right result, by which candidates are checked."""
         return self.run(*args, cfg=MatmulConfig("upcast"), **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> MatmulConfig:
@@ -240,6 +240,6 @@ def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _rows(inv: Invocation[Any, Any]) -> int:
-    """How many rows a product with a matrix has."""
+    """The number of rows of a product with a matrix."""
     a = inv.args[0]
     return int(a.size // max(a.shape[-1], 1))

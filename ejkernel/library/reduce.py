@@ -23,7 +23,7 @@ def mean(x: jax.Array, lanes: int | None = None) -> jax.Array:
 
 
 def refuses_lanes(width: int, lanes: int | None) -> str:
-    """Why rows of this width have no such lanes; empty where they have."""
+    """The reason that rows of this width have no such lanes; empty where they have."""
     if not lanes or lanes < 2:
         return "lanes must be given, at least 2"
     return "" if width % lanes == 0 and width > lanes else f"{lanes} lanes do not divide rows of {width}"

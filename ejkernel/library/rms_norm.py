@@ -35,7 +35,7 @@ class RmsNormConfig:
 class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last axis.
 
-    Implementations: "xla" as anybody would write it, "lanes" (partial sums side by side), "recompute" (a gradient from
+    Implementations: "xla" (plain `jax.numpy`), "lanes" (partial sums side by side), "recompute" (a gradient from
     the arguments alone) and "triton" (blocks of whole rows, and a gradient in one pass).
     """
 
@@ -83,11 +83,11 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
         raise ArgumentError(f"{cfg} names no implementation of rms_norm; use xla, lanes, recompute or triton")
 
     def run_cpu(self, *args: Any, cfg: RmsNormConfig, **kwargs: Any) -> jax.Array:
-        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def reference(self, x: jax.Array, weight: jax.Array | None = None, *, eps: float = 1e-6) -> jax.Array:
-        """What is right."""
+        """The right result, by which candidates are checked."""
         return _plain(x, weight, eps)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> RmsNormConfig:

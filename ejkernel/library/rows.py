@@ -52,7 +52,7 @@ def epsilon(value: Any) -> float:
 def rows_refuse(
     inv: Invocation[Any, Any], implementation: str, lanes: int | None, rows: int | None, num_warps: int | None
 ) -> str:
-    """Why an operation on whole rows cannot run so; empty where it can."""
+    """The reason that an operation on whole rows cannot run so; empty where it can."""
     x = inv.args[0]
     if implementation == "lanes":
         return refuses_lanes(x.shape[-1], lanes)

@@ -67,11 +67,11 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
         raise ArgumentError(f"{cfg} names no implementation of softmax; use xla, jax, lanes, split or triton")
 
     def run_cpu(self, *args: Any, cfg: SoftmaxConfig, **kwargs: Any) -> jax.Array:
-        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def reference(self, x: jax.Array, *, axis: int = -1) -> jax.Array:
-        """What is right."""
+        """The right result, by which candidates are checked."""
         return self.run(x, axis=axis, cfg=SoftmaxConfig("xla"))
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> SoftmaxConfig:
@@ -119,7 +119,7 @@ def softmax(
     x = float_rows("x", x)
     axis = integer("axis", axis)
     if not -x.ndim <= axis < x.ndim:
-        raise ArgumentError(f"axis={axis!r} is no axis of x, whose shape is {x.shape}")
+        raise ArgumentError(f"axis={axis!r} is no axis of x of shape {x.shape}")
     # Counted from the end, so that one call has one key.
     place = axis if axis < 0 else axis - x.ndim
     return call(Softmax(), x, axis=place, cfg=cfg, executor=executor)  # type: ignore[no-any-return]

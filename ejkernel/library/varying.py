@@ -20,7 +20,7 @@ def varying_like(made: jax.Array, *arrays: Any) -> jax.Array:
 def all_alike(
     made: Sequence[jax.ShapeDtypeStruct], arrays: Sequence[jax.Array]
 ) -> tuple[list[jax.ShapeDtypeStruct], list[jax.Array]]:
-    """What a Pallas call makes of these arrays, and they, all varying alike: JAX asks that of such calls.
+    """Outputs of a Pallas call, and the arrays it takes, all varying alike: JAX asks that of such calls.
 
     Where nothing varies, that has to be said too.
     """

@@ -181,7 +181,7 @@ def test_a_program_without_kernels_gives_an_empty_result():
 def test_calls_of_other_choosers_are_named():
     """They are counted in the notes."""
     result = autotune(lambda x: Executor(Asked(3))(Times.fresh()(), x), X, tuning=QUIET)
-    assert result.notes == ("calls whose executor has a chooser of its own: 1, not tuned",)
+    assert result.notes == ("calls of an executor with a chooser of its own: 1, not tuned",)
 
 
 def test_a_call_whose_candidates_all_fail_keeps_every_reason():

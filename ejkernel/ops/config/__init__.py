@@ -1,1 +1,1 @@
-"""Where a cfg comes from: caches, stores, tiers, policy, events and selection."""
+"""The places that a cfg comes from: caches, stores, tiers, policy, events and selection."""

@@ -1,4 +1,14 @@
-"""Cfgs in memory: the cache of a process, and overlays that shadow it for a while."""
+"""Cfgs in memory: the cache of a process, and overlays that shadow it for a while.
+
+A cfg is chosen while a function is traced, and JAX keeps the traced program under its jit key. A value that changes the
+choice without being in that key would be compiled into a program that others reuse. So the value that selects is the
+value in the key. `_in_force` is a user context of JAX: JAX adds its value to the key of every jitted function, and
+`overlay_in_force` reads that very value. A function that the user jitted traces again inside an overlay, and reuses its
+old program outside. JAX compares the value by identity: `_interned` gives equal overlays one `_Shadow`, so that they
+share programs. A new value makes every function called under it compile once more and slows each later dispatch, so
+only overlays, locks and requests to trace anew change it; `core.invalidation` tells the executor of changed policies
+and caches. A `ContextVar` must not select: a thread with a copied context has its value, and JAX's key there does not.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +80,7 @@ class ConfigCache(Generic[Cfg]):
         invalidation.note_everything()
 
     def size(self) -> int:
-        """How many cfgs are kept."""
+        """The number of cfgs that are kept."""
         return len(self._data)
 
     def keys(self) -> list[tuple[str, str, str]]:
@@ -165,7 +175,7 @@ _entered = _Entered()
 
 
 def overlay_in_force() -> Mapping[Key, Any]:
-    """What the overlays of this thread answer, innermost first."""
+    """The cfgs that the overlays of this thread answer with, by key; an inner overlay covers an outer one."""
     shadow = _in_force.value
     return {} if shadow is None else shadow.mapping
 
@@ -314,7 +324,7 @@ def _content(cfg: Any) -> tuple[str, str]:
         text = stable_json(cfg)
     except KeyPartError:
         text = ""
-    # A cfg without a stable form, or with arrays, whose values a key does not see, is the same only as itself; the
+    # A cfg without a stable form, or with arrays (a key does not see their values), is the same only as itself; the
     # shadow keeps it alive, so its address stays its own.
     if not text or '["array",' in text:
         return "object", str(id(cfg))

@@ -1,4 +1,4 @@
-"""How often each tier answered in this process, and what tuning took. No JAX here."""
+"""Counts of the answers of each tier in this process, and of what tuning took. No JAX here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Counters:
         return _counters({name: value - before.get(name, 0) for name, value in mine.items()})
 
     def as_dict(self) -> dict[str, int | float]:
-        """The same as plain data, for a metrics library."""
+        """The counts as plain data, for a metrics library."""
         known = {name: getattr(self, name) for name in _FIELDS}
         return {**known, **self.others}
 
@@ -53,7 +53,7 @@ def _counters(counts: Mapping[str, Any]) -> Counters:
 
 
 def counters() -> Counters:
-    """What was chosen since the process began, by all selectors: once a trace, as events are told, not once a call."""
+    """Choices of all selectors since the process began: counted once a trace, as events are told, not once a call."""
     with _lock:
         return _counters({**_counts, "tuning_seconds": seconds_spent()})
 

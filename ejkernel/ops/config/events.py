@@ -38,7 +38,7 @@ class Teller:
         level = _LEVELS[event]
         if log.isEnabledFor(level):
             told = {"event": event, **key._asdict(), **data}
-            # One attribute of the record, whose own names cannot be given twice.
+            # One attribute of the record: the names that a log record has itself cannot be given twice.
             log.log(level, "%s", _sentence(event, key, tier, data), extra={"ejkernel": told})
         if self.listener is None:
             return

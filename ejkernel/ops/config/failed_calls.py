@@ -1,4 +1,4 @@
-"""Calls whose candidates all failed in this process, so that nothing tries them again."""
+"""Calls of which all candidates failed in this process, so that nothing tries them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a selector may do, and how that is changed for a while."""
+"""The policy of a selector: what it may do, and how that is changed for a while."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .walk import Tier
 
 @final
 class OverrideTier(Tier):
-    """What the caller gave."""
+    """Answers with the cfg that the caller gave."""
 
     name = "override"
 
@@ -40,7 +40,7 @@ class OverrideTier(Tier):
 @final
 @dataclass(frozen=True, eq=False)
 class OverlayTier(Tier):
-    """What the overlays around this call say, and the lock behind them."""
+    """Answers from the overlays around this call, and from the lock behind them."""
 
     lock: LockFile | None = None
     name = "overlay"
@@ -95,7 +95,7 @@ class AgreedTier(Tier):
 @final
 @dataclass(frozen=True, eq=False)
 class MemoryTier(Tier):
-    """What this process already knows."""
+    """Answers from the memory of this process."""
 
     cache: ConfigCache[Any]
     name = "memory"
@@ -120,7 +120,7 @@ class MemoryTier(Tier):
 @final
 @dataclass(frozen=True, eq=False)
 class StoreTier(Tier):
-    """What is kept on disk."""
+    """Answers from a store on disk."""
 
     store: Store
     name = "persistent"
@@ -164,7 +164,7 @@ class StoreTier(Tier):
 @final
 @dataclass(frozen=True, eq=False)
 class PacksTier(Tier):
-    """What packs say, after the user's own store had no answer."""
+    """Answers from packs, after the user's own store had no answer."""
 
     paths: Sequence[str]
     name = "packs"
@@ -201,7 +201,7 @@ class SeedTier(Tier):
 
 @final
 class HeuristicsTier(Tier):
-    """What the kernel's author would take: a guess, never measured."""
+    """Answers with the cfg that the kernel's author would take: a guess, never measured."""
 
     name = "heuristics"
 

@@ -26,14 +26,14 @@ _MEMORY_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a call must not be measured; `surprising` where its author can change that, and so is told once."""
+    """A reason not to measure a call; `surprising` where the call's author can change that, and so is told once."""
 
     reason: str
     surprising: bool = False
 
 
 def untunable_because(request: Request, cfg: Any) -> Obstacle | None:
-    """What keeps this call from being measured, known from shapes alone; None where nothing does."""
+    """The obstacle to measuring this call, known from shapes alone; None where there is none."""
     inv = request.inv
     leaves = array_leaves(inv.args, inv.kwargs)
     if any(not isinstance(size, int) for leaf in leaves for size in np.shape(leaf)):
@@ -110,7 +110,7 @@ def _output_bytes(request: Request, cfg: Any) -> int:
     fn = bind(request.kernel, cfg, request.inv, request.platform)
     try:
         outs = jax.eval_shape(lambda: fn(*request.inv.args, **request.inv.kwargs))
-    # A computation that can't be traced, or whose heuristic cfg fails: the tuning itself will say so.
+    # The computation can't be traced, or its heuristic cfg fails: the tuning itself will say so.
     except Exception:
         return 0
     return sum(_bytes(leaf) for leaf in jax.tree_util.tree_leaves(outs))

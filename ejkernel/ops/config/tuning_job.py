@@ -1,4 +1,4 @@
-"""What a request gives to measure: its candidates, and the tuning of them as a value."""
+"""From a request to a tuning job: the candidates of a call, and the tuning of them as a value."""
 
 from __future__ import annotations
 

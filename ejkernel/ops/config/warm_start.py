@@ -1,4 +1,4 @@
-"""What is known of an operation's other calls and other devices: where a search in a large space starts."""
+"""Warm starts: a search in a large space begins at what is known of the operation's other calls and devices."""
 
 from __future__ import annotations
 

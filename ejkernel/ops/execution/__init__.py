@@ -1,1 +1,1 @@
-"""How a kernel runs."""
+"""Running a kernel: one call from its arguments to a compiled program."""

@@ -33,7 +33,7 @@ class Options:
     check_vma: bool = False
 
     def key(self) -> Hashable:
-        """What of it makes another program."""
+        """The parts of the call that make another program."""
         cfg = None if self.cfg is None else value_key(self.cfg)
         specs = value_key(self.in_specs), value_key(self.out_specs)
         return cfg, bool(self.stamp), self.method, value_key(self.mesh), *specs, bool(self.check_vma)
@@ -118,7 +118,7 @@ def _static(kernel: Kernel[Any, Any], path: str, value: Any) -> Hashable:
 def value_key(value: Any, *, soft: bool = True) -> Hashable:
     """A hashable stand-in that tells values, their types, -0.0 and NaN apart, at any depth; None for what has none.
 
-    What is known by its address alone is kept alive by whoever keeps the key's entry.
+    A value that is known by its address alone is kept alive by the entry under this key.
     """
     if isinstance(value, (float, complex, np.generic)):
         return type(value), repr(value)
@@ -144,7 +144,7 @@ _SMALL_ARRAY = 1 << 16
 
 
 def _parts(value: Any, soft: bool) -> Sequence[Any] | None:
-    """What a value is made of; None for what is whole. Unhashable containers count where the caller can keep them."""
+    """The parts of a value; None for one without parts. Unhashable containers count where the caller can keep them."""
     if isinstance(value, type):
         return None
     if isinstance(value, functools.partial):

@@ -153,7 +153,7 @@ class Executor(Generic[Cfg, Out]):
         return chosen[0]
 
     def compile(self, kernel: Kernel[Cfg, Out], /, *example_args: Any, **example_kwargs: Any) -> Callable[..., Any]:
-        """A jitted function whose cfg is chosen now and fixed for good; static example keywords are its defaults."""
+        """A jitted function with a cfg chosen now and fixed for good; static example keywords are its defaults."""
         cfg = self.choose_config(kernel, *example_args, **example_kwargs)
         options, keywords = split(kernel, example_kwargs)
         options = replace(options, cfg=cfg)
@@ -281,7 +281,7 @@ class Executor(Generic[Cfg, Out]):
         record_call(key, kernel, inv, surroundings)
         if self._recording is not None:
             chooser: object = self.chooser
-            # Of a chooser of the user's own nobody knows what it tunes for.
+            # A chooser of the user's own does not say what it tunes for.
             objective = objective_of(chooser.policy) if isinstance(chooser, ConfigSelectorChain) else None
             self._recording.add(key, kernel, inv, surroundings, objective)
 
@@ -292,7 +292,7 @@ class Executor(Generic[Cfg, Out]):
         concrete: tuple[tuple[Any, ...], dict[str, Any]],
         options: Options,
     ) -> Invocation[Any, Any]:
-        """The same call with the caller's own arrays, where their values or places matter for measuring."""
+        """The call with the caller's own arrays, where their values or places matter for measuring."""
         leaves = array_leaves(*concrete)
         if not all(is_concrete(leaf) for leaf in leaves) or all(_is_plain(leaf) for leaf in leaves):
             return inv
@@ -395,7 +395,7 @@ def _is_short(value: Any) -> bool:
 
 
 def _place(leaves: Sequence[Any]) -> Any:
-    """Where an eager call runs, for processes with more than one kind of device."""
+    """The place where an eager call runs, for processes with more than one kind of device."""
     for leaf in leaves:
         if leaf._committed:
             return leaf.sharding
@@ -408,7 +408,7 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def _serves_as_shape(leaf: Any) -> bool:
-    """The same for what stands for an array in a trace; arrays themselves have their values with them."""
+    """Does a random array serve as well as this tracer? Arrays themselves have their values with them."""
     if not isinstance(leaf, jax.core.Tracer):
         return True
     return is_float(leaf) and jax.typeof(leaf).sharding.mesh.empty

@@ -1,4 +1,4 @@
-"""What is asked of a kernel, once it has normalised the call."""
+"""The invocation of a kernel: its call, once `prepare` has normalised it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def invocation_of(
     options: Options,
     batch: BatchAxes | None = None,
 ) -> Invocation[Any, Any]:
-    """What is asked of the kernel, once it has normalised the call."""
+    """The invocation that a call makes, once the kernel has normalised it."""
     ready, keywords = _prepared(kernel, args, kwargs)
     if batch is None:
         leaves = array_leaves(ready, keywords)
@@ -53,7 +53,7 @@ def _prepared(kernel: Kernel[Any, Any], args: Any, kwargs: Any) -> tuple[tuple[A
 
 
 def _batch_after_prepare(kernel: Kernel[Any, Any], args: Any, kwargs: Any, batch: BatchAxes) -> BatchAxes | None:
-    """Where the batch's axes are once `prepare` has moved the arrays around: asked of JAX, on shapes."""
+    """The batch's axes once `prepare` has moved the arrays around: asked of JAX, on shapes."""
     taken = take(kernel, args, kwargs)
     found: list[BatchAxes | None] = []
 

@@ -24,7 +24,7 @@ def label(op_id: str, call_hash: str, prefix: str | None = None) -> str:
 
 
 def json_label(op_id: str, call_hash: str, cfg: Any, prefix: str | None = None) -> str:
-    """The same with a JSON object behind the `#`, the cfg included."""
+    """A label with a JSON object behind the `#`, the cfg included."""
     op, _, version = op_id.partition("@v")
     payload = {"op": op, "version": version or "0", "call_key": call_hash, "cfg": repr(cfg)}
     text = json.dumps(payload, separators=(",", ":"))
@@ -58,7 +58,7 @@ def extract_labels_from_hlo_text(text: str, prefix: str | None = None) -> list[s
     for match in _JSON.finditer(plain):
         try:
             _, end = json.JSONDecoder().raw_decode(plain, match.end())
-        # Cut off by whoever printed it.
+        # The program that printed the text cut it off.
         except ValueError:
             continue
         found.append((match.start(), plain[match.start() : end]))

@@ -78,7 +78,7 @@ class Recording:
 
 
 def _check_round_trip(signature: Mapping[str, Any], key: Key) -> None:
-    """What is read back must be the same call, or tuning it would help nobody."""
+    """Raises unless the signature reads back as the same call: else its tuning would answer another one."""
     # A program is being traced around this, and has nothing to do with it.
     with _jax.clean_room():
         read_back = json.loads(json.dumps(signature))

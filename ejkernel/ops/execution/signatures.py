@@ -44,7 +44,7 @@ def rebuilt(data: Mapping[str, Any], platform: str) -> tuple[Any, Invocation[Any
     """Kernel, call and surroundings behind such JSON; imports the kernel's module."""
     try:
         return _rebuilt(data, platform)
-    # Somebody changed the file by hand, or a value has another form here.
+    # The file was changed by hand, or a value has another form here.
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         if isinstance(error, SignatureError):
             raise

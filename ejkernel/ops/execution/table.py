@@ -1,4 +1,13 @@
-"""Compiled callables of the executor: a bounded table, the least recently used leave first."""
+"""Compiled callables of the executor: a bounded table, the least recently used leave first.
+
+An entry is one jitted function; JAX keeps its programs by shapes. Each program has the cfgs compiled into it that were
+chosen while it was traced, and the entry remembers these choices by key and shapes. `core.invalidation` counts changes
+of caches, stores and policies: that count is the epoch. An entry that was checked at the present epoch is right, which
+is all that a warm call compares. In a later epoch there are two cases. A change that may concern every key (a policy,
+`clear`, `refresh`) drops the entry. A change of single keys is compared with the remembered choices: only where a key
+has another cfg than the program was traced with is the program wrong. Its shapes then get a fork, a new jitted function
+that is traced afresh, and the programs of all other shapes stay. A tuning that confirms a cfg compiles nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +34,7 @@ def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was chosen while a program was traced, for calls of which shapes, and when."""
+    """One choice that was made while a program was traced: the cfg, the shapes of the call, and the epoch."""
 
     cfg: Any
     signature: tuple[Any, ...]
@@ -53,7 +62,7 @@ class CompiledEntry:
         # By key and shapes: a kernel inside a kernel may be part of several of its programs.
         self.decisions: dict[tuple[Key, tuple[Any, ...]], Chosen] = {}
         self.lock = threading.Lock()
-        # Functions of their own for shapes whose cfg changed: what other shapes compiled stays.
+        # By shapes, where a cfg changed, a function of their own: what other shapes compiled stays.
         self.forks: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def learn(self, key: Key, chosen: Chosen) -> None:
@@ -89,7 +98,7 @@ class CompiledEntry:
         return self.forks.get(signature(leaves), self.jitted)(*leaves)
 
     def run_unjitted(self) -> None:
-        """From now on the kernel runs as it is."""
+        """Makes the kernel run as it is, unjitted, from now on."""
         self.fn = self.body
 
 
@@ -122,7 +131,7 @@ def tracing(traced: Traced) -> Iterator[None]:
 
 
 def entries_being_traced() -> tuple[Traced, ...]:
-    """Every entry whose program the current call becomes part of."""
+    """Every entry that is being traced around the current call, which becomes part of its program."""
     return tuple(_tracing.stack)
 
 

@@ -45,7 +45,7 @@ def tunable(
 
     `heuristic` (a dict, a cfg, or a function of the call's arguments) serves untuned, else the first that is allowed.
     `constraint` is called as the function is, and says True, or False or a reason. `reference` computes what is right
-    from the call's arguments; `example_inputs(rng, *args, **kwargs)` makes arguments whose values matter.
+    from the call's arguments; `example_inputs(rng, *args, **kwargs)` makes arguments where values matter.
     """
 
     def declare(function: Callable[..., Any]) -> Tunable:
@@ -105,7 +105,7 @@ class TunableKernel(Kernel[Any, Any]):
         return self.function(*args, **self.space.keywords(cfg), **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> Any:
-        """What the declaration says, else the first cfg that the constraint allows."""
+        """The cfg of the declaration, else the first one that the constraint allows."""
         # Every choice starts here: a call that cannot be made is an error before it is tuned.
         self._refuse_chosen(inv.kwargs)
         self._refuse_misfit(inv)
@@ -129,7 +129,7 @@ class TunableKernel(Kernel[Any, Any]):
         return self.space.cfgs()
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: Any) -> bool | str:
-        """What the constraint says."""
+        """The constraint's answer: True, or False or a reason."""
         return self._allows(inv, cfg)
 
     def _allows(self, inv: Invocation[Any, Any], cfg: Any) -> bool | str:
@@ -160,7 +160,7 @@ class TunableKernel(Kernel[Any, Any]):
 
 
 class Tunable:
-    """A function whose tuned parameters are filled in at each call; `cfg=` of a call chooses by hand."""
+    """A function with tuned parameters that are filled in at each call; `cfg=` of a call chooses by hand."""
 
     __name__: str
     __qualname__: str
@@ -271,7 +271,7 @@ def _kernel_type(function: Any, members: dict[str, Any]) -> type[TunableKernel]:
     def run(self: TunableKernel, *args: Any, cfg: Any, **kwargs: Any) -> Any:
         return TunableKernel.run(self, *args, cfg=cfg, **kwargs)
 
-    # Whoever binds keywords to positions looks at the function's own parameters.
+    # Code that binds keywords to positions looks at the function's own parameters.
     signature = _visible_signature(function, space)
     kernel = inspect.Parameter("_kernel", _KINDS.POSITIONAL_ONLY)
     run.__signature__ = signature.replace(parameters=[kernel, *signature.parameters.values()])  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a tunable function may be called with: the declared values, and a cfg type that is made of them."""
+"""The space of a tunable function: the declared values, and a cfg type that is made of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ParameterSpace:
     keywords: Callable[[Any], dict[str, Any]]
 
     def cfg(self, value: Any, origin: str) -> Any:
-        """A cfg from what somebody wrote: one already, or a mapping with a value for every parameter."""
+        """A cfg from what the user wrote: a cfg already, or a mapping with a value for every parameter."""
         if isinstance(value, self.cfg_type):
             return value
         if isinstance(value, Mapping) and self.names != ("cfg",):
@@ -120,7 +120,7 @@ def _spelled(value: Any, where: str) -> str:
 
 
 def _cfg_type(name: str, declared: Mapping[str, tuple[Any, ...]]) -> type:
-    """A frozen dataclass whose fields hold declared values alone, and hold them as they were declared."""
+    """A frozen dataclass: its fields hold declared values alone, and hold them as they were declared."""
     known = {p: {codec.dumps(codec.encode(v)): v for v in values} for p, values in declared.items()}
 
     # JSON turns tuples into lists and enums into their values: what comes from a store is looked up.

@@ -16,7 +16,7 @@ from .found_call import FoundCall
 class TracedAhead:
     """One call at a time on a thread of its own.
 
-    Not on a CPU, whose clock would measure the tracing too.
+    Not on a CPU: the clock there would measure the tracing too.
     """
 
     def __init__(self) -> None:

@@ -52,7 +52,9 @@ def autotune(program: Any, /, *args: Any, tuning: AutotuneOptions | None = None,
     if isinstance(program, (str, os.PathLike)):
         check_there(program)
     if options.selector is None:
-        raise SettingError("who tunes? A function's calls know it; else pass tuning=AutotuneOptions(selector=...)")
+        raise SettingError(
+            "which selector tunes? A function's calls know it; else pass tuning=AutotuneOptions(selector=...)"
+        )
     if _is_lowered(program):
         return autotune_lowered(options.selector, program, tuning=options)
     if isinstance(program, (str, os.PathLike)):
@@ -119,7 +121,7 @@ def _tune_function(
     if not campaign.entries and not found.calls and not found.unseen and not campaign.interrupted:
         campaign.say(f"{_name(fn)} makes no kernel call that a selector answers; there is nothing to tune")
     if found.unseen:
-        campaign.notes.append(f"calls whose executor has a chooser of its own: {found.unseen}, not tuned")
+        campaign.notes.append(f"calls of an executor with a chooser of its own: {found.unseen}, not tuned")
     if options.confirm and not campaign.interrupted:
         campaign.confirm(fn, args, kwargs)
     if campaign.changed and options.refresh:

@@ -27,11 +27,11 @@ from .results import AutotuningResult, Entry, seconds_of
 
 @dataclass(frozen=True)
 class AutotuneOptions:
-    """How the calls of a program are tuned."""
+    """Options for tuning the calls of a program."""
 
     # For all of it, tracing included; None: no limit.
     seconds: float | None = None
-    # Who tunes, instead of the selector of each call; needed for calls that have none.
+    # The selector that tunes, instead of the one of each call; needed for calls that have none.
     selector: Any = None
     # Tune what is known already, too.
     again: bool = False
@@ -95,7 +95,7 @@ class BatchTuner:
         self._progress.note(note)
 
     def finish(self) -> AutotuningResult:
-        """What was done, said and given."""
+        """Ends the tuning: says the outcome and returns the result."""
         result = AutotuningResult(
             self.device, tuple(self.entries.values()), self.interrupted, tuple(self.notes), self.confirmation
         )
@@ -188,7 +188,7 @@ class BatchTuner:
             self._progress.tuned(entry)
 
     def _shares(self, calls: Sequence[FoundCall]) -> dict[Key, Share] | None:
-        """What each call is worth; None where there is time for all of them."""
+        """Shares of the calls in the program's time; None where there is time to tune all of them."""
         return None if self.deadline == math.inf else {call.key: share_of(call) for call in calls}
 
     def _left(self) -> float:
@@ -216,12 +216,12 @@ class BatchTuner:
 
 
 def _place_of(entry: Entry, cfg: Any) -> int | None:
-    """Where a cfg stands among a tuning's candidates that work; None where it was none of them, or failed."""
+    """The place of a cfg among a tuning's candidates that work; None where it was none of them, or failed."""
     trials = () if entry.record is None else entry.record.trials
     return next((i for i, trial in enumerate(trials) if trial.status == "ok" and same(trial.cfg, cfg)), None)
 
 
 def _saving(entry: Entry, total: float) -> float:
-    """What of the program's time a call's gain promises to save."""
+    """The share of the program's time that a call's gain promises to save."""
     gain = 1.0 if entry.record is None or entry.record.gain is None else entry.record.gain[0]
     return entry.count * (seconds_of(entry, "winner") or 0.0) * (gain - 1.0) / total if total else 0.0

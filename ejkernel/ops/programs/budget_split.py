@@ -1,4 +1,4 @@
-"""Where a budget of tuning pays: what each call is worth, known from shapes alone, and the seconds that it gets.
+"""Splits a tuning budget: what each call is worth, known from shapes alone, and the seconds that it gets.
 
 A call is worth what it costs a run of the program: the larger of its memory traffic and its products, as its trace
 shows them, times the runs. Measuring that first would compile every heuristic cfg once more, and
@@ -33,7 +33,7 @@ _LEAST = 1.0
 
 @dataclass(frozen=True)
 class Share:
-    """What a call costs a run of the program, in bytes of memory traffic that would take as long."""
+    """Cost of a call to a run of the program, in bytes of memory traffic that would take as long."""
 
     cost: float
 

@@ -44,7 +44,7 @@ _TOO_NOISY = "too noisy to tell for some of them: confirm on an idle machine, or
 
 
 class NotConfirmedError(Exception):
-    """Why the program could not be run before and after."""
+    """The program could not be run before and after."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..core.trace_context import TraceContext
 
 @dataclass(frozen=True)
 class FoundCall:
-    """What is asked of which kernel, who chooses the cfg, and how often a run of the program asks it."""
+    """A kernel call that a program makes: its arguments, its selectors, and how often a run of the program makes it."""
 
     key: Key
     kernel: Any
@@ -33,13 +33,13 @@ class FoundCall:
     count: int = 1
     # Kernels inside kernels come first.
     order: int = 0
-    # The calls whose kernels this one is inside of.
+    # The calls that this one is inside of: their kernels make it.
     outer: frozenset[Key] = frozenset()
     # Does the program have a backward pass of it?
     is_differentiated: bool = False
 
     def by(self, selector: Any) -> FoundCall:
-        """The same, tuned by another one: never for less than the program asks."""
+        """The call, tuned by another selector: never for less than the program asks."""
         with self.restored():
             both = any(each.policy.validate_backward for each in self.selectors)
         more = (policy.Frame(selector, (("validate_backward", True),)),) if both else ()

@@ -1,4 +1,4 @@
-"""Ctrl-C that is not lost: Python drops an exception that is raised where nobody can receive it."""
+"""Ctrl-C that is not lost: Python drops an exception that is raised inside a callback or a finaliser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import final
 
 @final
 class Interrupts:
-    """Whether the user has pressed Ctrl-C since a `with` block began."""
+    """Remembers whether the user has pressed Ctrl-C since a `with` block began."""
 
     def __init__(self) -> None:
         self.heard = False

@@ -1,4 +1,4 @@
-"""How far the tuning of many calls is: a live line on a terminal, one line a call in a log."""
+"""Progress of tuning many calls: a live line on a terminal, one line a call in a log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .results import AutotuningResult, Entry
 
 
 class Progress:
-    """Says on the error stream what is being done; silent where nobody asked."""
+    """Says on the error stream what is being done; silent unless asked for."""
 
     def __init__(self, *, on: bool, stream: TextIO | None = None) -> None:
         # Grows where tuned cfgs bring other calls.

@@ -131,7 +131,7 @@ def put(target: Any, text: str) -> None:
         # A device or a pipe is written into, never replaced.
         Path(target).write_text(text, encoding="utf-8")
     else:
-        # A link is somebody's arrangement: what it points to is replaced, the link stays.
+        # A link was made on purpose: the file that it points to is replaced, the link stays.
         files.write(os.path.realpath(target), text.encode(), durable=False)
 
 

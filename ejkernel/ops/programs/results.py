@@ -1,4 +1,4 @@
-"""What tuning a set of calls gave, as values."""
+"""Results of tuning a set of calls, as values."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class BatchTotals:
-    """What the measured calls of a program cost one run of it, with their heuristic cfgs and with the tuned ones."""
+    """Seconds of the measured calls in one run of a program, with their heuristic cfgs and with the tuned ones."""
 
     calls: int
     heuristic_s: float
@@ -168,12 +168,12 @@ class AutotuningResult:
         return result_file.written(self)
 
     def dump(self, target: Any) -> None:
-        """The same into a path or an open text file."""
+        """Writes the result to a path or an open text file."""
         result_file.put(target, self.dumps())
 
     @staticmethod
     def loads(text: str, *, cfg_types: Mapping[str, Any] | None = None, device: str | None = None) -> AutotuningResult:
-        """What `dumps` wrote.
+        """Reads a result that `dumps` wrote.
 
         A cfg is plain JSON until its kernel is called, which rebuilds it as a store's; `cfg_types` rebuilds it at once,
         by operation (`matmul` or `matmul@v1`). With `device` a result of another one is refused.
@@ -182,7 +182,7 @@ class AutotuningResult:
 
     @staticmethod
     def load(source: Any, *, cfg_types: Mapping[str, Any] | None = None, device: str | None = None) -> AutotuningResult:
-        """The same from a path or an open text file."""
+        """Reads a result from a path or an open text file."""
         return AutotuningResult.loads(result_file.taken(source), cfg_types=cfg_types, device=device)
 
     def table(self) -> str:

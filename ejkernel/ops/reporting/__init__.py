@@ -1,1 +1,1 @@
-"""What people are shown: why a call has its cfg, and the figures behind it."""
+"""Reports to people: why a call has its cfg, and the figures behind it."""

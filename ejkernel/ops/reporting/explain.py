@@ -1,4 +1,4 @@
-"""Why a call gets its cfg: asked without tuning, telling or changing anything."""
+"""Explanations of why a call gets its cfg: asked without tuning, telling or changing anything."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Explanation:
     is_open: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain data that JSON can hold."""
+        """The explanation as plain data that JSON can hold."""
         return {
             "key": {"device": self.device, "op_id": self.op_id, "call_key": self.call_key},
             "call": dict(self.call),
@@ -66,7 +66,7 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        """For people."""
+        """The explanation as text for people."""
         width = max(len(name) for name in ("heuristics", self.tier))
         rows = [(name, reason) for name, reason in self.misses] + [(self.tier, f"<- {self.answer}")]
         lines = [
@@ -89,14 +89,14 @@ def explain(
     selector: ConfigSelectorChain[Any, Any] | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Why this call would get the cfg that it would get now; arrays or shapes, and every keyword of a call."""
+    """Says why this call gets the cfg that it would get now; takes arrays or shapes, and every keyword of a call."""
     asked = _Question(_selector(executor, selector))
     Executor[Any, Any](asked).choose_config(kernel, *args, **kwargs)
     return _explained(asked.selector, asked.found[0])
 
 
 def explain_call(call: FoundCall) -> Explanation:
-    """The same for a call that was found or recorded, with what was around it put back."""
+    """Explains a call that was found or recorded, with what was around it put back."""
     selector = _selector(None, call.selectors[0])
     with call.restored():
         return _explained(selector, selector.preview(call.inv, call.kernel))

@@ -12,7 +12,7 @@ from ..core.record import Record, Trial
 
 @dataclass(frozen=True)
 class TuningSummary:
-    """What a tuning found out; None is not known."""
+    """Figures of one tuning; None is not known."""
 
     clock: str = ""
     stop: str = ""
@@ -33,7 +33,7 @@ class TuningSummary:
     failures: tuple[tuple[Any, str, str], ...] = ()
 
     def as_dict(self, plain: Callable[[Any], Any]) -> dict[str, Any]:
-        """The same as plain data; `plain` writes a cfg."""
+        """The figures as plain data; `plain` writes a cfg."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         found["runner_up"] = None if self.runner_up is None else plain(self.runner_up)
         found["spread"] = None if self.spread is None else list(self.spread)
@@ -96,7 +96,7 @@ def summary_of(record: Record) -> TuningSummary:
 
 
 def summary_of_entry(summary: Mapping[str, Any]) -> TuningSummary | None:
-    """What the summary beside a cfg has of them; None for a cfg that was put by hand."""
+    """The figures in the summary beside a cfg; None for a cfg that was put by hand."""
     if not summary:
         return None
     gain = summary.get("gain")

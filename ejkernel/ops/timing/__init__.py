@@ -1,1 +1,1 @@
-"""How long does this take, and is it right."""
+"""Timing a program and checking its result."""

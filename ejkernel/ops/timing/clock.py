@@ -1,4 +1,4 @@
-"""How long programs take: clocks behind one small interface."""
+"""Clocks that time programs, behind one small interface."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Run:
     leaves: Sequence[Any]
     # How often in a row.
     calls: int = 1
-    # Says whose turn it is, should it be the last one.
+    # Names the candidate that runs next, should its run be the last thing this process does.
     before: Callable[[], None] = lambda: None
     # Says that it is over, where what follows takes longer than a run.
     after: Callable[[], None] = lambda: None

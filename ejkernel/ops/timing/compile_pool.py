@@ -34,7 +34,7 @@ _LAST_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Built:
-    """What became of one compilation."""
+    """The outcome of one compilation."""
 
     number: int
     outcome: Any
@@ -47,7 +47,7 @@ class Built:
 
 
 def workers_for(count: int) -> int:
-    """How many threads compile so many programs: one for each core, and no more than Python's lock can feed."""
+    """The number of threads for so many programs: one for each core, and no more than Python's lock can feed."""
     return max(1, min(count, 16, os.cpu_count() or 1))
 
 
@@ -76,8 +76,8 @@ def _end_stragglers() -> None:
 def leave_process(status: int) -> NoReturn:
     """Ends a program of ours at once, with this status, whatever is still being compiled.
 
-    Up to jaxlib 0.11 the end of the interpreter aborts a process whose compiler still runs: there is no other way out
-    with the right status.
+    Up to jaxlib 0.11 the end of the interpreter aborts a process while its compiler still runs: there is no other way
+    out with the right status.
     """
     if _compiling:
         sys.stdout.flush()
@@ -121,7 +121,7 @@ class CompilePool:
         self._waiting.put((number, build))
 
     def wake(self) -> None:
-        """Lets who waits for results look up: they get None."""
+        """Wakes the thread that waits for results: it gets None."""
         self._done.put(None)
 
     def results(
@@ -181,7 +181,7 @@ class CompilePool:
             overdue = now - patience * (1.0 if half or late else _PATIENCE)
             if self._is_stuck(len(taken), overdue) and (usable or late):
                 return
-            # Wakes up now and then, since who is under way changes.
+            # Wakes up now and then, since the compilations under way change.
             wait = min(limit - now, _STRAGGLER_SECONDS if late else min(_STRAGGLER_SECONDS, deadline - now))
             try:
                 built = self._done.get(timeout=max(wait, 0.0))
@@ -201,7 +201,7 @@ class CompilePool:
             yield built
 
     def _is_stuck(self, taken: int, overdue: float) -> bool:
-        """Are all under way since before this time, with nobody free for those that wait?"""
+        """Are all compilations under way since before this time, with no thread free for those that wait?"""
         under_way = list(self._started.values())
         waiting = self._waiting.qsize()
         lost = sum(since <= overdue for since in under_way)
@@ -209,7 +209,7 @@ class CompilePool:
         if waiting and lost > self._threads - self._workers < self._workers:
             self._hire()
             return False
-        # Who is not counted changes hands this moment.
+        # A program between the queue and its thread is in none of the counts: then the sum is less than was given.
         return 0 < lost == len(under_way) and taken + lost + waiting == self._given
 
     def _work(self) -> None:
@@ -239,7 +239,7 @@ def compile_all(jobs: Sequence[tuple[int, Callable[[], Any]]], *, workers: int, 
 
 @dataclass(frozen=True)
 class JaxSettings:
-    """What of the calling thread's settings a compilation depends on: threads inherit nothing."""
+    """Settings of the calling thread that a compilation depends on: threads inherit nothing."""
 
     x64: bool
     precision: Any

@@ -1,4 +1,4 @@
-"""What a function costs, counted in its trace: bytes of arguments and results, and operations of its products."""
+"""Cost of a function, counted in its trace: bytes of arguments and results, and operations of its products."""
 
 from __future__ import annotations
 

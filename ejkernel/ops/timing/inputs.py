@@ -1,4 +1,4 @@
-"""What a tuning runs on: real random values of the right shapes, made outside any trace."""
+"""Inputs of a tuning: real random values of the right shapes, made outside any trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a device has left, and what a compiled program needs."""
+"""Memory that a device has left, and that a compiled program needs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class ProfilerClock:
         return self.rounds([runs])[0]
 
     def rounds(self, schedule: Sequence[Sequence[Run]]) -> Sequence[Mapping[int, float | Exception]]:
-        """The same for several rounds of the same programs in one trace: starting one costs more than short kernels.
+        """Seconds of each of several rounds in one trace: to start a trace costs more than short kernels.
 
         One round comes back, their mean, where the trace cannot be told apart into rounds.
         """
@@ -88,7 +88,7 @@ def device_seconds(folder: str) -> dict[str, float]:
 
 
 def device_events(folder: str) -> dict[str, list[Event]]:
-    """When each program's work on the device began, and how many seconds it took."""
+    """Start of each program's work on the device, and the seconds that it took."""
     files = glob.glob(os.path.join(folder, "**", "*.xplane.pb"), recursive=True)
     if not files:
         raise ProfilerUnavailable("the profiler left no trace")

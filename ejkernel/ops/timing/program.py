@@ -1,4 +1,4 @@
-"""What is timed: a candidate's forward pass, or forward and backward as one program."""
+"""Programs that are timed: a candidate's forward pass, or forward and backward as one program."""
 
 from __future__ import annotations
 

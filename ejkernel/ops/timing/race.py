@@ -3,7 +3,7 @@
 A sample is the logarithm of seconds. It is the sum of three parts: the candidate's own level, the effect that the round
 had on all of its candidates (frequency, heat, other programs), and noise. Turns within a round divide the second part
 out, so that drift hits all candidates alike. A quantile stands for a level: the median by a device's clock, a lower one
-by the host's, whose noise only ever adds. The noise is estimated from differences of samples in a row, pooled over all
+by the host's, where noise only ever adds. The noise is estimated from differences of samples in a row, pooled over all
 candidates. A candidate drops out once its gap to the leader exceeds both a least gap, which shrinks with the number of
 samples, and three standard errors. The race ends when all that are left are equal for sure, or after enough rounds.
 Gaps below four standard errors are declared as ties, and of tied candidates the protected one, the heuristic, wins.
@@ -24,7 +24,7 @@ Round = Callable[[Sequence[int]], Mapping[int, float | Exception]]
 
 @dataclass(frozen=True)
 class Rules:
-    """When a candidate leaves, when the race ends, and what counts as equal. Found by replaying measured spaces."""
+    """Rules by which a candidate leaves, a race ends, and times are equal. Found by replaying measured spaces."""
 
     # What a gap to the leader must be at least, by the number of samples: a busy host slows one sample in ten by a
     # fifth and more, so two in a row mean little, five a lot.
@@ -40,7 +40,7 @@ class Rules:
     # Gaps below so many are declared as ties. More: with many candidates one of them is far off by chance alone.
     errors_to_declare: float = 4.0
     most_rounds: int = 40
-    # Which of a candidate's sorted samples stands for it: the middle for a device's own clock; for the host's, whose
+    # Which of a candidate's sorted samples stands for it: the middle for a device's own clock; for the host's, where
     # noise only ever adds, one further down.
     quantile: float = 0.25
 
@@ -174,7 +174,7 @@ def _drop(lanes: Sequence[Lane], rounds: int, rules: Rules, kept: int | None) ->
 
 
 class _View:
-    """What the samples say so far, once the effect that each round had on all is divided out."""
+    """Levels and noise of the samples so far, once the effect that each round had on all is divided out."""
 
     def __init__(self, lanes: Sequence[Lane], quantile: float) -> None:
         self.lanes = lanes
@@ -207,7 +207,7 @@ class _View:
         return min(live, key=lambda i: (self.levels[id(self.lanes[i])], i))
 
     def gap(self, one: int, other: int) -> float:
-        """How much slower one is, as a difference of logarithms."""
+        """The slowdown of one against the other, as a difference of logarithms."""
         return self.levels[id(self.lanes[one])] - self.levels[id(self.lanes[other])]
 
     def error(self, one: int, other: int) -> float:
@@ -241,7 +241,7 @@ def _outcome(
 
 
 def _was_faster(one: Lane, other: Lane) -> bool:
-    """By the rounds that had both: what a gain is told by, so that none is told below one."""
+    """Was one faster in the rounds that had both? A gain is told by these rounds, so that none is told below one."""
     gaps = [one.samples[r] - other.samples[r] for r in one.samples.keys() & other.samples.keys()]
     return bool(gaps) and median(gaps) < 0
 

@@ -20,7 +20,7 @@ from .race import Outcome, Rules, race
 # A sample on the host shorter than this is mostly the clock's and the dispatch's own noise.
 _HOST_SAMPLE = 1e-3
 _MOST_HOST_CALLS = 64
-# On a device, whose clock is exact, some runs of a short kernel even out what the memory does.
+# A device's clock is exact: there some runs of a short kernel even out what the memory does.
 _DEVICE_SAMPLE = 60e-6
 _MOST_DEVICE_CALLS = 16
 # A trace costs some 15 ms on an H200, whatever is in it: few candidates run several rounds in one.
@@ -81,7 +81,7 @@ class RoundSampler:
 
     @property
     def conditions(self) -> str:
-        """How memory stood while programs were timed, as the record says it."""
+        """The state of caches and memory while programs were timed, as the record says it."""
         size = sum(getattr(leaf, "nbytes", 0) for leaf in self.inputs[0]) / 1e6
         many = f"{len(self.inputs)} sets of inputs in turns" if len(self.inputs) > 1 else "the same inputs each time"
         return f"{many}, {size:.3g} MB each; caches as the program before left them"
@@ -134,7 +134,7 @@ class RoundSampler:
         return found
 
     def round(self, order: Sequence[int]) -> Mapping[int, float | Exception]:
-        """Seconds of each candidate in this order, or what it raised; without those whose turn came too late."""
+        """Seconds of each candidate in this order, or what it raised; without those that the deadline left no turn."""
         if not self._calls and self.deadline < math.inf:
             # The first one wins ties: should the time be up within this round, it must have had its turn.
             order = sorted(order, key=bool)
@@ -219,7 +219,7 @@ class RoundSampler:
 
 
 def usual_clock(clock: Clock | None, device: jax.Device) -> str:
-    """What rounds on a device are timed by, unless its own clock cannot be had."""
+    """The clock that times rounds on a device, unless the device's own cannot be had."""
     own = ProfilerClock.name if device.platform in _WITH_A_CLOCK else WallClock.name
     return str(own if clock is None else clock.name)
 
@@ -247,7 +247,7 @@ def _platform(program: CompiledProgram) -> str:
 
 
 def _module_name(program: CompiledProgram) -> str:
-    """What a profiler calls the program; empty for what runs as it is."""
+    """The name of the program in a profiler's trace; empty for what runs as it is."""
     if program.executable is None:
         return ""
     modules = program.executable.runtime_executable().hlo_modules()

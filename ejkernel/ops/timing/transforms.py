@@ -1,4 +1,4 @@
-"""What is around a call while it is measured: the batch of a vmap, the mesh of a shard_map."""
+"""Transformations around a call while it is measured: the batch of a vmap, the mesh of a shard_map."""
 
 from __future__ import annotations
 

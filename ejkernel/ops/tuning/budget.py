@@ -1,4 +1,4 @@
-"""How many seconds this process has spent on tuning."""
+"""Seconds that this process has spent on tuning."""
 
 from __future__ import annotations
 

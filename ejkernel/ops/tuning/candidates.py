@@ -122,7 +122,7 @@ class CandidateSet:
         return self._states[number]
 
     def trial(self, number: int) -> Trial:
-        """What is known of a candidate itself."""
+        """The candidate's own trial, not that of a twin with the same program."""
         return self._trials[number]
 
     def program(self, number: int) -> CompiledProgram:
@@ -130,7 +130,7 @@ class CandidateSet:
         return self._programs[number]
 
     def program_name(self, number: int) -> str:
-        """What a candidate's lowered program is called; empty before it is lowered."""
+        """The name of a candidate's lowered program; empty before it is lowered."""
         return self._names.get(number, "")
 
     def having(self, *states: State) -> list[int]:
@@ -147,7 +147,7 @@ class CandidateSet:
         return self._states[number] in RUNNING
 
     def runs_as(self, number: int) -> int:
-        """The candidate whose program stands for this one."""
+        """The candidate that runs in place of this one: itself, or an earlier one with the same program."""
         return self._twins.get(number, number)
 
     def trials(self) -> tuple[Trial, ...]:
@@ -171,7 +171,7 @@ def found_meanwhile(record: Record, candidates: CandidateSet, cfg: Any) -> Recor
 
 
 def status_of(error: BaseException, default: Status) -> Status:
-    """What kind of failure this is."""
+    """The kind of failure that an error is."""
     if isinstance(error, MemoryError):
         return "memory"
     text = str(error)

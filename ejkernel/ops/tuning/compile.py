@@ -323,7 +323,7 @@ class CandidateCompiler:
         self._coming.clear()
 
     def _agree_on_objective(self) -> None:
-        """Where some candidates have gradients, those without cannot win."""
+        """Fails the candidates without gradients where others have them: times of different work are not comparable."""
         programs = self.candidates.running
         if any(program.objective == "forward+backward" for program in programs.values()):
             self.objective = "forward+backward"

@@ -24,7 +24,7 @@ class Autotuner(Protocol):
 
 
 class Engine(Protocol):
-    """What runs a job."""
+    """Runs a tuning job: our own tuner or the user's."""
 
     def tune(
         self, job: TuningJob, *, device_lock: DeviceLock = ..., answered_elsewhere: AnsweredElsewhere = ...

@@ -25,7 +25,7 @@ _locks_lock = threading.Lock()
 
 @contextlib.contextmanager
 def device_lock(device: str, folder: Path | None, wait: float = math.inf) -> Iterator[None]:
-    """Waits until nobody else times anything on this device; without a folder, nobody else in this process.
+    """Waits until no other thread or process times anything on this device; without a folder, no other thread.
 
     After the wait the caller goes on without its turn: a config is wanted now, and a deadline is a deadline.
     """
@@ -46,7 +46,7 @@ def device_lock(device: str, folder: Path | None, wait: float = math.inf) -> Ite
 
 
 def lock_path(folder: Path, device: str) -> Path:
-    """What the processes of this machine hold while they time something on such a device.
+    """The file that a process of this machine locks while it times something on such a device.
 
     The folder may be shared by many machines, which have devices of one kind and must not wait for each other.
     """

@@ -15,7 +15,7 @@ from .progress import Watch, unseen
 
 @dataclass(frozen=True)
 class TuningJob:
-    """What to measure, on what, against what, and for how long."""
+    """A tuning as a value: candidates, arguments, reference, objective and limits."""
 
     # From a cfg to a function of the call's arguments.
     make_fn: Callable[[Any], Callable[..., Any]]

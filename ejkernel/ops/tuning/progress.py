@@ -19,7 +19,7 @@ from ..core.record import Record
 from ..settings import Progress
 
 log = logging.getLogger("ejkernel.ops")
-# Who wants the records adds a handler; until then nothing of them is on anybody's screen.
+# A program that wants the records adds a handler; until then they are not shown.
 log.addHandler(logging.NullHandler())
 
 # A line that changes more often than this cannot be read.
@@ -28,7 +28,7 @@ _LEAST_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a tuning is."""
+    """Progress of a tuning."""
 
     stage: Literal["compiling", "checking", "timing"]
     done: int
@@ -42,7 +42,7 @@ Watch = Callable[[Step], None]
 
 
 def unseen(step: Step) -> None:
-    """Nobody looks."""
+    """Shows no step."""
 
 
 @final
@@ -90,7 +90,7 @@ class Line:
 
 @contextlib.contextmanager
 def shown(title: str, seconds: float | None, wanted: Progress) -> Iterator[Watch]:
-    """What a tuning is to call with each step, for the time of a `with` block."""
+    """Gives the function that a tuning calls with each step, for the time of a `with` block."""
     stream = sys.stderr
     if wanted == "off" or stream is None or not stream.isatty():
         yield unseen
@@ -107,7 +107,7 @@ def tell(title: str, record: Record, seconds: float, wanted: Progress) -> None:
 
 
 def outcome(title: str, record: Record, seconds: float) -> str:
-    """What came of a tuning, in a line."""
+    """The outcome of a tuning, in a line."""
     if record.stop == "settled":
         return f"{title} was tuned by another process meanwhile"
     trials = sum(trial.status != "invalid" for trial in record.trials)
@@ -116,7 +116,7 @@ def outcome(title: str, record: Record, seconds: float) -> str:
 
 
 class _TuningTotals:
-    """What the process has tuned."""
+    """Totals of the tunings of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -145,7 +145,7 @@ class _TuningTotals:
     def say(self) -> None:
         log.info(self.text())
         if self._loud and sys.stderr is not None:
-            # The process ends, and there may be nobody left to read it.
+            # The process ends, and its error stream may be closed already.
             with contextlib.suppress(OSError, ValueError):
                 print(f"ejkernel: {self.text()}", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""Where candidates are compiled, checked and timed: what every runner can do, and the one in this process."""
+"""Runners compile, check and time candidates: the interface of all of them, and the runner in this process."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def finished(
 
 
 def _stop(decided: bool, trials: Sequence[Trial], late: bool) -> Stop:
-    """Why a race ended; candidates that only had no time did not fail."""
+    """The reason that a race ended; candidates that only had no time did not fail."""
     if late and (decided or any(trial.status == "timeout" for trial in trials)):
         return "deadline"
     return "finished" if decided else "failed"

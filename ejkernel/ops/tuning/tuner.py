@@ -109,7 +109,7 @@ class Tuner(Generic[Cfg]):
 
     @property
     def record(self) -> Record | None:
-        """What this thread's latest `measure`, `autotune` or `tune` left behind."""
+        """The record of this thread's latest `measure`, `autotune` or `tune`."""
         return getattr(self._last, "record", None)
 
     def measure(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
@@ -145,14 +145,14 @@ class Tuner(Generic[Cfg]):
         *,
         reference: Callable[..., Any] | None = None,
     ) -> Cfg:
-        """The fastest candidate whose output agrees with the reference's, else with the first one that runs."""
+        """The fastest candidate that agrees with the reference, or without one with the first candidate that runs."""
         record = self.tune(TuningJob(make_fn, args, kwargs, tuple(candidates), reference=reference))
         return record.cfg  # type: ignore[no-any-return]
 
     def tune(
         self, job: TuningJob, *, device_lock: DeviceLock = no_lock, answered_elsewhere: AnsweredElsewhere = no_answer
     ) -> Record:
-        """The same for a whole job; a `TuningError` where no candidate can be used.
+        """Measures a whole job and returns its record; a `TuningError` where no candidate can be used.
 
         `device_lock` is held while candidates are timed, one at a time on a device; it gets the seconds that may be
         waited for it. `answered_elsewhere` is asked once it is held: (cfg,) where another process found the answer.
@@ -218,7 +218,7 @@ class PreparedTuning:
         self._journal: Journal | None = None
         self._prior: PriorResults = NoPriorResults()
         self._is_open = False
-        # A runner whose candidates were traced ahead, and why it is not a worker's.
+        # A runner with candidates that were traced ahead, and why it is not a worker's.
         self._traced: InProcessRunner | WorkerRunner | None = None
         self._note = ""
         # Of the thread that prepares: another one that measures takes them over.
@@ -309,7 +309,7 @@ class PreparedTuning:
         runner.begin(*self._times(), ahead=True)
 
     def _times(self) -> tuple[float, float]:
-        """When compiling has to end, and when the tuning has to."""
+        """The times at which compiling has to end, and the tuning has to."""
         return self.deadline - FOR_MEASURING * (self.budget or 0.0), self.deadline
 
     def _run(self, record: Record, prior: PriorResults) -> Record:

@@ -1,1 +1,1 @@
-"""What is on disk while a tuning runs, so that a killed one is taken up again."""
+"""The journal of a tuning on disk, from which a killed tuning is taken up again."""

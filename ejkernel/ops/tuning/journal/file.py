@@ -1,4 +1,4 @@
-"""What a tuning is about to do and what came of it, on disk: no crash happens twice, and no failure is found out twice.
+"""A tuning's steps and outcomes on disk: no crash happens twice, and no failure is found out twice.
 
 The first line of a journal is a slot of fixed size, written over in place: it names the candidate that the tuning's
 thread has in its hands now, so that it is known after a death. All other lines are outcomes and are appended: what was
@@ -50,7 +50,7 @@ _said: set[str] = set()
 
 
 def cfg_id(cfg: Any) -> str | None:
-    """What a cfg is called in every process; None where it has no stable form."""
+    """The name of a cfg in every process; None where it has no stable form."""
     try:
         return short_hash(stable_json(cfg), 12)
     except KeyPartError:
@@ -130,7 +130,7 @@ class Journal:
         return history
 
     def _shorten(self, history: JournalContent, lines: int) -> bool:
-        """Writes a journal anew that has no slot yet, or whose tunings ended without a word and left too much.
+        """Writes a journal anew that has no slot yet, or too many lines of tunings that ended without an outcome.
 
         Says whether it did.
         """
@@ -237,7 +237,7 @@ class Journal:
         self._close_files()
 
     def _losers(self, record: Record) -> Iterator[dict[str, Any]]:
-        """What a race of the winner and a new candidate need not time again."""
+        """Lines of the losers, which a later race of the winner and a new candidate need not time again."""
         best = record.trials[record.winner or 0].seconds
         clock = record.clock.partition(" ")[0]
         for trial in record.trials:

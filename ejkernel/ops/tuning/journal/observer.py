@@ -1,4 +1,4 @@
-"""What is told of a tuning's steps and outcomes while it runs, and what an earlier tuning already found out."""
+"""Two interfaces of a tuning: an observer of its steps and outcomes, and the results of earlier tunings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...core.record import Trial
 # Several candidates compile at once; all else is done by the thread that tunes, one candidate after the other. The end
 # of a trace, which takes longer than any run, is a step of its own.
 Doing = Literal["lower", "compile", "check", "race", "trace"]
-# Begins the name of a program whose text does not tell all: another cfg's may look the same.
+# Begins the name of a program that its text does not tell apart: another cfg's text may look the same.
 OWN = "own "
 
 
@@ -56,7 +56,7 @@ class NoObserver:
 
 
 class PriorResults(Protocol):
-    """What is known of the candidates before a tuning begins."""
+    """Results that are known of the candidates before a tuning begins."""
 
     def barred(self, cfg: Any) -> Trial | None:
         """The outcome of one that crashed or hung: it is not even traced."""
@@ -71,13 +71,13 @@ class PriorResults(Protocol):
         """Was it at work when a process died for a reason that is not known?"""
 
     def in_worker(self) -> PriorResults:
-        """The same for candidates in a process of their own, where suspects may run."""
+        """These results for candidates in a worker process, where suspects may run."""
 
     def without(self, lost: Sequence[Trial]) -> PriorResults:
-        """The same, with those barred that took a worker with them just now."""
+        """These results, with the candidates barred that took a worker down just now."""
 
     def without_drops(self) -> PriorResults:
-        """The same, with those that were dropped racing again."""
+        """These results, with the dropped candidates racing again."""
 
 
 @final
@@ -103,13 +103,13 @@ class NoPriorResults:
         return False
 
     def in_worker(self) -> NoPriorResults:
-        """The same."""
+        """No results, in a worker either."""
         return self
 
     def without(self, lost: Sequence[Trial]) -> NoPriorResults:
-        """The same, with these barred."""
+        """No results but these candidates, which are barred."""
         return replace(self, lost=(*self.lost, *lost))
 
     def without_drops(self) -> NoPriorResults:
-        """The same."""
+        """No results: nothing was dropped."""
         return self

@@ -1,4 +1,4 @@
-"""What the lines of a journal mean: which candidates crashed, failed or were dropped, and which was at work last."""
+"""Reading the lines of a journal: which candidates crashed, failed or were dropped, and which was at work last."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_CANDIDATES = 2000
 
 @dataclass
 class JournalContent:
-    """What is known of one key's candidates, by their ids."""
+    """Outcomes of one key's candidates, by their ids."""
 
     identity: str = ""
     # Outcomes of those that took a process with them: they outlive everything else.
@@ -105,7 +105,7 @@ class JournalContent:
         self.dropped = dict(list(self.dropped.items())[-MOST_CANDIDATES:])
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The same in as few lines as it takes."""
+        """The content in as few lines as it takes."""
         yield {"begin": self.identity, "fresh": True, "candidates": []}
         yield from (dict(line) for line in self.lost.values())
         yield {"suspects": self.suspects}

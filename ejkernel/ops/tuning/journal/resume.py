@@ -1,4 +1,4 @@
-"""What a new tuning takes over from a journal, and what it runs again."""
+"""Resuming from a journal: the results that a new tuning takes over, and the candidates that it runs again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AGAIN = "forget_crashes() has it run again"
 @final
 @dataclass(frozen=True)
 class Remembered:
-    """What an earlier tuning found out, as its journal tells it."""
+    """Results of an earlier tuning, as its journal tells them."""
 
     history: JournalContent
     # Ids of those that were dropped and do not race again; a search has none.
@@ -48,15 +48,15 @@ class Remembered:
         return not self.isolated and bool(self.history.suspects) and cfg_id(cfg) in self.history.suspects
 
     def in_worker(self) -> Remembered:
-        """The same, with none barred on suspicion."""
+        """These results, with no candidate barred on suspicion."""
         return replace(self, isolated=True)
 
     def without(self, lost: Sequence[Trial]) -> Remembered:
-        """The same, with these barred."""
+        """These results, with these candidates barred."""
         return replace(self, gone=(*self.gone, *lost))
 
     def without_drops(self) -> Remembered:
-        """The same, with those that were dropped racing again."""
+        """These results, with the dropped candidates racing again."""
         return replace(self, dropped=frozenset())
 
     def barred(self, cfg: Any) -> Trial | None:
@@ -146,7 +146,7 @@ def _stay_dropped(history: JournalContent, cfgs: Sequence[Any], job: TuningJob) 
 
 
 def _identity(job: TuningJob, seed: int) -> str:
-    """What samples depend on besides key, environment and program: the values of the inputs."""
+    """Identity of the inputs' values: samples depend on it besides key, environment and program."""
     parts = [f"seed {seed}", f"example {job.example is not None}", f"fresh {job.fresh_floats}"]
     for leaf in flatten_call(job.args, job.kwargs).leaves:
         if is_concrete(leaf) and not is_float(leaf) and leaf.size <= _LARGEST_HASHED and _is_plain(leaf):

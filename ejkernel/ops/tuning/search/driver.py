@@ -102,7 +102,7 @@ class SearchDriver:
             self._measure(again)
 
     def _like_now(self, known: Mapping[int, float]) -> Mapping[int, float]:
-        """What the earlier search timed, by what those take now that both have timed."""
+        """Seconds of the earlier search, scaled by the configs that both searches have timed."""
         both = [known[i] / self._earlier[i] for i in known.keys() & self._earlier.keys() if math.isfinite(known[i])]
         scale = median(both) if both else 1.0
         return {i: seconds * scale for i, seconds in self._earlier.items()}
@@ -178,7 +178,7 @@ class SearchDriver:
 
 
 def _seconds(number: int, rows: Rows, base: tuple[int, float] | None) -> float:
-    """What a config takes: its ratio to the best so far in the same rounds, times what that one is known to take."""
+    """Seconds of a config: its ratio to the best so far in the same rounds, times the known seconds of that one."""
     own = [row for row in rows if number in row]
     ratios = [] if base is None else [row[number] / row[base[0]] for row in own if base[0] in row]
     return base[1] * median(ratios) if base and ratios else median(row[number] for row in own)

@@ -1,4 +1,4 @@
-"""How much a search may cost: wall-clock seconds and evaluations, under four names."""
+"""Limits of a search: wall-clock seconds and evaluations, under four names."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Space:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """How many values each field has."""
+        """The number of values of each field."""
         return self.codes.max(axis=0) + 1 if len(self.codes) else np.zeros(self.codes.shape[1], np.int64)
 
     def distance(self, one: int) -> NDArray[np.int64]:
@@ -184,7 +184,7 @@ def _line(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _twos(levels: Sequence[Any], numbers: Sequence[bool]) -> NDArray[np.float64] | None:
-    """How often two divides each value, where that is not the same question as how large it is."""
+    """Powers of two in each value, where these do not just follow the value's size."""
     whole = [int(v) for v, number in zip(levels, numbers, strict=True) if number and float(v).is_integer() and v > 0]
     if len(whole) != len(levels) or len(whole) < 3 or all(v & (v - 1) == 0 for v in whole):
         return None

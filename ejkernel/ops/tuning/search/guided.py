@@ -24,7 +24,7 @@ _SHORTLIST = 768
 @final
 @dataclass(frozen=True)
 class GuidedSearch:
-    """Spreads out first, or looks around what somebody else found; then goes where the model expects most."""
+    """Spreads out first, or looks around the configs of a warm start; then goes where the model expects most."""
 
     # With fewer samples than this there is nothing to learn from yet.
     design: int = 32

@@ -49,5 +49,5 @@ def search(
 
 
 def _fresh(proposed: Sequence[int], known: Mapping[int, float], count: int) -> list[int]:
-    """What a strategy proposed, without what is known or no config at all: strategies may be the user's own."""
+    """The proposals of a strategy, without known ones and numbers of no config: strategies may be the user's own."""
     return [i for i in dict.fromkeys(map(int, proposed)) if 0 <= i < count and i not in known]

@@ -1,4 +1,4 @@
-"""What unmeasured configs may take, learned from the measured ones: a Gaussian process over the fields of a config.
+"""Predicts the times of unmeasured configs from the measured ones: a Gaussian process over the fields of a config.
 
 Each field has a length of its own, found by maximum likelihood, so that fields that do not matter drop out. A few
 hundred samples are enough for spaces of tens of thousands, and one fit costs tens of milliseconds.
@@ -39,14 +39,14 @@ class Belief:
     scale: float
 
     def covariance(self, some: NDArray[np.int64]) -> Array:
-        """How the times of some of the configs hang together, given the samples."""
+        """The covariance of the times of some of the configs, given the samples."""
         prior = _matern(_distances(self.scaled[some], self.scaled[some]))
         known = self.explained[some]
         return np.asarray((prior - known @ known.T) * self.scale**2)
 
 
 def learn(points: Array, groups: NDArray[np.int32], samples: Array, ran: NDArray[np.bool_], ask: Array) -> Belief:
-    """What samples (log seconds at points; any value for those that did not run) say about other points."""
+    """Belief about other points from samples (log seconds at points; any value for those that did not run)."""
     keep = _worth_keeping(samples, ran, _MOST_SAMPLES)
     points, samples, ran = points[keep], samples[keep], ran[keep]
     targets = _targets(samples, ran)
@@ -70,7 +70,7 @@ def learn(points: Array, groups: NDArray[np.int32], samples: Array, ran: NDArray
 
 
 def _targets(samples: Array, ran: NDArray[np.bool_]) -> Array:
-    """What the model is to explain: how slow the slow ones are does not matter, and a failure is as bad as those."""
+    """Targets of the model: differences above a ceiling do not matter, and a failure counts as the ceiling."""
     ceiling = np.quantile(samples[ran], 0.7)
     return np.where(ran, np.minimum(samples, ceiling), ceiling)
 
@@ -137,6 +137,6 @@ def _distances(one: Array, other: Array) -> Array:
 
 
 def _matern(squares: Array) -> Array:
-    """How alike two points are: smooth, but not more so than times of kernels."""
+    """Covariance of two points by their distance: smooth, but not more so than times of kernels."""
     radius = _ROOT5 * np.sqrt(squares)
     return np.asarray((1 + radius + radius**2 / 3) * np.exp(-radius))

@@ -1,4 +1,4 @@
-"""What a search strategy is: from what is known so far to what should be measured next."""
+"""The interface of a search strategy: from what is known so far to what should be measured next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a traced candidate becomes a program: in this process, or written down for another one."""
+"""From a traced candidate to a program: compiled in this process, or exported for a worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ProgramBuilder(Protocol):
     """Makes programs."""
 
     def traced(self, staged: Staged, cfg: Any) -> Staged:
-        """What is to be done on the thread that traced it; raises what becomes the candidate's outcome."""
+        """Does the part that belongs on the thread that traced it; raises what becomes the candidate's outcome."""
 
     def lower(self, staged: Staged) -> tuple[Any, str]:
         """The lowered program, and a text that is equal for equal programs."""

@@ -1,4 +1,4 @@
-"""What a process may take that candidates run in."""
+"""Limits on the time and the memory of a worker process."""
 
 from __future__ import annotations
 

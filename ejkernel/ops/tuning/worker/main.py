@@ -128,7 +128,7 @@ class WorkerBench:
         self._is_open = False
 
     def obey(self, verb: str, head: dict[str, Any], parts: list[bytes]) -> Record | None:
-        """Takes a program, or runs what there is; then the outcome is a record whose cfgs are numbers."""
+        """Takes a program, or runs those that it has; then the outcome is a record with numbers for cfgs."""
         with _jax.clean_room():
             if verb == "run":
                 return self._run(head)
@@ -260,7 +260,7 @@ class ImportingBuilder:
     is_instant: bool = False
 
     def traced(self, staged: Staged, cfg: Any) -> Staged:
-        """What it gives in two parts is known as such."""
+        """The candidate with the objective that its exported program was made for."""
         return replace(staged, objective=self.programs[cfg][1]["objective"])
 
     def lower(self, staged: Staged) -> tuple[Any, str]:

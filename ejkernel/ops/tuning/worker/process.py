@@ -152,7 +152,7 @@ class WorkerProcess:
         self._outbox.put((verb, parts, head))
 
     def hear(self) -> Message | None:
-        """What it says within a moment; None for nothing, `WorkerGone` once it has ended."""
+        """The next message within a moment; None without one, `WorkerGone` once the worker has ended."""
         try:
             message = self._inbox.get(timeout=LOOK_SECONDS)
         except queue.Empty:
@@ -175,7 +175,7 @@ class WorkerProcess:
         self._process.kill()
 
     def status(self) -> int:
-        """How it ended: an exit status, or minus the signal."""
+        """The worker's exit status, or minus the signal that ended it."""
         try:
             return self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -183,7 +183,7 @@ class WorkerProcess:
             return self._process.wait()
 
     def last_words(self) -> str:
-        """How it ended, and what it said of that."""
+        """The way that the worker ended, and the last telling line of its error stream."""
         status = self.status()
         ended = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         size = self._errors.seek(0, os.SEEK_END)

@@ -21,7 +21,7 @@ class Message:
 
     @property
     def verb(self) -> str:
-        """What it is about."""
+        """The kind of message."""
         return str(self.head["verb"])
 
 

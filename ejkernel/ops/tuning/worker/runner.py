@@ -1,4 +1,4 @@
-"""A runner whose candidates run in a process that may die: exported here, compiled, checked and timed in a worker."""
+"""The runner with a worker process, which may die: candidates are exported here, and run there."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class WorkerRunner:
     def _by_what_is_known(
         self, record: Record, numbers: Sequence[int], heuristic: int | None, deadline: float
     ) -> Record:
-        """What the rounds say that were run until the time was up, or until none was left; else a first look."""
+        """A record from the rounds that were run before the time was up or no candidate was left; else a first look."""
         numbers = [number for number in numbers if self.candidates.runs(number)]
         places = {number: place for place, number in enumerate(numbers)}
         rounds = self.session.rows or self._first_look(numbers)

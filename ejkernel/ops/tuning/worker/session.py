@@ -86,7 +86,7 @@ class WorkerSession:
         seed: int = 0,
         told: Callable[[Mapping[int, float]], None] = lambda row: None,
     ) -> Record | None:
-        """What the last worker found, its cfgs being numbers; None where what was timed so far has to do.
+        """The record of the last worker, with numbers for cfgs; None where the rounds timed so far have to do.
 
         A race, or no more rounds than a first look takes. The one that is kept stays for all of them.
         """
@@ -145,7 +145,7 @@ class WorkerSession:
             self._worker = None
 
     def _send_tuning(self, worker: WorkerProcess) -> None:
-        """What all programs have in common."""
+        """Sends the parts of the tuning that all programs have in common."""
         parts: list[bytes] = []
         sets, expected = [], []
         for case in self._cases():

@@ -26,7 +26,7 @@ _UNEXPLAINED = 3
 
 @dataclass(frozen=True)
 class KillReason:
-    """Why we ended a worker; the number of the candidate that has to answer for it, where that is known."""
+    """The reason that we ended a worker; the number of the candidate at fault, where that is known."""
 
     status: Literal["timeout", "memory", "deadline"]
     message: str
@@ -42,7 +42,7 @@ class Blame(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """What a candidate is at, since when, and since when by the worker's own clock: messages may wait."""
+    """The step that a candidate is at, its start by our clock and by the worker's own: messages may wait."""
 
     doing: Doing
     since: float
@@ -93,7 +93,7 @@ class Watchdog:
         self.at_work = {number: turn for number, turn in self.at_work.items() if turn.doing == "compile"}
 
     def look(self, held: int, *, usable: bool) -> KillReason | None:
-        """Why a worker has to end: it takes too much, or too long.
+        """Decides whether the worker has to end, for its memory or its time; None where it may go on.
 
         The deadline counts only once one candidate has passed the check.
         """
