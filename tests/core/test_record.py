@@ -135,7 +135,7 @@ def test_records_and_trials_are_frozen():
 def test_the_documented_fields_exist():
     """The fields that store, journal and reports rely on."""
     assert [f.name for f in dataclasses.fields(Trial)] == [
-        *("cfg", "status", "message", "compile_s", "samples_s", "dropped_round", "error"),
+        *("cfg", "status", "message", "compile_s", "samples_s", "dropped_round", "error", "check"),
     ]
     assert {
         *("key", "kernel", "environment", "objective", "clock", "seed", "budget_s", "stop", "trials"),

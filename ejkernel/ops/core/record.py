@@ -20,6 +20,20 @@ Objective = Literal["forward", "forward+backward"]
 
 
 @dataclass(frozen=True)
+class Finding:
+    """Of the tests of a check the one that came nearest to its limit, or went furthest beyond it."""
+
+    # "form", "equal", "finite", "segments", "whole", "element" or "factor": docs/checking.md has them.
+    test: str
+    # How far, over the limit; None where there is no number.
+    ratio: float | None
+    # Which array.
+    output: str = "output"
+    # The share of segments whose limit is wider than rounding, because a plain run is noisy there too.
+    widened: float = 0.0
+
+
+@dataclass(frozen=True)
 class Trial:
     """One candidate: its outcome and its times."""
 
@@ -31,6 +45,8 @@ class Trial:
     dropped_round: int | None = None
     # Largest deviation from the reference's output, over the reference's root mean square.
     error: float | None = None
+    # What the check found.
+    check: Finding | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -206,10 +222,20 @@ def _tuples(value: Any) -> Any:
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
-    return {**vars(trial), "cfg": codec.encode(trial.cfg), "samples_s": list(trial.samples_s)}
+    check = None if trial.check is None else vars(trial.check)
+    return {**vars(trial), "cfg": codec.encode(trial.cfg), "samples_s": list(trial.samples_s), "check": check}
 
 
 def _trial(data: Mapping[str, Any], load_cfg: Callable[[Any], Any]) -> Trial:
     if data["status"] not in get_args(Status):
         raise RecordFormatError(f"a trial of the record has the unknown status {data['status']!r}")
-    return Trial(**{**data, "cfg": load_cfg(data["cfg"]), "samples_s": tuple(data["samples_s"])})
+    # Records of an earlier version do not know what their checks found.
+    check = data.get("check")
+    return Trial(
+        **{
+            **data,
+            "cfg": load_cfg(data["cfg"]),
+            "samples_s": tuple(data["samples_s"]),
+            "check": None if check is None else Finding(**check),
+        }
+    )

@@ -1,123 +1,209 @@
-"""Do two candidates compute the same thing?"""
+"""Does an answer agree with what is right, but for rounding?
+
+The rule and its reasons are in docs/checking.md. Nothing of it knows the operation: nearly every segment of 16
+neighbours must agree within its own scale, all of them together within half of that, every element within the scale
+around it, and there may be no common factor.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import jax
 import numpy as np
 
-# Largest allowed root-mean-square error over the reference's root mean square, and ten times that for the worst
-# element: a wrong tile hides in a mean, one rounded element must not fail. Set by mantissa bits, with room for sums
-# in another order.
-_LIMITS = {"float64": 1e-9, "float32": 1e-3, "float16": 1e-2, "bfloat16": 3e-2, "complex64": 1e-3, "complex128": 1e-9}
-# 8-bit and narrower floats carry 1 to 3 mantissa bits.
-_NARROW = 0.2
-_WORST_OVER_MEAN = 10.0
+from ..core.record import Finding
+from . import comparing
+from .deviation import Numbers
+from .rounding import Limits, limits_of
+from .verdict import judge
+
+# A plain run that is off by over half of the values in more segments than that may compute something else.
+_STRANGE = 0.5
+# A plain run with a smaller common factor, in units, says nothing by it.
+_SLIGHT = 0.25
 
 
-def compare(out: Any, reference: Any, tolerance: float | None = None) -> tuple[float, str]:
-    """The largest relative error, and why the output is wrong; an empty reason means that it is right."""
-    shapes: list[Any] = [jax.tree_util.tree_structure(tree) for tree in (out, reference)]
-    if shapes[0] != shapes[1]:
-        return math.inf, "another structure of outputs"
-    worst = 0.0
-    for path, (got, want) in _pairs(out, reference):
-        error, reason = _compare_leaf(got, want, tolerance)
-        worst = max(worst, error)
-        if reason:
-            return worst, f"output{path}: {reason}"
-    return worst, ""
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison came to; without a reason the answer is right."""
+
+    # The largest difference over the root mean square of what is right.
+    error: float = 0.0
+    reason: str = ""
+    finding: Finding | None = None
 
 
-def _pairs(out: Any, reference: Any) -> list[tuple[str, tuple[Any, Any]]]:
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(reference)]
-    leaves = zip(jax.tree_util.tree_leaves(out), jax.tree_util.tree_leaves(reference), strict=True)
-    return list(zip(paths, leaves, strict=True))
+@dataclass(frozen=True)
+class _Leaf:
+    """An array that is right, or another value."""
+
+    name: str
+    want: Any
+    # None: its values are equal or not.
+    limits: Limits | None
+    bias: float = 0.0
+    wider: float = 0.0
+
+    @property
+    def is_measured(self) -> bool:
+        want = self.want
+        return hasattr(want, "dtype") and want.dtype != jax.dtypes.float0 and want.size > 0
 
 
-def _compare_leaf(got: Any, want: Any, tolerance: float | None) -> tuple[float, str]:
+def compare(answer: Any, right: Any, tolerance: float | None = None, **about: Any) -> Comparison:
+    """One output against what is right; several go through a `Standard`, which keeps what they have in common."""
+    return Standard([right], tolerance=tolerance, **about).compare([answer])
+
+
+@final
+class Standard:
+    """What is right for one set of inputs, with what of it every comparison needs: made once."""
+
+    def __init__(
+        self,
+        right: Sequence[Any],
+        *,
+        plain: Sequence[Any] = (),
+        tolerance: float | None = None,
+        inputs: Iterable[Any] = (),
+        on_device: bool | None = None,
+    ) -> None:
+        """`right` are the parts of an answer: the output, then the gradients where there are any.
+
+        `plain` are the first parts as a plain computation in the dtypes of the inputs gives them: noise that it has,
+        others may have too.
+        """
+        dtypes = tuple(inputs)
+        self._structures = [jax.tree_util.tree_structure(part) for part in right]
+        self._leaves = [_Leaf(*pair, _limits(pair[1], dtypes, tolerance)) for pair in _named(right)]
+        self._places = [place for place, leaf in enumerate(self._leaves) if leaf.is_measured]
+        arrays = [self._leaves[place].want for place in self._places]
+        self._about = tuple(self._leaves[place].limits for place in self._places)
+        self._device = comparing.place_of(arrays, on_device)
+        self._wants = comparing.bring(arrays, self._device)
+        # Is the plain run so far off that it may compute something else?
+        self.strange = False
+        self._scales = self._own_scales(self._plain_arrays(plain))
+
+    def compare(self, answer: Sequence[Any]) -> Comparison:
+        """Is it right?"""
+        return self.end(self.begin(answer))
+
+    def begin(self, answer: Sequence[Any]) -> Any:
+        """Has it compared, for `end`: a device works on, and the host need not wait."""
+        if [jax.tree_util.tree_structure(part) for part in answer] != self._structures:
+            return Comparison(math.inf, "another structure of outputs", Finding("form", None))
+        gots = [leaf for part in answer for leaf in jax.tree_util.tree_leaves(part)]
+        for leaf, got in zip(self._leaves, gots, strict=True):
+            reason = _other_form(got, leaf.want)
+            if reason:
+                return Comparison(math.inf, f"{leaf.name}: {reason}", Finding("form", None, leaf.name))
+        if not self._places:
+            return Comparison()
+        measured = comparing.bring([gots[place] for place in self._places], self._device)
+        return comparing.numbers(measured, self._wants, self._scales, self._about, self._device)
+
+    def end(self, begun: Any) -> Comparison:
+        """What it came to; raises what the device has to say of the computations before."""
+        if isinstance(begun, Comparison):
+            return begun
+        error, nearest = 0.0, None
+        for place, row in zip(self._places, np.asarray(begun).tolist(), strict=True):
+            leaf = self._leaves[place]
+            found = Numbers(*row)
+            reason, finding = judge(found, leaf.limits, leaf.want.size, bias=leaf.bias, wider=leaf.wider)
+            finding = replace(finding, output=leaf.name)
+            # Without a scale for the difference, what is not finite is the reason.
+            error = max(error, found.error if math.isfinite(found.error) else math.inf)
+            if reason:
+                return Comparison(math.inf if finding.ratio is None else error, f"{leaf.name}: {reason}", finding)
+            if nearest is None or (finding.ratio or 0.0) > (nearest.ratio or 0.0):
+                nearest = finding
+        return Comparison(error, "", nearest)
+
+    def _plain_arrays(self, plain: Sequence[Any]) -> list[Any] | None:
+        """The plain run's arrays beside those that are compared; None where there is none of that form."""
+        if not plain or [jax.tree_util.tree_structure(part) for part in plain] != self._structures[: len(plain)]:
+            return None
+        own = dict(enumerate(leaf for part in plain for leaf in jax.tree_util.tree_leaves(part)))
+        found = [own.get(place) if self._leaves[place].limits else None for place in self._places]
+        for n, place in enumerate(self._places):
+            if found[n] is not None and _other_form(found[n], self._leaves[place].want):
+                found[n] = None
+        there = [n for n, array in enumerate(found) if array is not None]
+        for n, array in zip(there, comparing.bring([found[n] for n in there], self._device), strict=True):
+            found[n] = array
+        return found if there else None
+
+    def _own_scales(self, plains: list[Any] | None) -> list[Any]:
+        scales, noises = comparing.scales(self._wants, plains, self._about, self._device)
+        for n, plain in enumerate(plains or []):
+            noise = noises[n]
+            if plain is not None and noise is not None:
+                bias = float(noise.bias)
+                self._note(n, bias if bias >= _SLIGHT else 0.0, float(noise.wider))
+                self.strange = self.strange or not float(noise.strange) <= _STRANGE
+        return scales
+
+    def _note(self, n: int, bias: float, wider: float) -> None:
+        self._leaves[self._places[n]] = replace(self._leaves[self._places[n]], bias=bias, wider=wider)
+
+
+def builders(
+    parts: Sequence[Any],
+    device: jax.Device,
+    *,
+    inputs: Iterable[Any] = (),
+    tolerance: float | None = None,
+    plain: bool = False,
+) -> list[Callable[[], Any]]:
+    """What compiles, on any thread, the programs that comparisons of such answers need; none where the host compares.
+
+    `plain`: there will be a plain run of the output.
+    """
+    dtypes = tuple(inputs)
+    leaves = [_Leaf(*pair, _limits(pair[1], dtypes, tolerance)) for pair in _named(parts)]
+    shapes = [leaf.want for leaf in leaves if leaf.is_measured]
+    if not shapes or not comparing.is_large(sum(shape.size for shape in shapes), device):
+        return []
+    about = tuple(leaf.limits for leaf in leaves if leaf.is_measured)
+    outputs = len(jax.tree_util.tree_leaves(parts[0]))
+    plains = [plain and place < outputs and leaf.limits is not None for place, leaf in enumerate(leaves)]
+    measured = [has for has, leaf in zip(plains, leaves, strict=True) if leaf.is_measured]
+    return comparing.builders(shapes, about, device, plain=measured)
+
+
+def worst_of(found: Sequence[Comparison]) -> Comparison:
+    """Of comparisons on several sets of inputs, the one that is wrong, or came nearest to it."""
+    wrong = [one for one in found if one.reason]
+    if wrong:
+        return wrong[0]
+    nearest = max(found, key=lambda one: one.finding.ratio or 0.0 if one.finding else 0.0)
+    return replace(nearest, error=max(one.error for one in found))
+
+
+def _named(parts: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    for name, part in zip(("output", "gradient"), parts, strict=False):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(part):
+            yield f"{name}{jax.tree_util.keystr(path)}", leaf
+
+
+def _limits(want: Any, inputs: tuple[Any, ...], tolerance: float | None) -> Limits | None:
+    if not hasattr(want, "dtype") or not jax.numpy.issubdtype(want.dtype, np.inexact):
+        return None
+    return limits_of(want.dtype, inputs, tolerance)
+
+
+def _other_form(got: Any, want: Any) -> str:
+    """What of its form is wrong; values that are no arrays must be equal."""
     if not hasattr(want, "dtype") or not hasattr(got, "dtype"):
         if hasattr(want, "dtype") != hasattr(got, "dtype"):
-            return math.inf, f"{type(got).__qualname__} instead of {type(want).__qualname__}"
-        return (0.0, "") if got == want else (math.inf, f"{got!r} instead of {want!r}")
+            return f"{type(got).__qualname__} instead of {type(want).__qualname__}"
+        return "" if got == want else f"{got!r} instead of {want!r}"
     if np.shape(got) != np.shape(want) or got.dtype != want.dtype:
-        return math.inf, f"{got.dtype}{list(np.shape(got))} instead of {want.dtype}{list(np.shape(want))}"
-    if want.dtype == jax.dtypes.float0 or want.size == 0:
-        return 0.0, ""
-    if jax.numpy.issubdtype(want.dtype, jax.dtypes.extended):
-        got, want = jax.random.key_data(got), jax.random.key_data(want)
-    limit = _LIMITS.get(str(want.dtype), _NARROW) if tolerance is None else tolerance
-    if _belongs_on_device(got, want):
-        return _verdict(*np.asarray(_errors(got, want)).tolist(), limit=limit)
-    got, want = np.asarray(got), np.asarray(want)
-    if not jax.numpy.issubdtype(want.dtype, np.inexact):
-        wrong = int(np.sum(got != want))
-        return (0.0, "") if not wrong else (math.inf, f"{wrong} of {want.size} integers differ")
-    wide = np.complex128 if jax.numpy.issubdtype(want.dtype, np.complexfloating) else np.float64
-    return _compare_floats(got.astype(wide), want.astype(wide), limit)
-
-
-def _compare_floats(got: Any, want: Any, limit: float) -> tuple[float, str]:
-    finite = np.isfinite(want)
-    if not np.array_equal(np.isfinite(got), finite):
-        return math.inf, f"{int(np.sum(~np.isfinite(got)))} non-finite values instead of {int(np.sum(~finite))}"
-    if not np.array_equal(got[~finite], want[~finite], equal_nan=True):
-        return math.inf, "other non-finite values"
-    got, want = got[finite], want[finite]
-    if want.size == 0:
-        return 0.0, ""
-    off = np.abs(got - want)
-    # Over the largest first: squares of huge values are infinite, those of tiny ones zero.
-    largest = float(np.max(np.abs(want)))
-    if largest == 0.0:
-        return (0.0, "") if not off.any() else (math.inf, f"up to {off.max():.3g} where all should be zero")
-    want, off = want / largest, off / largest
-    scale = math.sqrt(float(np.mean(np.abs(want) ** 2)))
-    return _verdict(0, 0, math.sqrt(float(np.mean(off**2))) / scale, float(off.max()) / scale, limit=limit)
-
-
-def _verdict(unlike: float, other: float, mean: float, worst: float, *, limit: float) -> tuple[float, str]:
-    if unlike:
-        return math.inf, f"{int(unlike)} values are finite on one side alone"
-    if other:
-        return math.inf, "other non-finite values"
-    if not (mean <= limit and worst <= limit * _WORST_OVER_MEAN):
-        return worst, f"off by {mean:.3g} (RMS) and {worst:.3g} (worst) of the reference's RMS; allowed {limit:.3g}"
-    return worst, ""
-
-
-# Below this the copy to the host costs less than compiling the comparison.
-_DEVICE_ELEMENTS = 1 << 16
-
-
-def _belongs_on_device(got: Any, want: Any) -> bool:
-    """Large arrays of an accelerator are compared there: only the verdict crosses to the host."""
-    arrays = isinstance(got, jax.Array) and isinstance(want, jax.Array)
-    if not arrays or want.size < _DEVICE_ELEMENTS or not jax.numpy.issubdtype(want.dtype, np.floating):
-        return False
-    return all(d.platform != "cpu" for d in want.devices()) and got.sharding == want.sharding
-
-
-@jax.jit
-def _errors(got: Any, want: Any) -> Any:
-    """How many values are finite on one side alone, how many non-finite ones differ, RMS and worst error."""
-    wide = jax.numpy.promote_types(want.dtype, np.float32)
-    got, want = got.astype(wide), want.astype(wide)
-    finite = jax.numpy.isfinite(want)
-    unlike = jax.numpy.sum(jax.numpy.isfinite(got) != finite)
-    same = (got == want) | (jax.numpy.isnan(got) & jax.numpy.isnan(want))
-    other = jax.numpy.sum(~finite & ~same)
-    both = finite & jax.numpy.isfinite(got)
-    largest = jax.numpy.max(jax.numpy.where(both, jax.numpy.abs(want), 0))
-    # Where all should be zero, any difference is infinite.
-    scaled = jax.numpy.where(both, want, 0) / largest
-    off = jax.numpy.where(both, jax.numpy.abs(got - want), 0)
-    count = jax.numpy.maximum(jax.numpy.sum(both), 1)
-    rms = jax.numpy.sqrt(jax.numpy.sum(scaled**2) / count) * largest
-    mean = jax.numpy.sqrt(jax.numpy.sum((off / largest) ** 2) / count) * largest
-    nothing = jax.numpy.max(off) == 0
-    mean, worst = jax.numpy.where(nothing, 0, mean / rms), jax.numpy.where(nothing, 0, jax.numpy.max(off) / rms)
-    # One array, so that one copy brings the verdict.
-    return jax.numpy.stack([unlike.astype(wide), other.astype(wide), mean, worst])
+        return f"{got.dtype}{list(np.shape(got))} instead of {want.dtype}{list(np.shape(want))}"
+    return ""

@@ -137,14 +137,14 @@ class CompilePool:
         finally:
             self.leave()
 
-    def late(self, number: int, until: float) -> Built | None:
-        """One that had not ended when the results did, should it end by then."""
+    def late(self, numbers: Collection[int], until: float) -> Built | None:
+        """The first of these that had not ended when the results did, should it end by then."""
         while (left := until - time.perf_counter()) > 0:
             try:
                 built = self._done.get(timeout=left)
             except queue.Empty:
                 break
-            if built is not None and built.number == number:
+            if built is not None and built.number in numbers:
                 return built
         return None
 

@@ -71,7 +71,7 @@ class Staged:
 
     def compile(self, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program, ready to run."""
-        executable = lowered.compile() if for_speed else _compiled_quickly(lowered)
+        executable = lowered.compile() if for_speed else compiled_quickly(lowered)
         return CompiledProgram(self.finish(executable), self.objective, self.notes, executable, for_speed=for_speed)
 
     def build(self, *, for_speed: bool = True) -> CompiledProgram:
@@ -87,7 +87,8 @@ def times_products(lowered: Any) -> bool:
     return any(name in text for name in ("stablehlo.dot", "stablehlo.convolution", "chlo.ragged_dot"))
 
 
-def _compiled_quickly(lowered: Any) -> Any:
+def compiled_quickly(lowered: Any) -> Any:
+    """The executable of a lowered program that will run a few times."""
     try:
         return lowered.compile(compiler_options=_UNTUNED)
     # Another compiler's options may have other names.

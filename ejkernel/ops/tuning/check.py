@@ -5,23 +5,22 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
 import jax
 import numpy as np
 
-from ..timing import check, inputs
-from ..timing.compile_pool import Built, CompilePool
+from .. import _jax
+from ..timing import check, compiled_once, inputs
+from ..timing.check import Comparison, Standard, worst_of
 from ..timing.inputs import FlatCall
-from ..timing.program import CompiledProgram, forward, stage
+from ..timing.program import CompiledProgram, Staged
 from .candidates import CandidateSet
 from .job import TuningJob
 from .journal.observer import NoObserver, StepObserver
 from .progress import Step
-
-# The number under which a reference is compiled: no candidate's.
-NUMBER = -1
+from .reference import Reference
 
 
 def inputs_of(job: TuningJob, seed: int) -> tuple[FlatCall, tuple[Any, ...]]:
@@ -53,44 +52,19 @@ class Drawn(NamedTuple):
 _NONE_DRAWN = Drawn()
 
 
-@final
-class Reference:
-    """The kernel's own reference as one program, since every operation of it would else be compiled alone."""
+@dataclass(frozen=True)
+class Begun:
+    """A candidate's answer on its way through the comparison."""
 
-    def __init__(self, fn: Callable[..., Any], call: FlatCall, leaves: Sequence[Any]) -> None:
-        self.staged = stage(fn, call, leaves, "forward", name="reference")
-        # What cannot be compiled may still run.
-        self._run: Callable[..., Any] = forward(fn, call)
-        self._pool: CompilePool | None = None
-        # Is it still being compiled?
-        self.is_coming = False
+    standard: Standard | None
+    compared: Any
+    # Parts of it that are not known to be right or wrong yet.
+    new: tuple[Any, ...] = ()
 
     @property
-    def is_asked_for(self) -> bool:
-        """Was it given to a pool?"""
-        return self._pool is not None
-
-    def begin(self, pool: CompilePool) -> None:
-        """Has it compiled, and not for speed: it runs once for each set of inputs."""
-        self._pool, self.is_coming = pool, True
-        pool.give(NUMBER, lambda: self.staged.build(for_speed=False))
-
-    def arrived(self, built: Built) -> None:
-        """Takes it from the pool."""
-        self.is_coming = False
-        if not built.failed:
-            self._run = built.outcome.call
-
-    def is_there_by(self, end: float) -> bool:
-        """Waits until then."""
-        built = self._pool.late(NUMBER, end) if self._pool is not None and self.is_coming else None
-        if built is not None:
-            self.arrived(built)
-        return not self.is_coming
-
-    def __call__(self, leaves: Sequence[Any]) -> Any:
-        """The right output for these inputs."""
-        return jax.block_until_ready(self._run(*leaves))
+    def is_wrong(self) -> bool:
+        """Is it known already that it is?"""
+        return isinstance(self.compared, Comparison) and bool(self.compared.reason)
 
 
 @dataclass
@@ -98,27 +72,68 @@ class CheckCase:
     """One set of inputs, and what is right for it."""
 
     leaves: Sequence[Any]
-    # The output and, under validate_backward, the gradients; empty until a candidate or a reference has shown them.
+    tolerance: float | None = None
+    # The output and, under validate_backward, the gradients; empty until a reference or a candidate has given them.
     expected: tuple[Any, ...] = ()
     drawn: Drawn = _NONE_DRAWN
+    # The output of the reference as it was written, where `expected` is more exact.
+    plain: tuple[Any, ...] = ()
+    # Is a plain output that differs by much noise, or another computation?
+    is_noise: Callable[[Any, Any], bool] = lambda right, plain: True
+    _standard: Standard | None = field(default=None, repr=False)
 
-    def answer(self, program: CompiledProgram) -> tuple[Any, ...]:
-        """What a program makes of it: the output, and the gradients where it has them."""
+    def refer(self, reference: Reference) -> None:
+        """Takes what is right from a reference."""
+        right, plain = reference(self.leaves)
+        self.expected = (right,)
+        if plain is not None:
+            self.plain = (plain,)
+            self.is_noise = functools.partial(reference.is_noise, self.leaves)
+
+    def begin(self, program: CompiledProgram) -> Begun:
+        """Runs a program on it, and has the answer compared; a device works on, and the host need not wait."""
         _poison(self.expected)
-        out = jax.block_until_ready(program.call(*self.leaves))
-        return tuple(out) if program.objective == "forward+backward" else (out,)
+        out = program.call(*self.leaves)
+        answer = tuple(out) if program.objective == "forward+backward" else (out,)
+        if not self.expected:
+            # Without a reference the first one that runs is right.
+            return Begun(None, Comparison(), jax.block_until_ready(answer))
+        standard, new = self._standard, answer[len(self.expected) :]
+        if standard is None or new:
+            # A reference gives the output alone: gradients are those of the first candidate whose output is right.
+            standard = self.standard(new)
+        return Begun(standard, standard.begin(answer), new)
 
-    def grade(self, answer: tuple[Any, ...], tolerance: float | None) -> tuple[float, str]:
-        """The size of the error, and why it is too large; empty where it is not."""
-        # Without a reference the first one that runs is right.
-        expected = self.expected or answer
-        # A reference gives the output alone.
-        whole = len(expected) > 1
-        worst, reason = check.compare(answer if whole else answer[0], expected if whole else expected[0], tolerance)
-        if not reason:
-            # The gradients are then those of the first one whose output is right.
-            self.expected = expected + answer[len(expected) :]
-        return worst, reason
+    def end(self, begun: Begun) -> Comparison:
+        """What came of it."""
+        found = begun.compared if begun.standard is None else begun.standard.end(begun.compared)
+        assert isinstance(found, Comparison)
+        return found
+
+    def adopt(self, begun: Begun) -> None:
+        """An answer that is right on every set of inputs says what is right where no reference does."""
+        if begun.new:
+            self.expected += begun.new
+            self._standard = begun.standard
+
+    def standard(self, more: tuple[Any, ...] = ()) -> Standard:
+        """What is right, made ready for comparisons; `more` are parts that are not known to be."""
+        made = self._made(more)
+        if made.strange and not self.is_noise(self.expected[0], self.plain[0]):
+            # Which of the two is meant is not known: the one that the kernel's author wrote.
+            self.expected, self.plain = self.plain, ()
+            made = self._made(more)
+        if not more:
+            self._standard = made
+        return made
+
+    def _made(self, more: tuple[Any, ...]) -> Standard:
+        return Standard(
+            (*self.expected, *more),
+            plain=self.plain,
+            tolerance=self.tolerance,
+            inputs=[leaf.dtype for leaf in self.leaves],
+        )
 
 
 @final
@@ -151,11 +166,11 @@ class Checker:
     def sets(self) -> list[CheckCase]:
         """The inputs of the race, and another draw of them; what is the caller's own in every part stays one set."""
         if not self._cases:
-            self._cases.append(CheckCase(self._leaves, drawn=self._drawn))
+            self._cases.append(CheckCase(self._leaves, self.job.tolerance, drawn=self._drawn))
             if len(self.candidates) > 1:
                 _, leaves, drawn = drawn_inputs_of(self.job, self._seed + 1)
                 if any(a is not b for a, b in zip(leaves, self._leaves, strict=True)):
-                    self._cases.append(CheckCase(leaves, drawn=drawn))
+                    self._cases.append(CheckCase(leaves, self.job.tolerance, drawn=drawn))
         return self._cases
 
     def cases(self) -> list[CheckCase]:
@@ -164,7 +179,7 @@ class Checker:
         if self._reference is not None and not self._answered:
             self._answered = True
             for case in cases:
-                case.expected = (self._reference(case.leaves),)
+                case.refer(self._reference)
         return cases
 
     @property
@@ -179,37 +194,70 @@ class Checker:
         cases = self.cases()
         self._observer.trying(cfg, "check")
         try:
-            worst, reason = self._graded(candidates.program(number), cases)
+            found = self._compared(candidates.program(number), cases)
         # Whatever a candidate raises is the candidate's outcome.
         except Exception as error:
             candidates.fail(number, error, "runtime")
         else:
             # Infinity is not JSON, and the reason says it.
-            error_size = worst if math.isfinite(worst) else None
-            if reason:
-                candidates.advance(number, "wrong", message=reason, error=error_size)
+            size = found.error if math.isfinite(found.error) else None
+            if found.reason:
+                candidates.advance(number, "wrong", message=found.reason, error=size, check=found.finding)
             else:
-                candidates.advance(number, "checked", error=error_size)
+                candidates.advance(number, "checked", error=size, check=found.finding)
         finally:
             self._observer.came_back(cfg, "check")
 
-    def _graded(self, program: CompiledProgram, cases: Sequence[CheckCase]) -> tuple[float, str]:
-        worst = 0.0
+    def _compared(self, program: CompiledProgram, cases: Sequence[CheckCase]) -> Comparison:
+        """Runs it on every set before a verdict is read: each wait for a device is long while others compile."""
+        begun: list[tuple[CheckCase, Begun]] = []
         for case in cases:
-            error, reason = case.grade(case.answer(program), self.job.tolerance)
-            worst = max(worst, error)
-            if reason:
-                return worst, reason
-        return worst, ""
+            begun.append((case, case.begin(program)))
+            if begun[-1][1].is_wrong:
+                break
+        found = worst_of([case.end(one) for case, one in begun])
+        if not found.reason:
+            for case, one in begun:
+                case.adopt(one)
+        return found
+
+
+def builders(
+    staged: Staged, leaves: Sequence[Any], tolerance: float | None, device: jax.Device, *, plain: bool
+) -> list[Callable[[], Any]]:
+    """What compiles, on any thread, the programs that checks of a candidate like this one need.
+
+    `plain`: the reference runs as it was written too.
+    """
+    if staged.traced is None:
+        return []
+    out = staged.traced.out_info
+    parts = tuple(out) if staged.objective == "forward+backward" else (out,)
+    made = check.builders(parts, device, inputs=[leaf.dtype for leaf in leaves], tolerance=tolerance, plain=plain)
+    # What is known before the first answer, and after it.
+    known = [_floats(parts[:count]) for count in range(1, len(parts) + 1)]
+    return made + [functools.partial(compiled_once.compiled, _nans, device, (floats,)) for floats in known if floats]
 
 
 def _poison(expected: Any) -> None:
     """Fills freed memory with NaN: an output that a candidate leaves unwritten may else hold the last right answer."""
-    for leaf in jax.tree_util.tree_leaves(expected):
-        if hasattr(leaf, "dtype") and inputs.is_float(leaf):
-            jax.block_until_ready(_nans(leaf.shape, leaf.dtype)).delete()
+    leaves = [leaf for leaf in _floats(expected) if isinstance(leaf, jax.Array)]
+    if not leaves:
+        return
+    devices = list({device for leaf in leaves for device in leaf.devices()})
+    made = compiled_once.run(_nans, devices[0], (leaves,)) if len(devices) == 1 else _nans_of_many(leaves)
+    # An accelerator does one thing after the other, and gives memory away in that order: no need to wait.
+    for spoilt in jax.block_until_ready(made) if _jax.default_platform() == "cpu" else made:
+        spoilt.delete()
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _nans(shape: tuple[int, ...], dtype: Any) -> Any:
-    return jax.numpy.full(shape, np.nan, dtype)
+def _floats(tree: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree_util.tree_leaves(tree) if hasattr(leaf, "dtype") and inputs.is_float(leaf)]
+
+
+def _nans(arrays: list[Any], static: Any = ()) -> list[Any]:
+    # Computed from them: a CPU takes memory for constants from another place than for what its threads compute.
+    return [array * jax.numpy.asarray(np.nan, array.dtype) for array in arrays]
+
+
+_nans_of_many = jax.jit(_nans)

@@ -17,13 +17,16 @@ from ..timing.inputs import FlatCall
 from ..timing.memory import free_memory, needed_memory
 from ..timing.program import CompiledProgram, Cotangents, Staged, stage, times_products
 from .candidates import CandidateSet
-from .check import NUMBER as REFERENCE
-from .check import Reference
+from .check import builders
 from .job import TuningJob
 from .journal.observer import OWN, NoObserver, NoPriorResults, PriorResults, StepObserver
 from .progress import Step
+from .reference import NUMBERS as REFERENCES
+from .reference import PLAIN, Reference
 from .worker.export import LocalBuilder, ProgramBuilder
 
+# Programs of the check are compiled under this number and those below: no candidate's.
+_CHECKS = -3
 # The hash in a lowered text's name; what stands before it is its own, where the text does not tell which function runs.
 _TEXT = 16
 
@@ -69,6 +72,8 @@ class CandidateCompiler:
         # Compilations that wait for `until`.
         self._holds = False
         self._held: list[Callable[[], None]] = []
+        # Are programs of the check, which need the shapes of a candidate's outputs, on their way?
+        self._checks_given = False
         # Compiled one at a time, so that the death of the process has one culprit.
         self._alone = False
         self._done = 0
@@ -99,7 +104,7 @@ class CandidateCompiler:
             self.add(number)
             each(number)
             # Once a program is on its way, a deadline is a deadline.
-            if (self._coming - {REFERENCE} or self.candidates.running) and time.perf_counter() >= deadline:
+            if (self._coming - REFERENCES or self.candidates.running) and time.perf_counter() >= deadline:
                 break
         if not ahead:
             self.until(deadline, end)
@@ -107,11 +112,12 @@ class CandidateCompiler:
     def open(self, count: int, alone: bool = False) -> None:
         """Threads for so many candidates."""
         self._alone = alone or self._builder.one_by_one
-        asked = self._reference is not None and not self._reference.is_asked_for
+        reference = self._reference
+        asked = 0 if reference is None or reference.is_asked_for else len(reference.staged)
         self._pool = CompilePool(1 if self._alone else workers_for(count + asked))
-        if self._reference is not None and asked:
-            self._coming.add(REFERENCE)
-            self._held.append(functools.partial(self._reference.begin, self._pool))
+        if reference is not None and asked:
+            self._coming |= set(reference.staged)
+            self._held.append(functools.partial(reference.begin, self._pool))
         if not self._holds:
             self._let_go()
 
@@ -130,7 +136,7 @@ class CandidateCompiler:
         self._holds = False
         self._let_go()
         self._deadline, self._end = deadline, end
-        needed = self._coming & {REFERENCE, *((0,) if self.job.heuristic_first else ())}
+        needed = self._coming & {*REFERENCES, *((0,) if self.job.heuristic_first else ())}
         latest = end if self.job.heuristic_first else math.inf
         usable = bool(self.candidates.running)
         self._results = self._pool.results(deadline, usable=usable, needed=needed, latest=latest)
@@ -165,6 +171,7 @@ class CandidateCompiler:
             self.candidates.advance(number, "twin", twin=self.candidates.runs_as(first))
         else:
             self._objectives.add(staged.objective)
+            self._give_checks(staged)
             build = functools.partial(self._build, cfg, name, staged, lowered)
             if self._begins_quickly(number, lowered):
                 self._quick[number] = build
@@ -224,6 +231,20 @@ class CandidateCompiler:
         about = {name: getattr(trial, name) for name in ("message", "error", "compile_s", "samples_s")}
         self.candidates.advance(number, trial.status, known=True, **about)
 
+    def _give_checks(self, staged: Staged) -> None:
+        # A single candidate that nothing is known of beforehand is right.
+        is_alone = len(self.candidates) == 1 and self._reference is None
+        if self._checks_given or self._builder.is_instant or is_alone:
+            return
+        self._checks_given = True
+        assert self._pool is not None
+        plain = self._reference is not None and PLAIN in self._reference.staged
+        made = builders(staged, self._leaves, self.job.tolerance, self._device, plain=plain)
+        for place, build in enumerate(made):
+            self._held.append(functools.partial(self._pool.give, _CHECKS - place, build))
+        if not self._holds:
+            self._let_go()
+
     def _give(self, number: int, build: Callable[[], Any]) -> None:
         if self._builder.is_instant:
             self.arrived(Built(number, build(), 0.0))
@@ -260,7 +281,7 @@ class CandidateCompiler:
     @property
     def coming(self) -> list[int]:
         """The candidates that are being compiled."""
-        return sorted(self._coming - {REFERENCE})
+        return sorted(self._coming - REFERENCES)
 
     @property
     def is_done(self) -> bool:
@@ -292,8 +313,10 @@ class CandidateCompiler:
             return
         number = built.number
         self._coming.discard(number)
-        if number == REFERENCE and self._reference is not None:
-            self._reference.arrived(built)
+        if number < 0:
+            # A program of the check that failed is compiled again where it is needed, and says why.
+            if number in REFERENCES and self._reference is not None:
+                self._reference.arrived(built)
             return
         self._done += 1
         self.job.watch(Step("compiling", self._done, len(self.candidates)))
@@ -332,7 +355,7 @@ class CandidateCompiler:
 
     def await_reference(self) -> bool:
         """Waits for the reference, until no candidate could be timed any more; False where it did not come."""
-        while self.is_coming(REFERENCE) and self.take():
+        while self._coming & REFERENCES and self.take():
             pass
         if self._reference is None:
             return True

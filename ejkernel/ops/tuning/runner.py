@@ -16,11 +16,12 @@ from ..timing.clock import Clock
 from ..timing.race import Outcome
 from ..timing.sampler import RoundSampler
 from .candidates import CandidateSet
-from .check import CheckCase, Checker, Reference, inputs_of
+from .check import CheckCase, Checker, inputs_of
 from .compile import CandidateCompiler
 from .job import TuningJob
 from .journal.observer import Doing, NoObserver, PriorResults, StepObserver
 from .progress import Step, Watch
+from .reference import Reference
 from .worker.export import ProgramBuilder
 
 # The share of a budget that compiling leaves: a candidate that is compiled and not timed cannot win.
@@ -99,7 +100,9 @@ class InProcessRunner:
         self._clock_name = ""
         self.candidates = CandidateSet(observer)
         call, self.leaves = inputs_of(job, seed)
-        reference = None if job.reference is None else Reference(job.reference, call, self.leaves)
+        reference = None
+        if job.reference is not None:
+            reference = Reference(job.reference, call, self.leaves, platform=device.platform)
         self.compiler = CandidateCompiler(
             *(job, self.candidates, call, self.leaves),
             seed=seed,

@@ -12,6 +12,7 @@ import pytest
 
 from ejkernel.ops import Isolation, Record, Trial
 from ejkernel.ops.core.errors import IsolationError
+from ejkernel.ops.core.record import Finding
 from ejkernel.ops.timing.program import CompiledProgram
 from ejkernel.ops.tuning.candidates import CandidateSet
 from ejkernel.ops.tuning.check import CheckCase
@@ -294,13 +295,15 @@ def test_what_is_dropped_is_told_and_rounds_are_kept_until_the_race_is_over():
 def test_a_failure_is_told_and_not_sent_again():
     """What a worker found out before it died stays known."""
     second = Scripted([done(2)])
-    failed = says("failed", 0, status="wrong", message="off", error=0.5, compile_s=1.0)
+    found = {"test": "element", "ratio": 3.0, "output": "output", "widened": 0.0}
+    failed = says("failed", 0, status="wrong", message="off", error=0.5, compile_s=1.0, check=found)
     made, watch = session(Scripted([failed, starts(1)], -signal.SIGSEGV), second)
     made.run(ALL)
 
     assert statuses(made) == ["wrong", "crash", "ok"]
     assert second.programs == [2]
     assert ("failed", "a", "wrong") in watch.told
+    assert made.candidates.trial(0).check == Finding(**found)
 
 
 def test_one_worker_serves_run_after_run():

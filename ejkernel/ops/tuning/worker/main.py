@@ -29,6 +29,7 @@ from ...timing.program import CompiledProgram, Staged, first_line
 from ..check import CheckCase
 from ..job import TuningJob
 from ..journal.observer import Doing
+from ..reference import ExportedReference
 from ..runner import FOR_MEASURING, InProcessRunner
 from .protocol import Message, Receiver, Sender, unpack
 
@@ -119,7 +120,7 @@ class WorkerBench:
         # Where each stands among the candidates of this process.
         self._places: dict[int, int] = {}
         sets, expected = ([_placed(one, parts) for one in head[name]] for name in ("sets", "expected"))
-        self._cases = [CheckCase(leaves) for leaves in sets]
+        self._cases = [CheckCase(leaves, head["tolerance"]) for leaves in sets]
         for case, known in zip(self._cases, expected, strict=False):
             case.expected = (known,)
         self._reference: Callable[..., Any] | None = None
@@ -133,9 +134,8 @@ class WorkerBench:
             if verb == "run":
                 return self._run(head)
             if verb == "reference":
-                run = _flat(parts[0])
-                # Cotangents are behind the call's own arrays.
-                self._reference = lambda *leaves: run(*leaves[: head["arguments"]])
+                # As it was written, and behind it what is more exact.
+                self._reference = ExportedReference(*map(_flat, parts))
             else:
                 self._add(head, parts[0])
             return None
@@ -229,12 +229,14 @@ class WorkerBench:
 
 
 def _flat(data: bytes) -> Callable[..., Any]:
+    """A program of the first arrays of a case: a forward pass needs no cotangents."""
     # Importing it loads the functions that its programs call on the host; without them they fail to compile.
     if b"mosaic_gpu" in data:
         # Where a package that it needs is missing, the program fails with its own words.
         with contextlib.suppress(ImportError):
             importlib.import_module("jax.experimental.mosaic.gpu")
-    return jax.export.deserialize(bytearray(data)).call
+    exported = jax.export.deserialize(bytearray(data))
+    return lambda *leaves: exported.call(*leaves[: len(exported.in_avals)])
 
 
 def _placed(about: Any, parts: list[bytes]) -> list[Any]:
@@ -290,7 +292,8 @@ class MessagingObserver:
     def failed(self, trial: Trial, program: str) -> None:
         """Told, with the reason."""
         about = {name: getattr(trial, name) for name in ("status", "message", "error", "compile_s")}
-        self.sender.send("failed", number=trial.cfg, **about)
+        check = None if trial.check is None else vars(trial.check)
+        self.sender.send("failed", number=trial.cfg, check=check, **about)
 
     def lost(self, trial: Trial, program: str) -> None:
         """Never told: this process is lost with the candidate."""

@@ -17,12 +17,13 @@ from ...core.errors import NotExportedError
 from ...core.record import Record, Trial
 from ...timing.race import conclude
 from ..candidates import CandidateSet
-from ..check import Checker, Reference, drawn_inputs_of
+from ..check import Checker, drawn_inputs_of
 from ..compile import CandidateCompiler
 from ..job import TuningJob
 from ..journal.observer import NoObserver, PriorResults, StepObserver
+from ..reference import NUMBER, Reference
 from ..runner import Rows, finished, told_with_gain
-from .export import ExportingBuilder, export
+from .export import ExportingBuilder, PortableProgram, export
 from .limits import Isolation
 from .process import WorkerProcess, worker_for
 from .session import WorkerSession
@@ -67,14 +68,17 @@ class WorkerRunner:
         self.candidates = CandidateSet(observer)
         call, leaves, drawn = drawn_inputs_of(job, seed)
         self._builder = ExportingBuilder(_export_platform(device), isolation.imports)
-        reference, portable = None, None
+        reference: Reference | None = None
+        portable: dict[int, PortableProgram] = {}
         if job.reference is not None:
-            reference = Reference(job.reference, call, leaves)
+            reference = Reference(job.reference, call, leaves, platform=device.platform)
             # Else it runs here, and its outputs are sent.
             with contextlib.suppress(NotExportedError):
-                portable = export(reference.staged, self._builder.platform, isolation.imports)
-        self._structure = None if portable is None else portable.structure
-        here = reference if portable is None else None
+                portable = {
+                    n: export(one, self._builder.platform, isolation.imports) for n, one in reference.staged.items()
+                }
+        self._structure = portable[NUMBER].structure if portable else None
+        here = None if portable else reference
         self._compiler = CandidateCompiler(
             *(job, self.candidates, call, leaves),
             seed=seed,
@@ -92,7 +96,7 @@ class WorkerRunner:
             seed=seed,
             observer=observer,
         )
-        self.session.reference = portable
+        self.session.references = portable
         # Those that were exported and not compared yet.
         self._fresh: list[int] = []
         self._is_ahead = False
@@ -206,7 +210,7 @@ class WorkerRunner:
         """Takes over what a worker says of a number."""
         number = found.cfg
         about: dict[str, Any] = {"message": found.message or self.candidates.trial(number).message}
-        about |= {name: getattr(found, name) for name in ("error", "compile_s")}
+        about |= {name: getattr(found, name) for name in ("error", "check", "compile_s")}
         if found.status != "ok":
             # What a first look has timed stays known where no time was left.
             if self.candidates.runs(number) and not (

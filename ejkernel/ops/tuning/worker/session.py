@@ -19,12 +19,13 @@ from typing import Any, final
 import jax
 
 from ...core.errors import IsolationError
-from ...core.record import Record, Status, Trial
+from ...core.record import Finding, Record, Status, Trial
 from ..candidates import CandidateSet
 from ..check import CheckCase
 from ..job import TuningJob
 from ..journal.observer import NoObserver, StepObserver
 from ..progress import Step
+from ..reference import NUMBER, PLAIN
 from . import protocol
 from .export import PortableProgram
 from .limits import Isolation
@@ -56,8 +57,8 @@ class WorkerSession:
         self._start = start
         self._settings = {"warmup": warmup, "iters": iters, "seed": seed}
         self._observer: StepObserver = observer or NoObserver()
-        # Instead of what the cases expect: the reference as a program.
-        self.reference: PortableProgram | None = None
+        # Instead of what the cases expect: the reference as programs, by their numbers.
+        self.references: Mapping[int, PortableProgram] = {}
         # What the current run has timed so far, by number, and the clock.
         self.clock = ""
         self.rows: list[dict[int, float]] = []
@@ -156,7 +157,7 @@ class WorkerSession:
             sets.append([*about, *more])
             parts += [*arrays, *beside]
         for case in self._cases():
-            if case.expected and self.reference is None:
+            if case.expected and not self.references:
                 about, arrays = protocol.pack(jax.tree_util.tree_leaves(case.expected[0]))
                 expected.append(about)
                 parts += arrays
@@ -170,8 +171,9 @@ class WorkerSession:
             count=len(self.candidates),
             **self._settings,
         )
-        if self.reference is not None:
-            worker.send("reference", [self.reference.data], arguments=-len(self._extra) or None)
+        if self.references:
+            exact, plain = (self.references.get(number) for number in (NUMBER, PLAIN))
+            worker.send("reference", [one.data for one in (plain, exact) if one is not None])
 
     def _send_programs(self, worker: WorkerProcess, numbers: Sequence[int]) -> None:
         programs = {number: self.candidates.program(number).portable for number in numbers}
@@ -246,7 +248,8 @@ class WorkerSession:
             self.watchdog.at_work.pop(number, None)
             if self.candidates.runs(number):
                 about = {name: head[name] for name in ("message", "error", "compile_s")}
-                self.candidates.advance(number, head["status"], **about)
+                check = None if head["check"] is None else Finding(**head["check"])
+                self.candidates.advance(number, head["status"], check=check, **about)
 
     def _is_one_right(self) -> bool:
         return bool(self.candidates.having("checked", "timed"))

@@ -1,0 +1,98 @@
+"""Small programs of our own, compiled once for each form of their arguments."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejkernel.ops.timing import compiled_once
+
+
+def counted(monkeypatch):
+    """The programs that are compiled from now on."""
+    made = []
+    real = compiled_once.compiled_quickly
+    monkeypatch.setattr(compiled_once, "compiled_quickly", lambda lowered: (made.append(lowered), real(lowered))[1])
+    return made
+
+
+def test_one_program_serves_all_arguments_of_a_form(monkeypatch):
+    """Another shape, dtype or static value is another program."""
+    made = counted(monkeypatch)
+
+    def power(x, exponent):
+        return x**exponent
+
+    device = jax.devices()[0]
+    x = jnp.arange(7.0)
+    for _ in range(3):
+        np.testing.assert_array_equal(compiled_once.run(power, device, (x,), 2), np.arange(7.0) ** 2)
+    assert len(made) == 1
+    np.testing.assert_array_equal(compiled_once.run(power, device, (x,), 3), np.arange(7.0) ** 3)
+    compiled_once.run(power, device, (jnp.arange(8.0),), 2)
+    assert len(made) == 3
+
+
+def test_shapes_are_enough_to_compile(monkeypatch):
+    """The arrays come later."""
+    made = counted(monkeypatch)
+
+    def doubled(x, static):
+        return 2 * x
+
+    device = jax.devices()[0]
+    compiled_once.compiled(doubled, device, (jax.ShapeDtypeStruct((5,), np.float32),))
+    np.testing.assert_array_equal(compiled_once.run(doubled, device, (jnp.ones(5),)), 2 * np.ones(5))
+
+    assert len(made) == 1
+
+
+def test_threads_that_ask_at_once_wait_for_one_compilation(monkeypatch):
+    """The second gets the first one's program."""
+    started, release = threading.Event(), threading.Event()
+    made = []
+    real = compiled_once.compiled_quickly
+
+    def slow(lowered):
+        made.append(lowered)
+        started.set()
+        assert release.wait(60)
+        return real(lowered)
+
+    monkeypatch.setattr(compiled_once, "compiled_quickly", slow)
+
+    def tripled(x, static):
+        return 3 * x
+
+    found = []
+    device, shapes = jax.devices()[0], (jax.ShapeDtypeStruct((6,), np.float32),)
+    threads = [
+        threading.Thread(target=lambda: found.append(compiled_once.compiled(tripled, device, shapes))) for _ in range(2)
+    ]
+    threads[0].start()
+    assert started.wait(60)
+    threads[1].start()
+    release.set()
+    for thread in threads:
+        thread.join(60)
+
+    assert len(made) == 1
+    assert found[0] is found[1]
+
+
+def test_old_programs_are_let_go(monkeypatch):
+    """And compiled again when they are asked for."""
+    made = counted(monkeypatch)
+    monkeypatch.setattr(compiled_once, "_MOST", 1)
+
+    def halved(x, static):
+        return x / 2
+
+    device = jax.devices()[0]
+    for n in (3, 4, 3):
+        compiled_once.run(halved, device, (jnp.ones(n),))
+
+    assert len(made) == 3
