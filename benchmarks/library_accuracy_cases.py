@@ -78,9 +78,12 @@ def _attention(name: str, bias: tuple[int, ...] | None = None) -> Case:
         how = {"num_warps": 4, "num_stages": 2, "interpret": jax.default_backend() != "gpu"}
         return ready.mha(q, k, v, None, q.shape[-1] ** -0.5, False, ready.BlockSizes(*[32] * 6), **how)
 
-    # cuDNN has the gradient of a bias for a batch of one alone; without it there is nothing to compare.
-    cudnn = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
-    ready = {"pallas": pallas} if bias else {"pallas": pallas, "cudnn": cudnn}
+    def cudnn(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
+        # There a bias has all queries and keys.
+        whole = bias if bias is None else jnp.broadcast_to(bias, (*bias.shape[:2], q.shape[1], k.shape[1]))
+        return jax.nn.dot_product_attention(q, k, v, whole, implementation="cudnn")
+
+    ready = {"pallas": pallas, "cudnn": cudnn}
     outputs = ("out", "dq", "dk", "dv", "dbias")[: 5 if bias else 4]
     values = functools.partial(_attention_values, bias=bias)
     plain = functools.partial(jax.nn.dot_product_attention, implementation="xla")
@@ -169,12 +172,12 @@ def _softmax() -> Case:
 
 
 # Rows of no group as well.
-_GROUPS = (30, 0, 50, 10)
+_GROUPS = (50, 0, 70, 20)
 
 
 def _ragged_values(rng: np.random.Generator, wide: bool) -> Values:
     normal, sizes = rng.standard_normal, np.array(_GROUPS, np.int32)
-    lhs, rhs, dy = normal((100, 64)), normal((4, 64, 48)) / 8, normal((100, 48))
+    lhs, rhs, dy = normal((160, 128)), normal((4, 128, 128)) / 11, normal((160, 128))
     found = {
         "normal": ((lhs, rhs, sizes), dy),
         "large": ((lhs * 32, rhs * 32, sizes), dy * 32),
@@ -198,7 +201,7 @@ def _ragged_exact(lhs: Any, rhs: Any, sizes: Any) -> Any:
 def _ragged_dot(name: str, **options: Any) -> Case:
     config = library.RaggedDotConfig
     ways = {"xla": config("xla"), "masked": config("masked"), "tiled": config("tiled", block_m=16)}
-    ways |= {"triton": config("triton", 16, 16, 16), "mosaic": config("mosaic")}
+    ways |= {"triton": config("triton", 16, 64, 32), "mosaic": config("mosaic")}
     call, plain = (functools.partial(fn, **options) for fn in (library.ragged_dot, jax.lax.ragged_dot))
     values = functools.partial(_ragged_values, wide=bool(options))
     return Case("ragged_dot", name, call, plain, _ragged_exact, ("out", "dlhs", "drhs"), ways, values)

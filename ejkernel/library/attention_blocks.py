@@ -13,7 +13,7 @@ from .narrow import exp_in, product_in
 from .varying import varying_like
 
 # The lowest score. A hidden one is this where JAX may compute the scores by themselves, as in an eager gradient: an
-# infinity would be seen there by whoever looks for one with `jax.debug_infs`.
+# infinity would be an error there under `jax.debug_infs`.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 
 # Inputs are widened outside a block and narrowed inside its products: the compiler takes both away, and the gradients

@@ -25,6 +25,7 @@ from .arguments import (
     same_dtype,
 )
 from .call import call
+from .examples import drawn
 from .extent import examples, too_large
 from .linear_cross_entropy_chunks import at_once, by_tokens, by_words, gradients_by_words
 from .linear_cross_entropy_terms import Terms
@@ -45,7 +46,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
     """Cross entropy of `hidden` (tokens, d) times `weight`; arguments as `linear_cross_entropy` makes them.
 
     Implementations: "chunked_tokens" (each chunk's gradients are computed with its logits, where one number is asked
-    for), "triton" (the same, with a Pallas kernel that reads logits once; without a chunk, for all tokens at once),
+    for), "triton" (the same, with Pallas kernels over logits; without a chunk, for all tokens at once),
     "chunked_vocab" (a running sum of exponentials; logits are computed again for gradients) and "xla" (all logits at
     once). All at once only where that takes at most 64 MiB.
     """
@@ -204,9 +205,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Labels of any word, where a trace hides the real ones."""
         given = _named(inv)
-        labels = given["labels"]
-        if known_values(labels) is None:
-            given["labels"] = rng.integers(0, _sizes(inv)[1], labels.shape).astype(np.int32)
+        given["labels"] = drawn(rng, given["labels"], 0, _sizes(inv)[1])
         rest = {name: value for name, value in inv.kwargs.items() if name not in _ARRAYS}
         return tuple(given[name] for name in _ARRAYS), rest
 

@@ -13,9 +13,8 @@ from .narrow import rounded
 from .reverse import recomputed
 from .triton.cross_entropy import row_slopes, row_sums
 
-
-# How derivatives are computed, whatever the launch of the sums: the fastest of three, or within 1% of it, for four sizes
-# of logits on an H200.
+# How derivatives are computed, whatever the launch of the sums: the fastest of three, or within 1% of it, for four
+# sizes of logits on an H200.
 _SLOPES: dict[str, Any] = {"block": 1024, "num_warps": 4}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# float16 ends at 65504 and has its full precision down to 6e-5. Weights of at most 1 are lifted so far that those of a
-# billionth still have it; a sum of them divides the lift away.
-_FLOAT16_LIFT = 14 * math.log(2)
+# float16 ends at 65504 and has its full precision down to 6e-5. Weights of at most 1 are lifted so far that those of
+# two billionths still have it; a sum of them divides the lift away.
+_FLOAT16_LIFT = 15 * math.log(2)
 
 
 def product_in(dtype: Any, form: str, one: jax.Array, other: jax.Array) -> jax.Array:
@@ -19,7 +19,7 @@ def product_in(dtype: Any, form: str, one: jax.Array, other: jax.Array) -> jax.A
 
     The gradient passes the rounding by: what comes back is float32, whichever dtype the products had.
     """
-    if dtype == jnp.float32:
+    if jnp.dtype(dtype) == jnp.float32:
         return jnp.einsum(form, one, other, preferred_element_type=jnp.float32)
     return _product(form, jnp.dtype(dtype).name, one, other)
 
@@ -59,7 +59,7 @@ def split(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array | f
     So a product of a wide array is one of two narrow ones.
     """
     wide = x.astype(jnp.float32)
-    lift = lifting(jnp.max(jnp.abs(wide))) if dtype == jnp.float16 else 1.0
+    lift = lifting(jnp.max(jnp.abs(wide))) if jnp.dtype(dtype) == jnp.float16 else 1.0
     coarse = rounded(wide * lift, dtype)
     return coarse.astype(dtype), (wide * lift - coarse).astype(dtype), lift
 
@@ -70,7 +70,7 @@ def exp_in(dtype: Any, x: jax.Array) -> jax.Array:
     Its derivative is that rounded number. So weights, their sum and both gradients agree, and what cancels exactly
     (a row's gradients of its scores add up to nothing) still does.
     """
-    return jnp.exp(x) if dtype == jnp.float32 else _exp(jnp.dtype(dtype).name, x)
+    return jnp.exp(x) if jnp.dtype(dtype) == jnp.float32 else _exp(jnp.dtype(dtype).name, x)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -176,9 +176,11 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         """Groups as a router makes them, some larger than others, where a trace hides the real sizes."""
         given = _named(inv)
         sizes = given["group_sizes"]
-        if known_values(sizes) is None:
+        if known_values(sizes) is None and sizes.shape[0]:
+            # No more rows than one group may have by its dtype.
+            rows = min(given["lhs"].shape[0], int(np.iinfo(sizes.dtype).max))
             shares = rng.dirichlet(np.full(sizes.shape[0], 4.0))
-            given["group_sizes"] = rng.multinomial(given["lhs"].shape[0], shares).astype(np.int32)
+            given["group_sizes"] = rng.multinomial(rows, shares).astype(sizes.dtype)
         rest = {name: value for name, value in inv.kwargs.items() if name not in _ARRAYS}
         return tuple(given[name] for name in _ARRAYS), rest
 

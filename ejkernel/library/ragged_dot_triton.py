@@ -55,9 +55,10 @@ def triton(
     lefts = (lhs,) if rest is None else (lhs, rest)
     tile = tile.holding(len(lefts) * tile.m + tile.n, lhs.dtype.itemsize)
     width = rhs.shape[1] if transposed else rhs.shape[2]
-    # One more group: the rows that belong to none, so that somebody writes their zeros.
-    rest = jnp.maximum(rows - jnp.sum(jnp.maximum(sizes, 0)), 0)
-    visits = visits_of(jnp.append(sizes, rest.astype(sizes.dtype)), rows, tile.m)
+    starts, stops = starts_of(sizes, rows)
+    # One more group: the rows that belong to none, so that their zeros are written too.
+    groups = jnp.append(stops - starts, rows - stops[-1:])
+    visits = visits_of(groups.astype(jnp.int32), rows, tile.m)
     tiles, columns = most_visits(rows, sizes.shape[0] + 1, tile.m), pl.cdiv(width, tile.n)
     body = functools.partial(_product, tile=tile, transposed=transposed, groups=rhs.shape[0], grid=(tiles, columns))
     given = (visits.group, visits.start, visits.stop, rhs, *lefts)
@@ -88,12 +89,12 @@ def _product(
     depth, width = lhs_refs[0].shape[1], out_ref.shape[1]
     visit, block = _neighbourly(pl.program_id(0), *grid)
     group, start, stop = group_ref[visit], start_ref[visit], stop_ref[visit]
-    row, column = start + jnp.arange(tile.m), block * tile.n + jnp.arange(tile.n)
+    row, column = start + jnp.arange(tile.m, dtype=jnp.int32), block * tile.n + jnp.arange(tile.n, dtype=jnp.int32)
     matrix = jnp.minimum(group, groups - 1)
     mine, inside = (row < stop)[:, None], column < width
 
     def step(number: Any, total: Any) -> Any:
-        inner = number * tile.k + jnp.arange(tile.k)
+        inner = number * tile.k + jnp.arange(tile.k, dtype=jnp.int32)
         whole = depth % tile.k == 0
         within = jnp.ones(tile.k, bool) if whole else inner < depth
         lefts = [
@@ -119,7 +120,8 @@ def _product(
 
 def _neighbourly(number: Any, tiles: int, columns: int) -> tuple[Any, Any]:
     """Tile of rows and block of columns of a program, so that those that run together share both."""
-    share = _NEIGHBOURS * columns
+    # Python's numbers have 64 bits where JAX has.
+    share = jnp.int32(_NEIGHBOURS * columns)
     first = jax.lax.div(number, share) * _NEIGHBOURS
     count = jnp.minimum(tiles - first, _NEIGHBOURS)
     within = jax.lax.rem(number, share)
@@ -157,11 +159,11 @@ def _outer(start_ref: Any, stop_ref: Any, lhs_ref: Any, *refs: Any, tile: Tile) 
     depth, width = lhs_ref.shape[1], out_refs[0].shape[1]
     group = pl.program_id(2)
     start, stop = start_ref[group], stop_ref[group]
-    inner = pl.program_id(1) * tile.m + jnp.arange(tile.m)
-    column = pl.program_id(0) * tile.n + jnp.arange(tile.n)
+    inner = pl.program_id(1) * tile.m + jnp.arange(tile.m, dtype=jnp.int32)
+    column = pl.program_id(0) * tile.n + jnp.arange(tile.n, dtype=jnp.int32)
 
     def step(number: Any, total: Any) -> Any:
-        row = start + number * tile.k + jnp.arange(tile.k)
+        row = start + number * tile.k + jnp.arange(tile.k, dtype=jnp.int32)
         mine = (row < stop)[:, None]
         left = plgpu.load(lhs_ref.at[row[:, None], inner[None, :]], mask=mine & (inner < depth)[None, :], other=0.0)
         within = mine & (column < width)[None, :]
@@ -170,8 +172,8 @@ def _outer(start_ref: Any, stop_ref: Any, lhs_ref: Any, *refs: Any, tile: Tile) 
             total = total + jnp.dot(left.T, right, preferred_element_type=jnp.float32)
         return total
 
-    steps = jax.lax.div(stop - start + tile.k - 1, tile.k)
-    total = jax.lax.fori_loop(0, steps, step, jnp.zeros((tile.m, tile.n), jnp.float32))
+    steps = jax.lax.div(stop - start + tile.k - 1, jnp.int32(tile.k))
+    total = jax.lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros((tile.m, tile.n), jnp.float32))
     plgpu.store(
         made_ref.at[group, inner[:, None], column[None, :]],
         total.astype(made_ref.dtype),

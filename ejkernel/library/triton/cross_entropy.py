@@ -97,7 +97,7 @@ def row_slopes(
         logits_ref: Any, labels_ref: Any, top_ref: Any, share_ref: Any, scale_ref: Any, made_ref: Any, lost_ref: Any
     ) -> None:
         row, number = pl.program_id(0), pl.program_id(1)
-        place = number * block + jnp.arange(block)
+        place = number * block + jnp.arange(block, dtype=jnp.int32)
         mask = inside(number, block, words, 0, (block,)) if words % block else None
         values = load(logits_ref.at[row, place], mask)
         wide = slopes(values, top_ref[row], share_ref[row], place == labels_ref[row], words) * scale_ref[row]
