@@ -44,19 +44,30 @@ def float_array(name: str, value: Any, form: Sequence[str]) -> jax.Array:
     array = as_array(name, value)
     if array.dtype not in _FLOATS:
         raise ArgumentTypeError(f"{name} is {array.dtype.name}; use one of {', '.join(FLOATS)}")
-    return with_rank(name, array, form)
+    return with_rank(name, array, form)  # type: ignore[no-any-return]
 
 
-def integer_array(name: str, value: Any, form: Sequence[str]) -> jax.Array:
-    """The argument as an int32 array with one dimension for each name of the form."""
-    array = as_array(name, value)
+def integers(name: str, value: Any, form: Sequence[str] | None = None) -> Any:
+    """The argument in its own dtype, to be read before it is narrowed; with a dimension for each name of the form.
+
+    It may be an array of numpy: JAX itself would cut its 64 bits to 32.
+    """
+    array = value if isinstance(value, np.ndarray) else as_array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise ArgumentTypeError(f"{name} is {array.dtype.name}; use an integer array, such as int32")
-    array = with_rank(name, array, form)
-    return array if array.dtype == jnp.int32 else array.astype(jnp.int32)
+    return array if form is None else with_rank(name, array, form)
 
 
-def with_rank(name: str, array: jax.Array, form: Sequence[str]) -> jax.Array:
+def as_int32(array: Any) -> jax.Array:
+    """The integers in 32 bits; what does not fit is the nearest that does, and so out of every range that it was."""
+    if array.dtype == jnp.int32:
+        return jnp.asarray(array) if isinstance(array, np.ndarray) else array
+    info = np.iinfo(np.int32)
+    low, high = max(info.min, int(jnp.iinfo(array.dtype).min)), min(info.max, int(jnp.iinfo(array.dtype).max))
+    return jnp.asarray(array.clip(low, high).astype(np.int32))
+
+
+def with_rank(name: str, array: Any, form: Sequence[str]) -> Any:
     """The array, or an error where it has another number of dimensions."""
     if array.ndim != len(form):
         raise ArgumentError(f"{name} must have the shape ({', '.join(form)}), got {array.shape}")
@@ -79,6 +90,6 @@ def same_dtype(one: str, first: jax.Array, other: str, second: jax.Array) -> Non
         )
 
 
-def known_values(array: jax.Array) -> np.ndarray[Any, Any] | None:
+def known_values(array: Any) -> np.ndarray[Any, Any] | None:
     """The values where they can be read now; None under a trace, and for a shape that stands for an array."""
     return None if isinstance(array, (jax.core.Tracer, jax.ShapeDtypeStruct)) else np.asarray(array)

@@ -15,12 +15,13 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
-from .arguments import ArgumentError, ArgumentTypeError, float_array, known_values
+from .arguments import ArgumentError, ArgumentTypeError, float_array
 from .attention_arguments import check_heads, lengths_of, spread, window_of
 from .attention_blocks import chunked, sliced
 from .attention_ready import by_jax, by_pallas, cudnn_refuses, jax_refuses_cudnn, pallas_refuses
 from .attention_sight import Sight
 from .call import call
+from .examples import drawn
 
 _FORM = ("batch", "length", "heads", "head_dim")
 _ARRAYS = ("q", "k", "v", "mask", "bias", "query_lengths", "key_value_lengths")
@@ -212,13 +213,13 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         given = _named(inv)
         sizes = {"query_lengths": given["q"].shape[1], "key_value_lengths": given["k"].shape[1]}
 
-        def drawn(name: str, value: Any) -> Any:
-            if name not in sizes or value is None or known_values(value) is not None:
+        def real(name: str, value: Any) -> Any:
+            if name not in sizes or value is None:
                 return value
-            return rng.integers(sizes[name] // 2, sizes[name] + 1, value.shape).astype(np.int32)
+            return drawn(rng, value, sizes[name] // 2, sizes[name] + 1)
 
-        kwargs = {name: drawn(name, value) for name, value in inv.kwargs.items()}
-        return tuple(drawn(*pair) for pair in zip(_ARRAYS, inv.args, strict=False)), kwargs
+        kwargs = {name: real(name, value) for name, value in inv.kwargs.items()}
+        return tuple(real(*pair) for pair in zip(_ARRAYS, inv.args, strict=False)), kwargs
 
     def reference(self, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> jax.Array:
         """In float32, in chunks: large calls need little memory for it."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .arguments import ArgumentError, ArgumentTypeError, as_array, integer_array, known_values, same, same_dtype
+from .arguments import ArgumentError, ArgumentTypeError, as_array, as_int32, integers, known_values, same, same_dtype
 
 
 def check_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
@@ -62,11 +62,11 @@ def lengths_of(name: str, value: Any, batch: int, most: int) -> jax.Array | None
     """Lengths that fit the call."""
     if value is None:
         return None
-    lengths = integer_array(name, value, ("batch",))
+    lengths = integers(name, value, ("batch",))
     if lengths.shape[0] != batch:
         raise ArgumentError(f"{name} must have the shape (batch,) = ({batch},), got {lengths.shape}")
     known = known_values(lengths)
     if known is not None and known.size and (known.min() < 0 or known.max() > most):
         raise ArgumentError(f"{name} must be from 0 to {most}, got {known.min()} to {known.max()}")
-    # Under a trace nobody can look: what is beyond the places counts as all of them.
-    return jnp.clip(lengths, 0, most)
+    # Under a trace nothing can be read: what is beyond the places counts as all of them.
+    return jnp.clip(as_int32(lengths), 0, most)

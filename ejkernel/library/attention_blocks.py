@@ -9,20 +9,22 @@ import jax
 import jax.numpy as jnp
 
 from .attention_sight import Sight, all_of
+from .narrow import exp_in, product_in
 from .varying import varying_like
 
 # The lowest score. A hidden one is this where JAX may compute the scores by themselves, as in an eager gradient: an
-# infinity would be seen there by whoever looks for one with `jax.debug_infs`.
+# infinity would be an error there under `jax.debug_infs`.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 
-# Inputs are widened outside a block and narrowed inside it: the compiler takes both away, and the gradients of keys
-# and values, which every block adds to, are then summed in float32.
+# Inputs are widened outside a block and narrowed inside its products: the compiler takes both away, and the gradients
+# of keys, values and bias, which every block adds to, are then summed in float32.
 
 
 def sliced(q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float, block_q: int) -> jax.Array:
     """Unrolled blocks of queries, each against the keys that it can see; weights are computed again for gradients."""
     queries, keys = q.shape[1], k.shape[1]
     wide = [x.astype(jnp.float32) for x in (q, k, v)]
+    bias = bias if bias is None else bias.astype(jnp.float32)
     parts = []
     for start in range(0, queries, block_q):
         stop = min(start + block_q, queries)
@@ -46,6 +48,7 @@ def chunked(
     given = (q, k, v, mask, bias, sight.query_lengths, sight.key_value_lengths)
     rows, columns = -queries % block_q, -keys % block_k
     wide = [_padded(x.astype(jnp.float32), 1, n) for x, n in ((q, rows), (k, columns), (v, columns))]
+    bias = bias if bias is None else bias.astype(jnp.float32)
     mask, bias = (_padded(_padded(x, 2, rows), 3, columns) for x in (mask, bias))
     column_blocks = jnp.arange(0, keys, block_k)
 
@@ -76,14 +79,12 @@ def chunked(
     return jnp.moveaxis(outs, 0, 1).reshape(batch, -1, heads, depth)[:, :queries]
 
 
-def _scores(q: Any, k: Any, bias: Any, scale: float) -> jax.Array:
+def _scores(q: Any, k: Any, bias: Any, *, scale: float, dtype: Any) -> jax.Array:
     """Scores in float32, of shape (batch, key heads, queries' heads of each, queries, keys)."""
     batch, queries, heads, depth = q.shape
     grouped = q.reshape(batch, queries, k.shape[2], heads // k.shape[2], depth)
-    scores = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32) * scale
-    if bias is not None:
-        scores += _grouped(bias, scores.shape).astype(jnp.float32)
-    return scores
+    scores = product_in(dtype, "btkgh,bskh->bkgts", grouped, k) * scale
+    return scores if bias is None else scores + _grouped(bias, scores.shape)
 
 
 def _hidden(scores: jax.Array, seen: Any, by: float) -> jax.Array:
@@ -91,27 +92,25 @@ def _hidden(scores: jax.Array, seen: Any, by: float) -> jax.Array:
 
 
 def _whole(q: Any, k: Any, v: Any, seen: Any, bias: Any, *, scale: float, dtype: Any) -> jax.Array:
-    q, k, v = (x.astype(dtype) for x in (q, k, v))
     if not k.shape[1]:
-        return jnp.zeros_like(q)
-    scores = _hidden(_scores(q, k, bias, scale), seen, _LOWEST)
+        return jnp.zeros_like(q, dtype)
+    scores = _hidden(_scores(q, k, bias, scale=scale, dtype=dtype), seen, _LOWEST)
     top = _finite(jax.lax.stop_gradient(jnp.max(scores, axis=-1)))
     # Hidden once more, since a seen score may be the lowest as well: its weight is not nothing.
-    weights = jnp.exp(_hidden(scores - top[..., None], seen, _LOWEST))
-    total = jnp.einsum("bkgts,bskh->bkgth", weights.astype(dtype), v, preferred_element_type=jnp.float32)
+    weights = exp_in(dtype, _hidden(scores - top[..., None], seen, _LOWEST))
+    total = product_in(dtype, "bkgts,bskh->bkgth", weights, v)
     return _merged(total, jnp.sum(weights, axis=-1)).astype(dtype)
 
 
 def _online(state: Any, q: Any, k: Any, v: Any, seen: Any, bias: Any, *, scale: float, dtype: Any) -> Any:
     total, top, norm = state
-    q, k, v = (x.astype(dtype) for x in (q, k, v))
-    scores = _hidden(_scores(q, k, bias, scale), seen, -jnp.inf)
+    scores = _hidden(_scores(q, k, bias, scale=scale, dtype=dtype), seen, -jnp.inf)
     new = jnp.maximum(top, jax.lax.stop_gradient(jnp.max(scores, axis=-1)))
     # Any number does as long as both sides use it: its own gradient cancels.
     base = _finite(new)
     kept = jnp.exp(top - base)
-    weights = jnp.exp(scores - base[..., None])
-    part = jnp.einsum("bkgts,bskh->bkgth", weights.astype(dtype), v, preferred_element_type=jnp.float32)
+    weights = exp_in(dtype, scores - base[..., None])
+    part = product_in(dtype, "bkgts,bskh->bkgth", weights, v)
     return total * kept[..., None] + part, new, norm * kept + jnp.sum(weights, axis=-1)
 
 

@@ -70,15 +70,15 @@ def jax_refuses_cudnn(
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
 
     def attend(*given: Any) -> Any:
-        *inner, queries, keys = jax.tree_util.tree_unflatten(tree, given)
+        q, k, v, mask, bias, queries, keys = jax.tree_util.tree_unflatten(tree, given)
         place = Sight(sight.causal, sight.window, queries, keys)
 
-        def of_floats(q: Any, k: Any, v: Any) -> Any:
-            return by_jax(q, k, v, *inner[3:], sight=place, scale=scale, implementation="cudnn")
+        def of_floats(q: Any, k: Any, v: Any, bias: Any) -> Any:
+            return by_jax(q, k, v, mask, bias, sight=place, scale=scale, implementation="cudnn")
 
         if not gradient:
-            return of_floats(*inner[:3])
-        out, pull = jax.vjp(of_floats, *inner[:3])
+            return of_floats(q, k, v, bias)
+        out, pull = jax.vjp(of_floats, q, k, v, bias)
         return pull(out)
 
     try:

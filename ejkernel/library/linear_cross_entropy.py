@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import numbers
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,15 +17,18 @@ from .arguments import (
     ArgumentError,
     ArgumentTypeError,
     as_array,
+    as_int32,
     float_array,
     integer,
-    integer_array,
+    integers,
     known_values,
     same_dtype,
 )
 from .call import call
+from .examples import drawn
 from .extent import examples, too_large
-from .linear_cross_entropy_chunks import Look, Terms, at_once, by_tokens, by_words, gradients_by_words, looked_up
+from .linear_cross_entropy_chunks import at_once, by_tokens, by_words, gradients_by_words
+from .linear_cross_entropy_terms import Terms
 from .linear_cross_entropy_ways import (
     CPU_BYTES,
     WHOLE_BYTES,
@@ -36,7 +38,6 @@ from .linear_cross_entropy_ways import (
     by_xla,
     launch_of,
 )
-from .reverse import recomputed
 
 _ARRAYS = ("hidden", "weight", "labels")
 
@@ -45,7 +46,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
     """Cross entropy of `hidden` (tokens, d) times `weight`; arguments as `linear_cross_entropy` makes them.
 
     Implementations: "chunked_tokens" (each chunk's gradients are computed with its logits, where one number is asked
-    for), "triton" (the same, with a Pallas kernel that reads logits once; without a chunk, for all tokens at once),
+    for), "triton" (the same, with Pallas kernels over logits; without a chunk, for all tokens at once),
     "chunked_vocab" (a running sum of exponentials; logits are computed again for gradients) and "xla" (all logits at
     once). All at once only where that takes at most 64 MiB.
     """
@@ -69,9 +70,9 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         interpret: bool = False,
     ) -> jax.Array:
         """The loss by the cfg's implementation."""
-        hidden, weight = _widened(cfg, hidden, weight)
         terms = Terms(z_loss, label_smoothing, vocab_first)
         counted = _counted(labels, ignore_index, _words(weight, terms))
+        hidden, weight = _ready(cfg, hidden, weight, counted)
         if cfg.implementation == "xla":
             losses = at_once(hidden, weight, labels, terms=terms)
         elif cfg.implementation == "chunked_vocab":
@@ -102,9 +103,9 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         """The loss, with its gradients where it is one number, else with what they need."""
         if cfg.implementation == "xla":
             return jax.vjp(lambda one, other: self.run(one, other, labels, cfg=cfg, **kwargs), hidden, weight)
-        hidden, weight = _widened(cfg, hidden, weight)
         terms, ignore_index, reduction = _options(**kwargs)
         counted = _counted(labels, ignore_index, _words(weight, terms))
+        hidden, weight = _ready(cfg, hidden, weight, counted)
         if cfg.implementation == "chunked_vocab":
             chunk = _chunk(cfg, _words(weight, terms))
             losses, kept = by_words(hidden, weight, labels, terms=terms, chunk=chunk)
@@ -135,18 +136,20 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         if cfg.implementation == "xla":
             return (*residuals(dy), None)
         dtypes = (hidden.dtype, weight.dtype)
-        hidden, weight = _widened(cfg, hidden, weight)
         terms, ignore_index, reduction = _options(**kwargs)
         counted = _counted(labels, ignore_index, _words(weight, terms))
+        hidden, weight = _ready(cfg, hidden, weight, counted)
         scale = dy / jnp.maximum(jnp.sum(counted), 1) if reduction == "mean" else dy
         if cfg.implementation == "chunked_vocab":
             chunk = _chunk(cfg, _words(weight, terms))
-            grads = gradients_by_words(hidden, weight, labels, counted * scale, residuals, terms=terms, chunk=chunk)
+            # One number for all tokens is not multiplied with what is rounded.
+            scales, factor = (counted * scale, jnp.float32(1)) if reduction == "none" else (counted, scale)
+            grads = gradients_by_words(hidden, weight, labels, scales, factor, residuals, terms=terms, chunk=chunk)
         elif reduction == "none":
             way = _way(cfg, hidden.shape[0], interpret)
             _, grads = by_tokens(hidden, weight, labels, counted * scale, terms=terms, gradients=True, **way)
         else:
-            grads = tuple(x.astype(jnp.float32) * scale for x in residuals)
+            grads = tuple(x * scale for x in residuals)
         return grads[0].astype(dtypes[0]), grads[1].astype(dtypes[1]), None
 
     def vjp_cpu(self, *args: Any, cfg: LinearCrossEntropyConfig, **kwargs: Any) -> tuple[jax.Array, jax.Array, None]:
@@ -202,9 +205,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Labels of any word, where a trace hides the real ones."""
         given = _named(inv)
-        labels = given["labels"]
-        if known_values(labels) is None:
-            given["labels"] = rng.integers(0, _sizes(inv)[1], labels.shape).astype(np.int32)
+        given["labels"] = drawn(rng, given["labels"], 0, _sizes(inv)[1])
         rest = {name: value for name, value in inv.kwargs.items() if name not in _ARRAYS}
         return tuple(given[name] for name in _ARRAYS), rest
 
@@ -224,9 +225,9 @@ def linear_cross_entropy(
 ) -> jax.Array:
     """Cross entropy, in float32, of the logits `hidden` (..., d) times `weight` (d, vocab) with `labels` (...).
 
-    `vocab_first`: the weight is (vocab, d). Labels that are `ignore_index` count for nothing, and "mean" divides by the
-    number of the others; "none" gives a loss for each label. A label out of range is an error where it can be read;
-    under a trace it counts for nothing.
+    `vocab_first`: the weight is (vocab, d). Labels that are `ignore_index` count for nothing, whatever their hidden
+    states are, and "mean" divides by the number of the others; "none" gives a loss for each label. A label out of range
+    is an error where it can be read; under a trace it counts for nothing.
     """
     hidden = as_array("hidden", hidden)
     if hidden.ndim < 1:
@@ -242,8 +243,11 @@ def linear_cross_entropy(
     ignore_index = integer("ignore_index", ignore_index)
     flat = _labels(labels, hidden, ignore_index, words)
     _check_options(z_loss, label_smoothing, reduction)
-    if not rows.size or not words:
+    if not rows.shape[0] or not words:
         return jnp.zeros(labels.shape if reduction == "none" else (), jnp.float32)
+    if not depth:
+        # All logits are zero, which nothing needs to be tuned for.
+        cfg = cfg or by_chunks(rows.shape[0], words, CPU_BYTES)
     loss: jax.Array = call(
         LinearCrossEntropy(),
         rows,
@@ -251,7 +255,8 @@ def linear_cross_entropy(
         flat,
         # As plain as the rest: a truth of numpy is an array to a kernel.
         vocab_first=bool(vocab_first),
-        ignore_index=ignore_index,
+        # Labels have 32 bits by now; one that is ignored by a larger number is out of range for them.
+        ignore_index=ignore_index if -1 << 31 <= ignore_index < 1 << 31 else -100,
         z_loss=float(z_loss),
         label_smoothing=float(label_smoothing),
         reduction=reduction,
@@ -262,11 +267,10 @@ def linear_cross_entropy(
 
 
 def _labels(labels: Any, hidden: jax.Array, ignore_index: int, words: int) -> jax.Array:
-    found = as_array("labels", labels)
+    found = integers("labels", labels)
     if found.shape != hidden.shape[:-1]:
         raise ArgumentError(f"labels {found.shape} must have the shape of hidden {hidden.shape} without d")
-    flat = integer_array("labels", found if found.ndim == 1 else found.reshape(-1), ("tokens",))
-    known = known_values(flat)
+    known = known_values(found)
     if known is not None:
         wrong = known[(known != ignore_index) & ((known < 0) | (known >= words))]
         if wrong.size:
@@ -274,7 +278,8 @@ def _labels(labels: Any, hidden: jax.Array, ignore_index: int, words: int) -> ja
                 f"labels must be from 0 to {words - 1}, or ignore_index={ignore_index}; "
                 f"{wrong.size} of {known.size} are not, the first is {wrong[0]}"
             )
-    return flat
+    narrow = as_int32(found)
+    return narrow if narrow.ndim == 1 else narrow.reshape(-1)
 
 
 def _check_options(z_loss: Any, smoothing: Any, reduction: Any) -> None:
@@ -315,7 +320,10 @@ def _reduced(losses: jax.Array, counted: jax.Array, reduction: str) -> jax.Array
     return sums[0] / jnp.maximum(sums[1], 1)
 
 
-def _widened(cfg: LinearCrossEntropyConfig, hidden: Any, weight: Any) -> tuple[Any, Any]:
+def _ready(cfg: LinearCrossEntropyConfig, hidden: Any, weight: Any, counted: Any) -> tuple[Any, Any]:
+    """Both as the products take them: widened if the cfg says so, and zeros for what does not count."""
+    # Such a token has no gradient either, and zero times what is no number would be none.
+    hidden = jnp.where(counted[:, None] > 0, hidden, 0)
     return (hidden.astype(jnp.float32), weight.astype(jnp.float32)) if cfg.wide else (hidden, weight)
 
 
@@ -326,24 +334,12 @@ def _words(weight: Any, terms: Terms) -> int:
 def _way(cfg: LinearCrossEntropyConfig, tokens: int, interpret: bool) -> dict[str, Any]:
     """How `by_tokens` goes about it."""
     if cfg.implementation == "triton":
-        return {"chunk": min(cfg.chunk or tokens, tokens), "look": _kernel(cfg, interpret)}
+        from .linear_cross_entropy_kernel import passes
+
+        return {"chunk": min(cfg.chunk or tokens, tokens), "passes": passes(*launch_of(cfg), interpret)}
     if cfg.implementation != "chunked_tokens":
         raise ArgumentError(f"{cfg} names no way to compute this; use chunked_tokens, triton, chunked_vocab or xla")
     return {"chunk": _chunk(cfg, tokens)}
-
-
-def _kernel(cfg: LinearCrossEntropyConfig, interpret: bool) -> Look:
-    from .triton.cross_entropy import row_sums
-
-    block, num_warps = launch_of(cfg)
-
-    def look(logits: jax.Array, labels: jax.Array, terms: Terms) -> Any:
-        launch: dict[str, Any] = {"block": block, "num_warps": num_warps, "interpret": interpret}
-        kernel = functools.partial(row_sums, total=bool(terms.smoothing), **launch)
-        # For gradients of gradients.
-        return recomputed(kernel, functools.partial(looked_up, terms=terms))(logits, labels)
-
-    return look
 
 
 def _chunk(cfg: LinearCrossEntropyConfig, most: int) -> int:

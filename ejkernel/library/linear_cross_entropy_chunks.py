@@ -3,72 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from .linear_cross_entropy_terms import Slopes, Sums, Terms, looked_up, narrowed, sloped
 from .varying import varying_like
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a token's loss is made of: a weight on the squared normaliser, and a share of the label for all words."""
+class Passes(NamedTuple):
+    """The two passes over a chunk's logits: `looked_up` and `sloped`, or what computes the same."""
 
-    z_loss: float
-    smoothing: float
-    vocab_first: bool
-
-    def losses(self, normaliser: jax.Array, label: jax.Array, total: Any, words: int) -> Any:
-        """Losses of tokens from the logarithm of their sum of exponentials, the label's logit and all logits' sum."""
-        target = (1 - self.smoothing) * label + (self.smoothing / words) * total
-        return normaliser - target + self.z_loss * normaliser**2
-
-    def slopes(self, logits: jax.Array, normaliser: jax.Array, is_label: jax.Array, words: int) -> jax.Array:
-        """The derivatives of tokens' losses by these logits."""
-        share = jnp.exp(logits - normaliser[:, None]) * (1 + 2 * self.z_loss * normaliser)[:, None]
-        return share - jnp.where(is_label, 1 - self.smoothing, 0) - self.smoothing / words
-
-    def logits(self, hidden: Any, weight: Any) -> jax.Array:
-        """Logits in float32."""
-        form = "td,vd->tv" if self.vocab_first else "td,dv->tv"
-        return jnp.einsum(form, hidden, weight, preferred_element_type=jnp.float32)
-
-    def of_hidden(self, slopes: Any, weight: Any) -> jax.Array:
-        """The gradient of hidden states from that of logits."""
-        form = "tv,vd->td" if self.vocab_first else "tv,dv->td"
-        return _lifted(form, slopes, weight)
-
-    def of_weight(self, slopes: Any, hidden: Any) -> jax.Array:
-        """The gradient of the weight from that of logits."""
-        form = "tv,td->vd" if self.vocab_first else "tv,td->dv"
-        return _lifted(form, slopes, hidden)
+    look: Callable[[jax.Array, jax.Array, Terms], Sums] = looked_up
+    slope: Callable[[jax.Array, jax.Array, Sums, jax.Array, Any, Terms], Slopes] = sloped
 
 
-# What a token's loss needs of its logits: their normaliser, the label's, whatever it is for a label out of range, and
-# the sum of all where they share the label.
-Sums = tuple[jax.Array, jax.Array, jax.Array | float]
-Look = Callable[[jax.Array, jax.Array, Terms], Sums]
-
-
-def _lifted(form: str, slopes: Any, other: Any) -> jax.Array:
-    # Shares of a large vocabulary are too small for float16, so they are lifted above its smallest numbers.
-    lift = 1024.0 if other.dtype == jnp.float16 else 1.0
-    product = jnp.einsum(form, (slopes * lift).astype(other.dtype), other, preferred_element_type=jnp.float32)
-    return product / lift
-
-
-def looked_up(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
-    normaliser = jax.nn.logsumexp(logits, axis=1)
-    at_label = jnp.take_along_axis(logits, labels[:, None], axis=1, mode="clip")[:, 0]
-    return normaliser, at_label, jnp.sum(logits, axis=1) if terms.smoothing else 0.0
+_BY_XLA = Passes()
 
 
 def at_once(hidden: Any, weight: Any, labels: Any, *, terms: Terms) -> Any:
     """Losses of tokens from all logits, as anybody would write it."""
     logits = terms.logits(hidden, weight)
-    return terms.losses(*looked_up(logits, labels, terms), logits.shape[1])
+    return terms.losses(looked_up(logits, labels, terms), logits.shape[1])
 
 
 def by_tokens(
@@ -80,16 +37,21 @@ def by_tokens(
     terms: Terms,
     chunk: int,
     gradients: bool,
-    look: Look = looked_up,
+    passes: Passes = _BY_XLA,
 ) -> tuple[jax.Array, Any]:
-    """Losses of tokens, and, if asked for, the gradients of their sum weighted by `scales`: each chunk's at once."""
+    """Losses of tokens, and, if asked for, the gradients of their sum weighted by `scales`: each chunk's at once.
+
+    Gradients are float32, whatever the inputs are: a sum over tokens may be too large for them until it is divided.
+    """
     tokens, words = hidden.shape[0], weight.shape[0 if terms.vocab_first else 1]
     given = (hidden, weight, labels, scales)
     losses = varying_like(jnp.zeros(tokens, jnp.float32), *given)
     grads: Any = None
     if gradients:
-        shapes = ((hidden.shape, hidden.dtype), (weight.shape, jnp.float32))
-        grads = tuple(varying_like(jnp.zeros(*shape), *given) for shape in shapes)
+        grads = tuple(varying_like(jnp.zeros(x.shape, jnp.float32), *given) for x in (hidden, weight))
+    common = terms.common(weight) if gradients else None
+    # Divided away after the last chunk: inside the loop that would cost a pass over the weight's gradient.
+    lift = terms.lift(scales, hidden.dtype)
 
     def step(state: Any, number: Any) -> tuple[Any, None]:
         losses, grads = state
@@ -97,26 +59,25 @@ def by_tokens(
         start = jnp.minimum(number * chunk, tokens - chunk)
         mine, label, scale = (jax.lax.dynamic_slice_in_dim(x, start, chunk) for x in (hidden, labels, scales))
         logits = terms.logits(mine, weight)
-        normaliser, at_label, total = look(logits, label, terms)
-        part = terms.losses(normaliser, at_label, total, words)
-        losses = jax.lax.dynamic_update_slice_in_dim(losses, part, start, 0)
+        sums = passes.look(logits, label, terms)
+        losses = jax.lax.dynamic_update_slice_in_dim(losses, terms.losses(sums, words), start, 0)
         if grads is not None:
-            slopes = terms.slopes(logits, normaliser, jnp.arange(words)[None, :] == label[:, None], words)
-            d_hidden = (terms.of_hidden(slopes, weight) * scale[:, None]).astype(hidden.dtype)
+            slopes = passes.slope(logits, label, sums, scale * lift, hidden.dtype, terms)
+            d_hidden = terms.of_hidden(slopes, weight, common)
             d_hidden = jax.lax.dynamic_update_slice_in_dim(grads[0], d_hidden, start, 0)
-            once = jnp.where(start + jnp.arange(chunk) >= number * chunk, scale, 0)[:, None]
-            grads = (d_hidden, grads[1] + terms.of_weight(slopes, (mine * once).astype(hidden.dtype)))
+            once = jnp.where((start + jnp.arange(chunk) >= number * chunk)[:, None], mine, 0)
+            grads = (d_hidden, grads[1] + terms.of_weight(slopes, once))
         return (losses, grads), None
 
     # One chunk needs no loop.
     count = -(-tokens // chunk)
     state = (losses, grads)
     (losses, grads), _ = step(state, 0) if count == 1 else jax.lax.scan(step, state, jnp.arange(count))
-    return losses, None if grads is None else (grads[0], grads[1].astype(weight.dtype))
+    return losses, None if grads is None else tuple(grad / lift for grad in grads)
 
 
-def by_words(hidden: Any, weight: Any, labels: Any, *, terms: Terms, chunk: int) -> tuple[jax.Array, jax.Array]:
-    """Losses and normalisers of tokens, from a running sum of exponentials over chunks of words."""
+def by_words(hidden: Any, weight: Any, labels: Any, *, terms: Terms, chunk: int) -> tuple[jax.Array, Sums]:
+    """Losses of tokens and what they are made of, from a running sum of exponentials over chunks of words."""
     axis = 0 if terms.vocab_first else 1
     words = weight.shape[axis]
     zeros = varying_like(jnp.zeros(hidden.shape[0], jnp.float32), hidden, weight, labels)
@@ -134,31 +95,33 @@ def by_words(hidden: Any, weight: Any, labels: Any, *, terms: Terms, chunk: int)
         return (new, norm, at_label, total), None
 
     state = (zeros - jnp.inf, zeros, zeros, zeros)
-    (top, norm, at_label, total), _ = jax.lax.scan(step, state, jnp.arange(-(-words // chunk)))
-    normaliser = top + jnp.log(norm)
-    return terms.losses(normaliser, at_label, total, words), normaliser
+    made, _ = jax.lax.scan(step, state, jnp.arange(-(-words // chunk)))
+    sums = Sums(*made)
+    return terms.losses(sums, words), sums
 
 
 def gradients_by_words(
-    hidden: Any, weight: Any, labels: Any, scales: Any, normaliser: Any, *, terms: Terms, chunk: int
+    hidden: Any, weight: Any, labels: Any, scales: Any, factor: Any, sums: Sums, *, terms: Terms, chunk: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The gradients of the losses weighted by `scales`: logits are computed again, some words at a time."""
+    """The gradients of the losses weighted by `scales`, times a factor: logits are computed again, by some words."""
     axis = 0 if terms.vocab_first else 1
-    words = weight.shape[axis]
-    scaled = (hidden * scales[:, None]).astype(hidden.dtype)
-    given = (hidden, weight, labels, scales, normaliser)
+    words, shares = weight.shape[axis], terms.shares(sums)
+    lift = terms.lift(scales, hidden.dtype)
+    given = (hidden, weight, labels, scales, factor, *sums)
     zeros = [varying_like(jnp.zeros(x.shape, t), *given) for x, t in ((hidden, jnp.float32), (weight, weight.dtype))]
 
     def step(state: Any, number: jax.Array) -> tuple[Any, None]:
         word, fresh, part = _chunk_of_words(weight, axis, number, chunk)
         is_label = word[None, :] == labels[:, None]
-        slopes = terms.slopes(terms.logits(hidden, part), normaliser, is_label, words)
-        d_weight = terms.of_weight(slopes, scaled).astype(weight.dtype)
+        wide = terms.slopes(terms.logits(hidden, part), sums.top[:, None], shares[:, None], is_label, words)
+        slopes = narrowed(wide, sums, scales * lift, hidden.dtype, terms)
+        d_weight = (terms.of_weight(slopes, hidden) * (factor / lift)).astype(weight.dtype)
         d_weight = jax.lax.dynamic_update_slice_in_dim(state[1], d_weight, word[0], axis)
-        return (state[0] + terms.of_hidden(jnp.where(fresh, slopes, 0), part), d_weight), None
+        slopes = narrowed(jnp.where(fresh, wide, 0), sums, scales * lift, hidden.dtype, terms)
+        return (state[0] + terms.of_hidden(slopes, part, terms.common(part)), d_weight), None
 
     (d_hidden, d_weight), _ = jax.lax.scan(step, tuple(zeros), jnp.arange(-(-words // chunk)))
-    return (d_hidden * scales[:, None]).astype(hidden.dtype), d_weight
+    return d_hidden * (factor / lift), d_weight
 
 
 def _chunk_of_words(weight: Any, axis: int, number: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array, jax.Array]:

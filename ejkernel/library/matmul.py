@@ -103,6 +103,9 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         if cfg.implementation == "upcast":
             return plain(*(x.astype(jnp.float32) for x in given))
         if cfg.implementation == "triton":
+            refused = _tiles_refuse(a, b, cfg, transposed=transpose_a or transpose_b)
+            if refused:
+                raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
             return recomputed(by_triton, plain)(*given)  # type: ignore[no-any-return]
         raise ArgumentError(f"{cfg} names no implementation of matmul; use xla, narrow, wide, upcast or triton")
 
@@ -146,13 +149,9 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
             return "there is nothing between product and result that could be narrow"
         if cfg.implementation != "triton":
             return True
-        if 0 in (*a.shape, *b.shape):
-            return "there is nothing to compute"
-        if b.ndim != 2 or inv.kwargs.get("transpose_a") or inv.kwargs.get("transpose_b"):
-            return "tiles are read from a plain matrix b, nothing transposed"
-        blocks = (cfg.block_m, cfg.block_n, cfg.block_k)
-        made = a.size // a.shape[-1] * b.shape[-1]
-        return refuses(blocks, cfg.num_stages, a.dtype.itemsize) or too_large(inv, a.size, b.size, made) or True
+        transposed = inv.kwargs.get("transpose_a") or inv.kwargs.get("transpose_b")
+        refused = _tiles_refuse(a, b, cfg, transposed=bool(transposed))
+        return refused or too_large(inv, a.size, b.size, _rows(inv) * b.shape[-1]) or True
 
 
 def matmul(
@@ -191,6 +190,15 @@ def matmul(
     if preferred_element_type is not None:
         static["dtype"] = _dtype(preferred_element_type)
     return call(Matmul(), *given, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
+
+
+def _tiles_refuse(a: Any, b: Any, cfg: MatmulConfig, *, transposed: bool) -> str:
+    """Why tiles cannot compute this product; empty where they can."""
+    if 0 in (*a.shape, *b.shape):
+        return f"there is nothing to compute of shapes {a.shape} and {b.shape}"
+    if b.ndim != 2 or transposed:
+        return "tiles are read from a plain matrix b, nothing transposed"
+    return refuses((cfg.block_m, cfg.block_n, cfg.block_k), cfg.num_stages, a.dtype.itemsize)
 
 
 def _factor(name: str, value: Any) -> jax.Array:

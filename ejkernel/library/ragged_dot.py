@@ -14,10 +14,11 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
-from .arguments import ArgumentError, float_array, integer_array, known_values, same, same_dtype
+from .arguments import ArgumentError, as_int32, float_array, integers, known_values, same, same_dtype
 from .call import call
 from .extent import too_large
-from .ragged_dot_tiles import masked, masked_outer, starts_of, tiled, tiled_outer
+from .narrow import split
+from .ragged_dot_tiles import in_parts, masked, masked_outer, starts_of, tiled, tiled_outer
 from .ready_made import gpu_kernels
 from .reverse import recomputed
 
@@ -98,9 +99,17 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         interpret: bool = False,
     ) -> tuple[jax.Array, jax.Array, None]:
         """Two products of the same kind: with the matrices transposed, and of each group's rows with its gradients."""
-        dy = dy.astype(lhs.dtype)
-        d_lhs = _product(cfg, interpret)(dy, rhs, group_sizes, transposed=True, dtype=lhs.dtype)
-        return d_lhs, _outer(cfg, interpret)(lhs, dy, group_sizes, dtype=rhs.dtype), None
+        back, outer = _product(cfg, interpret), _outer(cfg, interpret)
+        if jnp.promote_types(dy.dtype, lhs.dtype) == lhs.dtype:
+            dy = dy.astype(lhs.dtype)
+            d_lhs = back(dy, rhs, group_sizes, transposed=True, dtype=lhs.dtype)
+            return d_lhs, outer(lhs, dy, group_sizes, dtype=rhs.dtype), None
+        # A gradient wider than the factors would be rounded, and be infinite where it is too large for them.
+        near, rest, lift = split(dy, lhs.dtype)
+        dtypes = (lhs.dtype, rhs.dtype) if isinstance(lift, float) else (jnp.float32, jnp.float32)
+        d_lhs = back(near, rhs, group_sizes, rest, transposed=True, dtype=dtypes[0]) / lift
+        d_rhs = outer(lhs, near, group_sizes, rest, dtype=dtypes[1]) / lift
+        return d_lhs.astype(lhs.dtype), d_rhs.astype(rhs.dtype), None
 
     def vjp_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, jax.Array, None]:
         """The same."""
@@ -167,9 +176,11 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         """Groups as a router makes them, some larger than others, where a trace hides the real sizes."""
         given = _named(inv)
         sizes = given["group_sizes"]
-        if known_values(sizes) is None:
+        if known_values(sizes) is None and sizes.shape[0]:
+            # No more rows than one group may have by its dtype.
+            rows = min(given["lhs"].shape[0], int(np.iinfo(sizes.dtype).max))
             shares = rng.dirichlet(np.full(sizes.shape[0], 4.0))
-            given["group_sizes"] = rng.multinomial(given["lhs"].shape[0], shares).astype(np.int32)
+            given["group_sizes"] = rng.multinomial(rows, shares).astype(sizes.dtype)
         rest = {name: value for name, value in inv.kwargs.items() if name not in _ARRAYS}
         return tuple(given[name] for name in _ARRAYS), rest
 
@@ -197,21 +208,24 @@ def ragged_dot(
     """
     lhs = float_array("lhs", lhs, ("m", "k"))
     rhs = float_array("rhs", rhs, ("groups", "k", "n"))
-    sizes = integer_array("group_sizes", group_sizes, ("groups",))
+    given = integers("group_sizes", group_sizes, ("groups",))
     same_dtype("lhs", lhs, "rhs", rhs)
     same("k", "lhs", lhs, lhs.shape[1], "rhs", rhs, rhs.shape[1])
-    same("groups", "rhs", rhs, rhs.shape[0], "group_sizes", sizes, sizes.shape[0])
-    known = known_values(sizes)
-    if known is not None and known.size and (known.min() < 0 or known.sum() > lhs.shape[0]):
-        raise ArgumentError(
-            f"group_sizes must be 0 or more and add up to at most the {lhs.shape[0]} rows of lhs {lhs.shape}; "
-            f"the least is {known.min()} and they add up to {known.sum()}"
-        )
+    same("groups", "rhs", rhs, rhs.shape[0], "group_sizes", given, given.shape[0])
+    known = known_values(given)
+    if known is not None and known.size:
+        # By Python's numbers, which have no end.
+        least, total = int(known.min()), sum(known.tolist())
+        if least < 0 or total > lhs.shape[0]:
+            raise ArgumentError(
+                f"group_sizes must be 0 or more and add up to at most the {lhs.shape[0]} rows of lhs {lhs.shape}; "
+                f"the least is {least} and they add up to {total}"
+            )
     wanted = None if preferred_element_type is None else jnp.dtype(preferred_element_type).name
     if not lhs.size or not rhs.size:
         return jnp.zeros((lhs.shape[0], rhs.shape[2]), wanted or lhs.dtype)
     static = {"preferred_element_type": wanted}
-    return call(RaggedDot(), lhs, rhs, sizes, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
+    return call(RaggedDot(), lhs, rhs, as_int32(given), cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
 
 
 def mosaic_refuses(lhs: Any, rhs: Any, wanted: str | None, cfg: RaggedDotConfig, capability: str) -> str:
@@ -229,13 +243,16 @@ def mosaic_refuses(lhs: Any, rhs: Any, wanted: str | None, cfg: RaggedDotConfig,
 
 
 def _product(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
-    """`f(lhs, rhs, sizes, transposed=..., dtype=...)` of this implementation."""
-    return _differentiable(_way(cfg, interpret), masked)
+    """`f(lhs, rhs, sizes, transposed=..., dtype=...)` of this implementation; a fourth array is added to `lhs`."""
+    way = _way(cfg, interpret)
+    return _differentiable(way if cfg.implementation == "triton" else in_parts(way, 0), in_parts(masked, 0))
 
 
 def _outer(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
-    """`f(lhs, out, sizes, dtype=...)` of this implementation."""
-    return _differentiable(_outer_way(cfg, interpret), masked_outer)
+    """`f(lhs, out, sizes, dtype=...)` of this implementation; a fourth array is added to `out`."""
+    way = _outer_way(cfg, interpret)
+    has_parts = cfg.implementation in ("triton", "mosaic")
+    return _differentiable(way if has_parts else in_parts(way, 1), in_parts(masked_outer, 1))
 
 
 def _differentiable(way: Callable[..., jax.Array], plain: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,10 @@ def most_visits(rows: int, groups: int, tile: int) -> int:
 
 def starts_of(sizes: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
     """Where each group's rows start and stop; sizes that do not fit are cut at the last row."""
-    stops = jnp.minimum(jnp.cumsum(jnp.maximum(sizes, 0)), rows)
+    stops = jnp.minimum(jnp.cumsum(jnp.clip(sizes, 0, rows)), rows)
+    if sizes.shape[0] * rows >= 1 << 31:
+        # Only then can a sum be too large for 32 bits, and that is after it has passed the last row.
+        stops = jax.lax.cummax(stops)
     return jnp.concatenate([jnp.zeros_like(stops[:1]), stops[:-1]]), stops
 
 
@@ -110,6 +114,19 @@ def masked_outer(lhs: Any, out: Any, sizes: Any, *, dtype: Any) -> jax.Array:
 
     made: jax.Array = jax.lax.map(of_group, starts_of(sizes, lhs.shape[0]))
     return made
+
+
+def in_parts(way: Callable[..., jax.Array], place: int) -> Callable[..., jax.Array]:
+    """The same, for a factor at this place that may be two arrays: the fourth argument is added to it."""
+
+    def summed(one: Any, other: Any, sizes: Any, rest: Any = None, *, dtype: Any, **how: Any) -> jax.Array:
+        if rest is None:
+            return way(one, other, sizes, dtype=dtype, **how)
+        parts = ((one, other), (rest, other) if place == 0 else (one, rest))
+        near, far = (way(*part, sizes, dtype=jnp.float32, **how) for part in parts)
+        return (near + far).astype(dtype)
+
+    return summed
 
 
 def _product(rows: Any, matrix: Any, transposed: bool) -> jax.Array:

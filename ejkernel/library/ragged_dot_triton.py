@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,6 +14,8 @@ from jax.experimental.pallas import triton as plgpu
 from .ragged_dot_tiles import most_visits, starts_of, visits_of
 from .varying import all_alike
 
+# What a Hopper GPU has of shared memory for a program: 227 KiB.
+_SHARED_BYTES = 227 * 1024
 # So many tiles of rows share a block of columns while it is in the cache.
 _NEIGHBOURS = 8
 
@@ -28,17 +30,38 @@ class Tile:
     warps: int
     stages: int
 
+    def holding(self, elements: int, itemsize: int) -> Tile:
+        """The same, with a smaller inner block where so many elements of each step do not fit its stages."""
+        held = elements * self.k * itemsize * self.stages
+        return self if held <= _SHARED_BYTES else replace(self, k=max(16, self.k // 2))
 
-def triton(lhs: Any, rhs: Any, sizes: Any, *, tile: Tile, transposed: bool, dtype: Any, interpret: bool) -> jax.Array:
-    """Each row times its group's matrix, or that matrix transposed; rows of no group give zeros."""
+
+def triton(
+    lhs: Any,
+    rhs: Any,
+    sizes: Any,
+    rest: Any = None,
+    *,
+    tile: Tile,
+    transposed: bool,
+    dtype: Any,
+    interpret: bool,
+) -> jax.Array:
+    """Each row times its group's matrix, or that matrix transposed; rows of no group give zeros.
+
+    `rest` is added to the rows, which are then two narrow numbers each.
+    """
     rows = lhs.shape[0]
+    lefts = (lhs,) if rest is None else (lhs, rest)
+    tile = tile.holding(len(lefts) * tile.m + tile.n, lhs.dtype.itemsize)
     width = rhs.shape[1] if transposed else rhs.shape[2]
-    # One more group: the rows that belong to none, so that somebody writes their zeros.
-    rest = jnp.maximum(rows - jnp.sum(jnp.maximum(sizes, 0)), 0)
-    visits = visits_of(jnp.append(sizes, rest.astype(sizes.dtype)), rows, tile.m)
+    starts, stops = starts_of(sizes, rows)
+    # One more group: the rows that belong to none, so that their zeros are written too.
+    groups = jnp.append(stops - starts, rows - stops[-1:])
+    visits = visits_of(groups.astype(jnp.int32), rows, tile.m)
     tiles, columns = most_visits(rows, sizes.shape[0] + 1, tile.m), pl.cdiv(width, tile.n)
     body = functools.partial(_product, tile=tile, transposed=transposed, groups=rhs.shape[0], grid=(tiles, columns))
-    given = (visits.group, visits.start, visits.stop, lhs, rhs)
+    given = (visits.group, visits.start, visits.stop, rhs, *lefts)
     (made,), operands = all_alike([jax.ShapeDtypeStruct((rows, width), dtype)], given)
     out: jax.Array = pl.pallas_call(
         body,
@@ -55,34 +78,37 @@ def _product(
     group_ref: Any,
     start_ref: Any,
     stop_ref: Any,
-    lhs_ref: Any,
     rhs_ref: Any,
-    out_ref: Any,
-    *,
+    *refs: Any,
     tile: Tile,
     transposed: bool,
     groups: int,
     grid: tuple[int, int],
 ) -> None:
-    depth, width = lhs_ref.shape[1], out_ref.shape[1]
+    *lhs_refs, out_ref = refs
+    depth, width = lhs_refs[0].shape[1], out_ref.shape[1]
     visit, block = _neighbourly(pl.program_id(0), *grid)
     group, start, stop = group_ref[visit], start_ref[visit], stop_ref[visit]
-    row, column = start + jnp.arange(tile.m), block * tile.n + jnp.arange(tile.n)
+    row, column = start + jnp.arange(tile.m, dtype=jnp.int32), block * tile.n + jnp.arange(tile.n, dtype=jnp.int32)
     matrix = jnp.minimum(group, groups - 1)
     mine, inside = (row < stop)[:, None], column < width
 
     def step(number: Any, total: Any) -> Any:
-        inner = number * tile.k + jnp.arange(tile.k)
+        inner = number * tile.k + jnp.arange(tile.k, dtype=jnp.int32)
         whole = depth % tile.k == 0
         within = jnp.ones(tile.k, bool) if whole else inner < depth
-        left = plgpu.load(lhs_ref.at[row[:, None], inner[None, :]], mask=mine & within[None, :], other=0.0)
+        lefts = [
+            plgpu.load(ref.at[row[:, None], inner[None, :]], mask=mine & within[None, :], other=0.0) for ref in lhs_refs
+        ]
         if transposed:
             place = rhs_ref.at[matrix, column[:, None], inner[None, :]]
             right = plgpu.load(place, mask=inside[:, None] & within[None, :], other=0.0).T
         else:
             place = rhs_ref.at[matrix, inner[:, None], column[None, :]]
             right = plgpu.load(place, mask=within[:, None] & inside[None, :], other=0.0)
-        return total + jnp.dot(left, right, preferred_element_type=jnp.float32)
+        for left in lefts:
+            total = total + jnp.dot(left, right, preferred_element_type=jnp.float32)
+        return total
 
     # Nothing to add up for rows of no group, and nothing at all for an empty tile.
     some = (group < groups) & (start < stop)
@@ -94,20 +120,29 @@ def _product(
 
 def _neighbourly(number: Any, tiles: int, columns: int) -> tuple[Any, Any]:
     """Tile of rows and block of columns of a program, so that those that run together share both."""
-    share = _NEIGHBOURS * columns
+    # Python's numbers have 64 bits where JAX has.
+    share = jnp.int32(_NEIGHBOURS * columns)
     first = jax.lax.div(number, share) * _NEIGHBOURS
     count = jnp.minimum(tiles - first, _NEIGHBOURS)
     within = jax.lax.rem(number, share)
     return first + jax.lax.rem(within, count), jax.lax.div(within, count)
 
 
-def triton_outer(lhs: Any, out: Any, sizes: Any, *, tile: Tile, dtype: Any, interpret: bool) -> jax.Array:
-    """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix."""
+def triton_outer(
+    lhs: Any, out: Any, sizes: Any, rest: Any = None, *, tile: Tile, dtype: Any, interpret: bool
+) -> jax.Array:
+    """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix.
+
+    `rest` is added to `out`.
+    """
     (rows, depth), width = lhs.shape, out.shape[1]
+    rights = (out,) if rest is None else (out, rest)
+    tile = tile.holding(tile.m + len(rights) * tile.n, lhs.dtype.itemsize)
     starts, stops = starts_of(sizes, rows)
     grid = (pl.cdiv(width, tile.n), pl.cdiv(depth, tile.m), sizes.shape[0])
     places = (starts.astype(jnp.int32), stops.astype(jnp.int32))
-    (shape,), operands = all_alike([jax.ShapeDtypeStruct((sizes.shape[0], depth, width), dtype)], (*places, lhs, out))
+    shapes = [jax.ShapeDtypeStruct((sizes.shape[0], depth, width), dtype)]
+    (shape,), operands = all_alike(shapes, (*places, lhs, *rights))
     made: jax.Array = pl.pallas_call(
         functools.partial(_outer, tile=tile),
         out_shape=shape,
@@ -119,22 +154,26 @@ def triton_outer(lhs: Any, out: Any, sizes: Any, *, tile: Tile, dtype: Any, inte
     return made
 
 
-def _outer(start_ref: Any, stop_ref: Any, lhs_ref: Any, out_ref: Any, made_ref: Any, *, tile: Tile) -> None:
-    depth, width = lhs_ref.shape[1], out_ref.shape[1]
+def _outer(start_ref: Any, stop_ref: Any, lhs_ref: Any, *refs: Any, tile: Tile) -> None:
+    *out_refs, made_ref = refs
+    depth, width = lhs_ref.shape[1], out_refs[0].shape[1]
     group = pl.program_id(2)
     start, stop = start_ref[group], stop_ref[group]
-    inner = pl.program_id(1) * tile.m + jnp.arange(tile.m)
-    column = pl.program_id(0) * tile.n + jnp.arange(tile.n)
+    inner = pl.program_id(1) * tile.m + jnp.arange(tile.m, dtype=jnp.int32)
+    column = pl.program_id(0) * tile.n + jnp.arange(tile.n, dtype=jnp.int32)
 
     def step(number: Any, total: Any) -> Any:
-        row = start + number * tile.k + jnp.arange(tile.k)
+        row = start + number * tile.k + jnp.arange(tile.k, dtype=jnp.int32)
         mine = (row < stop)[:, None]
         left = plgpu.load(lhs_ref.at[row[:, None], inner[None, :]], mask=mine & (inner < depth)[None, :], other=0.0)
-        right = plgpu.load(out_ref.at[row[:, None], column[None, :]], mask=mine & (column < width)[None, :], other=0.0)
-        return total + jnp.dot(left.T, right, preferred_element_type=jnp.float32)
+        within = mine & (column < width)[None, :]
+        for out_ref in out_refs:
+            right = plgpu.load(out_ref.at[row[:, None], column[None, :]], mask=within, other=0.0)
+            total = total + jnp.dot(left.T, right, preferred_element_type=jnp.float32)
+        return total
 
-    steps = jax.lax.div(stop - start + tile.k - 1, tile.k)
-    total = jax.lax.fori_loop(0, steps, step, jnp.zeros((tile.m, tile.n), jnp.float32))
+    steps = jax.lax.div(stop - start + tile.k - 1, jnp.int32(tile.k))
+    total = jax.lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros((tile.m, tile.n), jnp.float32))
     plgpu.store(
         made_ref.at[group, inner[:, None], column[None, :]],
         total.astype(made_ref.dtype),

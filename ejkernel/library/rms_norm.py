@@ -70,7 +70,8 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
             return norm_gradients(x, dy, weight=weights[0] if weights else None, **how)
 
         given = (x,) if weight is None else (x, weight)
-        if cfg.implementation == "xla":
+        # Nothing has no lanes and no blocks.
+        if cfg.implementation == "xla" or not x.size:
             return plain(*given)
         if cfg.implementation == "lanes":
             return _plain(x, weight, eps, cfg.lanes)

@@ -13,7 +13,7 @@ from fakes_library import UNTUNED
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ejkernel.library import Attention, AttentionConfig, attention
+from ejkernel.library import Attention, AttentionConfig, attention, attention_ready
 from ejkernel.library.attention_ready import cudnn_refuses, pallas_refuses
 from ejkernel.library.attention_sight import Sight
 from ejkernel.ops import (
@@ -391,6 +391,19 @@ def test_bad_input_is_a_clear_error(args, options, kind, message):
     assert isinstance(caught.value, OpsError)
 
 
+def test_lengths_are_read_before_they_are_narrowed():
+    """One that 32 bits would turn into a length is out of range; under a trace it counts as all places."""
+    for wrong in (1 << 32 | 3, -(1 << 32) + 3):
+        lengths = np.array([13, wrong])
+        with pytest.raises(ValueError, match=f"query_lengths must be from 0 to 13, got .*{wrong}"):
+            attention(Q, K, V, query_lengths=lengths, executor=UNTUNED)
+    with jax.enable_x64(True):
+        wide = jax.jit(
+            lambda lengths: attention(Q, K, V, key_value_lengths=lengths, cfg=WAYS["chunked"], executor=UNTUNED)
+        )(jnp.array([17, 1 << 32 | 3], jnp.int64))
+    close(wide, attention(Q, K, V, cfg=WAYS["chunked"], executor=UNTUNED))
+
+
 def test_gpu_implementations_are_refused_on_a_cpu():
     """With the reason, so that a candidate list of another machine does no harm."""
     inv = Invocation("x", (Q, K, V), {"scale": 1.0})
@@ -413,6 +426,33 @@ def test_cudnn_is_refused_what_it_does_not_take():
     assert "up to 128, not 256" in refused(depth=256, capability=(8, 0))
     assert "odd lengths" in refused(length=127, mask=jnp.ones((1, 1, 1, 1), bool))
     assert "window" in refused(window=(3, 3))
+
+
+def test_cudnn_is_asked_for_the_gradient_of_a_bias_too(monkeypatch):
+    """Where it has that of queries, keys and values alone, another's gradient serves."""
+
+    @jax.custom_vjp
+    def added(q, bias):
+        return q + jnp.sum(bias).astype(q.dtype)
+
+    def back(shape, dy):
+        raise NotImplementedError("no gradient of this bias")
+
+    added.defvjp(lambda q, bias: (added(q, bias), None), back)
+
+    def by_jax(q, k, v, mask, bias, **kwargs):
+        return q if bias is None else added(q, bias)
+
+    monkeypatch.setattr(attention_ready, "by_jax", by_jax)
+    q, bias = jax.ShapeDtypeStruct((1, 8, 2, 8), jnp.bfloat16), jax.ShapeDtypeStruct((2, 2, 8, 8), jnp.bfloat16)
+
+    def refused(bias, gradient):
+        given = {"sight": Sight(), "scale": 1.0, "gradient": gradient}
+        return attention_ready.jax_refuses_cudnn(q, q, q, None, bias, **given)
+
+    assert refused(bias, gradient=False) == ""
+    assert "no gradient of this bias" in refused(bias, gradient=True)
+    assert refused(None, gradient=True) == ""
 
 
 def test_without_cudnn_a_gpu_has_another_heuristic(monkeypatch):

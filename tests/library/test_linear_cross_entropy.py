@@ -243,15 +243,86 @@ def test_arrays_may_be_given_by_name():
     close(grad, truth(hidden, weight, LABELS, 1 / 11)[2])
 
 
-def test_what_does_not_count_need_not_be_a_number():
-    """A hidden state that is NaN is left out where its label is to be ignored."""
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton"])
+def test_what_does_not_count_need_not_be_a_number(way, value):
+    """Hidden states whose label is to be ignored are left out of the loss and of both gradients, whatever they are."""
     hidden, weight = inputs()
-    broken = hidden.at[3].set(jnp.nan)
-    for way in ("xla", "tokens", "triton"):
-        for reduction, count in (("mean", 11), ("sum", 1)):
-            given = (broken, weight, LABELS)
-            loss = linear_cross_entropy(*given, reduction=reduction, cfg=WAYS[way], executor=UNTUNED)
-            close(loss, truth(hidden, weight, LABELS, 1.0)[0].sum() / count)
+    broken = hidden.at[3].set(value)
+    for reduction, count in (("mean", 11), ("sum", 1), ("none", 1)):
+
+        def loss(hidden, weight, reduction=reduction):
+            given = {"reduction": reduction, "cfg": WAYS[way], "executor": UNTUNED}
+            return jnp.sum(linear_cross_entropy(hidden, weight, jnp.asarray(LABELS), **given))
+
+        found, grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(broken, weight)
+        losses, *right = truth(hidden, weight, LABELS, 1 / count)
+        close(found, losses.sum() / count)
+        for got, want in zip(grads, right, strict=True):
+            close(got, want)
+
+
+@pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton"])
+def test_a_word_s_number_may_be_ignored(way):
+    """As where words are padded with the first one."""
+    hidden, weight = inputs()
+    padded = np.where(LABELS < 0, 0, LABELS)
+
+    def loss(hidden, weight):
+        given = {"ignore_index": 0, "label_smoothing": 0.1, "cfg": WAYS[way], "executor": UNTUNED}
+        return linear_cross_entropy(hidden, weight, jnp.asarray(padded), **given)
+
+    counted = np.where(padded == 0, -100, padded)
+    losses, *right = truth(hidden, weight, counted, 1 / np.sum(counted >= 0), label_smoothing=0.1)
+    found, grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(hidden, weight)
+    close(found, losses.sum() / np.sum(counted >= 0))
+    for got, want in zip(grads, right, strict=True):
+        close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.uint32])
+def test_labels_are_read_before_they_are_narrowed(dtype):
+    """A number that 32 bits would turn into a label, or into what is ignored, is out of range."""
+    hidden, weight = inputs()
+    for wrong in (1 << 32 | 3, (1 << 32) - 100):
+        if wrong <= np.iinfo(dtype).max:
+            labels = np.zeros(TOKENS, dtype)
+            labels[4] = wrong
+            with pytest.raises(ValueError, match=f"1 of 13 are not, the first is {wrong}"):
+                linear_cross_entropy(hidden, weight, labels, executor=UNTUNED)
+
+
+def test_under_a_trace_a_label_beyond_32_bits_counts_for_nothing():
+    """It does not become another one."""
+    hidden, weight = inputs()
+    with jax.enable_x64(True):
+        wide = jnp.asarray(np.where(LABELS < 0, 1 << 32 | 3, LABELS), jnp.int64)
+        loss = jax.jit(
+            lambda labels: linear_cross_entropy(hidden, weight, labels, cfg=WAYS["tokens"], executor=UNTUNED)
+        )
+        found = loss(wide)
+    close(found, truth(hidden, weight, LABELS, 1.0)[0].sum() / 11)
+
+
+def test_what_is_ignored_may_be_beyond_32_bits():
+    """Where labels are."""
+    hidden, weight = inputs()
+    ignored = 1 << 40
+    labels = np.where(LABELS < 0, ignored, LABELS)
+    found = linear_cross_entropy(hidden, weight, labels, ignore_index=ignored, cfg=WAYS["tokens"], executor=UNTUNED)
+    close(found, truth(hidden, weight, LABELS, 1.0)[0].sum() / 11)
+
+
+@pytest.mark.parametrize("cfg", [None, *WAYS.values()], ids=[None, *WAYS])
+def test_without_a_width_every_word_is_as_likely(cfg):
+    """All logits are zero, so the loss is the logarithm of the number of words; nothing is tuned for it."""
+    hidden, weight = jnp.zeros((TOKENS, 0)), jnp.zeros((0, WORDS))
+    cache = ConfigCache()
+    how = {"z_loss": 0.1, "cfg": cfg, "executor": Executor(ConfigSelectorChain(cache))}
+    found, grad = jax.value_and_grad(lambda w: linear_cross_entropy(hidden, w, LABELS, **how))(weight)
+    close(found, np.log(WORDS) + 0.1 * np.log(WORDS) ** 2)
+    assert grad.shape == (0, WORDS)
+    assert cache.size() == 0
 
 
 def test_every_candidate_agrees_and_the_call_is_tuned():

@@ -237,3 +237,24 @@ def test_bad_input_is_refused_before_tuning(call, kind, message):
     with pytest.raises(kind, match=message):
         call()
     assert default_selector().cache.size() == 0
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "reason"),
+    [
+        ((4, 0), (0, 5), {}, r"nothing to compute of shapes \(4, 0\) and \(0, 5\)"),
+        ((4, 3), (5, 3), {"transpose_b": True}, "nothing transposed"),
+        ((4, 3), (2, 3, 5), {}, "a plain matrix b"),
+    ],
+)
+def test_tiles_that_cannot_compute_a_call_say_so(a, b, options, reason):
+    """A config that is given by hand has not been held against the call before."""
+    with pytest.raises(ValueError, match=f"cannot compute this call: .*{reason}"):
+        product(jnp.ones(a), jnp.ones(b), cfg=TILES, **options)
+
+
+def test_a_sum_of_nothing_is_zero():
+    """By every other way."""
+    for cfg in (None, MatmulConfig("xla"), MatmulConfig("wide"), MatmulConfig("upcast")):
+        out = product(jnp.ones((4, 0), jnp.bfloat16), jnp.ones((0, 5), jnp.bfloat16), jnp.ones(5), cfg=cfg)
+        np.testing.assert_array_equal(out, np.ones((4, 5)))

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes_library import UNTUNED
+from fakes_library import UNTUNED, lowered_for_a_gpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ejkernel.library import RaggedDot, RaggedDotConfig, ragged_dot
 from ejkernel.library.ragged_dot import mosaic_refuses
-from ejkernel.library.ragged_dot_tiles import most_visits, visits_of
+from ejkernel.library.ragged_dot_tiles import most_visits, starts_of, visits_of
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Invocation, OpsError, check
 
 # Blocks that divide none of the sizes below.
@@ -216,6 +216,34 @@ def test_sizes_that_do_not_fit_are_cut_under_a_trace(way):
     close(run(jnp.array([30, 30, 30, 30])), truth(lhs, rhs, [30, 7, 0, 0], dy)[0])
 
 
+@pytest.mark.parametrize("sizes", [[1 << 32, 5, 0, 0], [1 << 62] * 4, [5, 0, 0, -(1 << 32)]])
+def test_sizes_are_read_before_they_are_narrowed(sizes):
+    """In 32 bits, these would fit, or add up to nothing."""
+    lhs, rhs, _ = inputs()
+    with pytest.raises(ValueError, match=f"the least is {min(sizes)} and they add up to {sum(sizes)}"):
+        ragged_dot(lhs, rhs, np.array(sizes), executor=UNTUNED)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sizes_that_32_bits_cannot_add_up_are_cut_under_a_trace(way):
+    """Groups end at the last row, however large the sizes are, in 32 bits and in 64."""
+    lhs, rhs, dy = inputs()
+    run = jax.jit(lambda sizes: ragged_dot(lhs, rhs, sizes, cfg=WAYS[way], executor=UNTUNED))
+    most = (1 << 31) - 1
+    close(run(jnp.array([30, most, most, most])), truth(lhs, rhs, [30, 7, 0, 0], dy)[0])
+    with jax.enable_x64(True):
+        wide = run(jnp.array([30, 1 << 32, 0, 0], jnp.int64))
+    close(wide, truth(lhs, rhs, [30, 7, 0, 0], dy)[0])
+
+
+def test_many_groups_of_all_rows_are_cut():
+    """Their sum is too large for 32 bits although each size fits."""
+    rows, groups = 1 << 25, 1 << 7
+    starts, stops = jax.jit(starts_of, static_argnums=1)(jnp.full(groups, rows), rows)
+    np.testing.assert_array_equal(starts, [0, *[rows] * (groups - 1)])
+    np.testing.assert_array_equal(stops, [rows] * groups)
+
+
 def test_the_kernel_takes_its_arguments_by_name():
     """And their gradients are there as well."""
     lhs, rhs, dy = inputs()
@@ -255,6 +283,28 @@ def test_bad_input_is_a_clear_error(args, options, kind, message):
     with pytest.raises(kind, match=message) as caught:
         ragged_dot(*args, **options)
     assert isinstance(caught.value, OpsError)
+
+
+@pytest.mark.parametrize("wanted", [None, "float32"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_products_and_gradients_are_lowered_for_a_gpu(wide, wanted):
+    """As Triton's programs, one for each, also with a gradient in two parts and where Python's numbers have 64 bits."""
+    kernel, cfg = RaggedDot(), RaggedDotConfig("triton", 128, 256, 64, 8, 4)
+    shapes = (
+        ((512, 256), jnp.bfloat16),
+        ((4, 256, 512), jnp.bfloat16),
+        ((4,), jnp.int32),
+        ((512, 512), wanted or "bfloat16"),
+    )
+
+    def both(lhs, rhs, sizes, dy):
+        given = (lhs, rhs, sizes)
+        how = {"preferred_element_type": wanted, "cfg": cfg}
+        return kernel.run(*given, **how), kernel.vjp((), None, dy, *given, **how)[:2]
+
+    with jax.enable_x64(wide):
+        text = lowered_for_a_gpu(both, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    assert text.count("custom_call @__gpu$xla.gpu.triton") == 3
 
 
 def test_candidates_of_a_gpu_fit_its_shared_memory(monkeypatch):

@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ejkernel.library import LinearCrossEntropy, LinearCrossEntropyConfig, linear_cross_entropy
+from ejkernel.library.linear_cross_entropy_kernel import passes
+from ejkernel.library.linear_cross_entropy_terms import Terms, looked_up
 from ejkernel.library.triton.cross_entropy import refuses, row_sums
 from ejkernel.ops import Invocation, PersistentCache
 
@@ -18,9 +20,10 @@ LOWEST = np.finfo(np.float32).min
 
 
 def sums(logits, labels, *, total=True, block=128):
-    """The kernel's, interpreted."""
+    """The kernel's, interpreted: the normaliser, the label's logit and the sum."""
     run = jax.jit(lambda *args: row_sums(*args, total=total, block=block, num_warps=4, interpret=True))
-    return run(jnp.asarray(logits), jnp.asarray(labels))
+    top, norm, *others = run(jnp.asarray(logits), jnp.asarray(labels))
+    return top + jnp.log(norm), *others
 
 
 @pytest.mark.parametrize(("words", "block"), [(1, 4096), (100, 4096), (512, 128), (513, 128), (5000, 1024)])
@@ -79,6 +82,29 @@ def test_blocks_that_no_program_could_hold_are_refused():
     assert "registers of 1 warps" in refuses(4096, 1)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("words", [1, 100, 1024, 2500])
+def test_derivatives_are_rounded_and_what_that_takes_is_known(words, dtype):
+    """For rows of one block and of several: each narrow number is the nearest, and the sums of the rest are right."""
+    rng = np.random.default_rng(words)
+    logits = jnp.asarray(rng.standard_normal((5, words)), jnp.float32)
+    labels = jnp.asarray(rng.integers(0, words, 5))
+    terms = Terms(z_loss=0.1, smoothing=0.2, vocab_first=False)
+    dtype = jnp.dtype(dtype)
+    sums, scales = looked_up(logits, labels, terms), jnp.linspace(0.0, 2.0, 5)
+    scales = scales * terms.lift(scales, dtype)
+    made = jax.jit(lambda *a: passes(1024, 4, True).slope(*a, dtype, terms))(logits, labels, sums, scales)
+    share = np.exp(np.asarray(logits, np.float64) - np.asarray(sums.normaliser)[:, None])
+    target = 0.8 * np.eye(words)[np.asarray(labels)] + 0.2 / words
+    steepness = 1 + 0.2 * np.asarray(sums.normaliser)[:, None]
+    wide = (share * steepness - target) * np.asarray(scales)[:, None] * float(made.lift)
+    near = np.asarray(made.values, np.float64)
+    assert made.values.dtype == dtype
+    largest = np.max(np.abs(wide))
+    np.testing.assert_allclose(near, wide, rtol=float(jnp.finfo(dtype).eps), atol=1e-6 * largest)
+    np.testing.assert_allclose(made.lost, (wide - near).sum(axis=1), atol=1e-5 * largest)
+
+
 @pytest.mark.parametrize("words", [100, 151936])
 @pytest.mark.parametrize("total", [False, True])
 def test_the_kernel_is_lowered_for_a_gpu(words, total):
@@ -96,7 +122,7 @@ def test_the_kernel_is_lowered_for_a_gpu(words, total):
 @pytest.mark.parametrize("chunk", [None, 8])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_loss_and_gradients_are_lowered_for_a_gpu(chunk, reduction):
-    """The kernel is in the program, for all tokens at once and in chunks."""
+    """The kernels are in the program, for all tokens at once and in chunks."""
     cfg = LinearCrossEntropyConfig("triton", chunk)
     shapes = ((20, 16), jnp.bfloat16), ((16, 5000), jnp.bfloat16), ((20,), jnp.int32)
     kernel = LinearCrossEntropy()
@@ -107,8 +133,8 @@ def test_loss_and_gradients_are_lowered_for_a_gpu(chunk, reduction):
         return loss, kernel.vjp(kept, loss, jnp.ones_like(loss), hidden, weight, labels, **given)[:2]
 
     text = lowered_for_a_gpu(both, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
-    # Losses for each token keep nothing for their gradients, so logits are read once more.
-    assert text.count("custom_call @__gpu$xla.gpu.triton") == (2 if reduction == "none" else 1)
+    # Sums and derivatives. Losses for each token keep nothing for their gradients, so their sums are computed again.
+    assert text.count("custom_call @__gpu$xla.gpu.triton") == (3 if reduction == "none" else 2)
 
 
 @pytest.mark.parametrize("chunk", [None, 4])

@@ -161,12 +161,15 @@ def test_forward_mode_works_where_the_plain_way_runs(name):
     assert tangent.shape == x.shape
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(("name", "way"), [*((name, None) for name in OPERATIONS), *EVERY], ids=spelled)
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0), (0,)])
-def test_nothing_gives_nothing(name, shape):
-    """Empty rows and no rows at all keep their shape."""
+def test_nothing_gives_nothing(name, way, shape):
+    """Empty rows and no rows at all keep their shape, by every way that is asked for; vectors get no gradient."""
     operation = OPERATIONS[name]
-    assert operation(*operation.inputs(*shape)).shape == shape
+    args = operation.inputs(*shape)
+    out, grads = jax.vjp(lambda *a: operation(*a, way=way), *args)
+    assert out.shape == shape
+    assert not any(np.any(grad) for grad in grads(out))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -1,15 +1,17 @@
-"""What cross entropy needs of logits, read once: each row's normaliser, its label's logit and its sum."""
+"""What cross entropy needs of logits: each row's maximum, normaliser, label and sum, and then their derivatives."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from .launch import inside, launch, load, power_of_two
+from ..narrow import rounded
+from .launch import inside, launch, launch_all, load, power_of_two, store
 
 # Where a running maximum begins.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
@@ -19,8 +21,11 @@ _MOST_EACH = 64
 
 def row_sums(
     logits: jax.Array, labels: jax.Array, *, total: bool, block: int, num_warps: int, interpret: bool
-) -> tuple[jax.Array, jax.Array, jax.Array | float]:
-    """`logsumexp` of each row, its label's logit, the nearest for a label out of range, and, if asked, its sum."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | float]:
+    """Each row's maximum, the sum of its exponentials once that is taken off, its label's logit and, if asked, its sum.
+
+    For a label out of range it is the nearest word's logit.
+    """
     rows, words = logits.shape
     block = min(block, power_of_two(words))
     whole, rest = divmod(words, block)
@@ -48,15 +53,16 @@ def row_sums(
         highest = jnp.max(top)
         share = jnp.where(top == highest, 1.0, jnp.exp(top - highest))
         label = jnp.clip(labels_ref[row], 0, words - 1)
-        out_ref[0, row] = highest + jnp.log(jnp.sum(norm * share))
-        out_ref[1, row] = logits_ref[row, label]
+        out_ref[0, row] = highest
+        out_ref[1, row] = jnp.sum(norm * share)
+        out_ref[2, row] = logits_ref[row, label]
         if total:
-            out_ref[2, row] = jnp.sum(added)
+            out_ref[3, row] = jnp.sum(added)
 
     made = launch(
         kernel,
         [logits, labels.astype(jnp.int32)],
-        out=jax.ShapeDtypeStruct((3 if total else 2, rows), jnp.float32),
+        out=jax.ShapeDtypeStruct((4 if total else 3, rows), jnp.float32),
         grid=(rows,),
         in_specs=[pl.BlockSpec(), pl.BlockSpec()],
         out_specs=pl.BlockSpec(),
@@ -65,7 +71,55 @@ def row_sums(
         interpret=interpret,
         name="library_row_sums",
     )
-    return made[0], made[1], made[2] if total else 0.0
+    return made[0], made[1], made[2], made[3] if total else 0.0
+
+
+def row_slopes(
+    logits: jax.Array,
+    labels: jax.Array,
+    numbers: Sequence[jax.Array],
+    slopes: Callable[..., jax.Array],
+    *,
+    dtype: Any,
+    block: int,
+    num_warps: int,
+    interpret: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """`slopes(logits, top, share, is_label, words) * scale`, rounded, and what rounding took from each row's sum.
+
+    `numbers` are each row's top, share and scale.
+    """
+    rows, words = logits.shape
+    block = min(block, power_of_two(words))
+    blocks = pl.cdiv(words, block)
+
+    def kernel(
+        logits_ref: Any, labels_ref: Any, top_ref: Any, share_ref: Any, scale_ref: Any, made_ref: Any, lost_ref: Any
+    ) -> None:
+        row, number = pl.program_id(0), pl.program_id(1)
+        place = number * block + jnp.arange(block, dtype=jnp.int32)
+        mask = inside(number, block, words, 0, (block,)) if words % block else None
+        values = load(logits_ref.at[row, place], mask)
+        wide = slopes(values, top_ref[row], share_ref[row], place == labels_ref[row], words) * scale_ref[row]
+        # XLA, which interprets it, may take a conversion and one back away.
+        near = rounded(wide, dtype) if interpret else wide.astype(dtype).astype(jnp.float32)
+        store(made_ref.at[row, place], near.astype(dtype), mask)
+        lost = wide - near if mask is None else jnp.where(mask, wide - near, 0.0)
+        lost_ref[row, number] = jnp.sum(lost)
+
+    made, lost = launch_all(
+        kernel,
+        [logits, labels.astype(jnp.int32), *numbers],
+        out=[jax.ShapeDtypeStruct(logits.shape, dtype), jax.ShapeDtypeStruct((rows, blocks), jnp.float32)],
+        grid=(rows, blocks),
+        in_specs=[pl.BlockSpec()] * 5,
+        out_specs=[pl.BlockSpec()] * 2,
+        num_warps=num_warps,
+        num_stages=1,
+        interpret=interpret,
+        name="library_row_slopes",
+    )
+    return made, jnp.sum(lost, axis=1)
 
 
 def refuses(block: int, num_warps: int) -> str:

@@ -1,0 +1,133 @@
+"""What a token's loss is made of, and its derivatives by logits, as products of narrow numbers take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .narrow import lifting, rounded
+
+# So many words tell what all of them share.
+_SAMPLE = 256
+
+
+class Sums(NamedTuple):
+    """What losses need of logits: their maximum, the sum of exponentials once that is taken off, the label's, the sum.
+
+    Maximum and sum of exponentials are kept apart: the logarithm of both is too coarse for gradients of large logits.
+    The label's logit may be any for a label out of range; the sum is there where all words share the label.
+    """
+
+    top: jax.Array
+    norm: jax.Array
+    label: jax.Array
+    total: jax.Array | float
+
+    @property
+    def normaliser(self) -> jax.Array:
+        """The logarithm of the sum of exponentials."""
+        return self.top + jnp.log(self.norm)
+
+
+class Slopes(NamedTuple):
+    """Derivatives as a product takes them: times a power of two, with what rounding took from each token's sum."""
+
+    values: jax.Array
+    lost: jax.Array | None = None
+    lift: jax.Array | float = 1.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A weight on the squared normaliser, a share of the label for all words, and which way the weight lies."""
+
+    z_loss: float
+    smoothing: float
+    vocab_first: bool
+
+    def losses(self, sums: Sums, words: int) -> Any:
+        """Losses of tokens."""
+        target = (1 - self.smoothing) * sums.label + (self.smoothing / words) * sums.total
+        return (sums.top - target) + jnp.log(sums.norm) + self.z_loss * sums.normaliser**2
+
+    def shares(self, sums: Sums) -> jax.Array:
+        """What a token's exponentials are multiplied with to be derivatives."""
+        return self._steepness(sums) / sums.norm
+
+    def slopes(self, logits: jax.Array, top: Any, share: Any, is_label: jax.Array, words: int) -> jax.Array:
+        """The derivatives of losses by these logits."""
+        made: jax.Array = jnp.exp(logits - top) * share
+        return made - jnp.where(is_label, 1 - self.smoothing, 0.0) - self.smoothing / words
+
+    def _steepness(self, sums: Sums) -> jax.Array:
+        return 1 + 2 * self.z_loss * sums.normaliser
+
+    def lift(self, scales: jax.Array, dtype: Any) -> jax.Array | float:
+        """The power of two that derivatives times these scales are multiplied with, the same for all tokens."""
+        # Shares of a large vocabulary are too small for float16, so they are lifted above its smallest numbers. A
+        # derivative is at most 1 by its label, and as much once more by its share.
+        return lifting(2 * jnp.max(jnp.abs(scales))) if dtype == jnp.float16 else 1.0
+
+    def lowering(self, sums: Sums, dtype: Any) -> jax.Array | float:
+        """The power of two that they are multiplied with besides: a price on the normaliser may make them larger."""
+        if dtype != jnp.float16 or not self.z_loss:
+            return 1.0
+        steepest = jnp.max(jnp.abs(self._steepness(sums)))
+        return jnp.minimum(lifting(steepest) / lifting(jnp.float32(1)), 1.0)
+
+    def logits(self, hidden: Any, weight: Any) -> jax.Array:
+        """Logits in float32."""
+        form = "td,vd->tv" if self.vocab_first else "td,dv->tv"
+        return jnp.einsum(form, hidden, weight, preferred_element_type=jnp.float32)
+
+    def of_hidden(self, slopes: Slopes, weight: Any, common: Any) -> jax.Array:
+        """The gradient of hidden states from that of logits; `common` is what the words of this weight share."""
+        form = "tv,vd->td" if self.vocab_first else "tv,dv->td"
+        made = jnp.einsum(form, slopes.values, weight, preferred_element_type=jnp.float32)
+        # A token's slopes add up to nothing, so what all words share cancels. Rounded slopes leave some of it, which
+        # may be more than all the rest; it is put right here.
+        return (made if slopes.lost is None else made + slopes.lost[:, None] * common) / slopes.lift
+
+    def of_weight(self, slopes: Slopes, hidden: Any) -> jax.Array:
+        """The gradient of the weight from that of logits."""
+        form = "tv,td->vd" if self.vocab_first else "tv,td->dv"
+        return jnp.einsum(form, slopes.values, hidden, preferred_element_type=jnp.float32) / slopes.lift
+
+    def common(self, weight: Any) -> jax.Array | None:
+        """About the mean of the words' weights, where rounding needs it: of some, since reading all takes time."""
+        if weight.dtype == jnp.float32:
+            return None
+        axis = 0 if self.vocab_first else 1
+        words = weight.shape[axis]
+        some = jax.lax.slice_in_dim(weight, 0, words, -(-words // _SAMPLE), axis)
+        return jnp.mean(some, axis=axis, dtype=jnp.float32)
+
+
+def looked_up(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
+    """The sums as JAX computes them."""
+    highest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
+    top = jnp.where(jnp.isfinite(highest), highest, 0)
+    norm = jnp.sum(jnp.exp(logits - top[:, None]), axis=1)
+    at_label = jnp.take_along_axis(logits, labels[:, None], axis=1, mode="clip")[:, 0]
+    return Sums(top, norm, at_label, jnp.sum(logits, axis=1) if terms.smoothing else 0.0)
+
+
+def sloped(logits: jax.Array, labels: jax.Array, sums: Sums, scales: Any, dtype: Any, terms: Terms) -> Slopes:
+    """Derivatives of all words' logits times their tokens' scales, as factors of products in this dtype."""
+    words = logits.shape[1]
+    is_label = jnp.arange(words)[None, :] == labels[:, None]
+    wide = terms.slopes(logits, sums.top[:, None], terms.shares(sums)[:, None], is_label, words)
+    return narrowed(wide, sums, scales, dtype, terms)
+
+
+def narrowed(slopes: jax.Array, sums: Sums, scales: Any, dtype: Any, terms: Terms) -> Slopes:
+    """These derivatives times their tokens' scales, as factors of products in this dtype."""
+    if dtype == jnp.float32:
+        return Slopes(slopes * scales[:, None])
+    lift = terms.lowering(sums, dtype)
+    wide = slopes * (scales * lift)[:, None]
+    near = rounded(wide, dtype)
+    return Slopes(near.astype(dtype), jnp.sum(wide - near, axis=1), lift)
