@@ -25,7 +25,7 @@ from .walk import Tier
 
 @final
 class OverrideTier(Tier):
-    """Answers with the cfg that the caller gave."""
+    """The cfg that the caller gave."""
 
     name = "override"
 
@@ -40,7 +40,7 @@ class OverrideTier(Tier):
 @final
 @dataclass(frozen=True, eq=False)
 class OverlayTier(Tier):
-    """Answers from the overlays around this call, and from the lock behind them."""
+    """The cfg of an overlay around this call, or of the lock behind the overlays."""
 
     lock: LockFile | None = None
     name = "overlay"
@@ -95,7 +95,7 @@ class AgreedTier(Tier):
 @final
 @dataclass(frozen=True, eq=False)
 class MemoryTier(Tier):
-    """Answers from the memory of this process."""
+    """A cfg in the memory of this process."""
 
     cache: ConfigCache[Any]
     name = "memory"
@@ -120,7 +120,7 @@ class MemoryTier(Tier):
 @final
 @dataclass(frozen=True, eq=False)
 class StoreTier(Tier):
-    """Answers from a store on disk."""
+    """A cfg from the store on disk."""
 
     store: Store
     name = "persistent"
@@ -164,7 +164,7 @@ class StoreTier(Tier):
 @final
 @dataclass(frozen=True, eq=False)
 class PacksTier(Tier):
-    """Answers from packs, after the user's own store had no answer."""
+    """A cfg from a pack, after the user's own store had no answer."""
 
     paths: Sequence[str]
     name = "packs"
@@ -201,7 +201,7 @@ class SeedTier(Tier):
 
 @final
 class HeuristicsTier(Tier):
-    """Answers with the cfg that the kernel's author would take: a guess, never measured."""
+    """The cfg that the kernel's author would take: a guess, never measured."""
 
     name = "heuristics"
 
