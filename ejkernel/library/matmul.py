@@ -34,7 +34,7 @@ _SMALL = ((16, 64, 128), (16, 128, 64), (32, 64, 64), (32, 128, 64), (64, 64, 64
 
 @dataclass(frozen=True)
 class MatmulConfig:
-    """Which way, and its tiles where it has any."""
+    """An implementation, and its tiles where it has any."""
 
     implementation: str
     block_m: int | None = None

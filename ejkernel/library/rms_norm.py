@@ -24,7 +24,7 @@ _NAME = "library_rms_norm"
 
 @dataclass(frozen=True)
 class RmsNormConfig:
-    """Which way, and its parameters where it has any."""
+    """An implementation, and its parameters where it has any."""
 
     implementation: str
     lanes: int | None = None

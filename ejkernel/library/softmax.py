@@ -21,7 +21,7 @@ from .triton.rows import by_rows, guess, launches
 
 @dataclass(frozen=True)
 class SoftmaxConfig:
-    """Which way, and its parameters where it has any."""
+    """An implementation, and its parameters where it has any."""
 
     implementation: str
     lanes: int | None = None

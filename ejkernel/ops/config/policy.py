@@ -14,7 +14,7 @@ Fallback = Literal["autotune", "heuristics"]
 
 @dataclass(frozen=True)
 class AutotunePolicy:
-    """Which tiers may answer, and what a tuning has to cover."""
+    """Settings of a selector: the tiers that may answer, and what a tuning has to cover."""
 
     allow_autotune: bool = True
     allow_heuristics: bool = True

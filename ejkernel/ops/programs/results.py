@@ -82,7 +82,7 @@ class BatchTotals:
     tuned_s: float
 
     def __str__(self) -> str:
-        """As progress and tables say it."""
+        """The totals in the words of progress lines and tables."""
         if not self.calls:
             return "no times were measured"
         times = f"{formatting.seconds(self.heuristic_s)} with heuristics, {formatting.seconds(self.tuned_s)} tuned"

@@ -25,7 +25,7 @@ from .summary import TuningSummary, summary_of, summary_of_entry
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which tier answers a call, why the earlier ones do not, and what is known about the answer."""
+    """The tier that answers a call, why the earlier ones do not, and what is known about the answer."""
 
     device: str
     op_id: str

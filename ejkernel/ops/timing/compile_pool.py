@@ -247,7 +247,7 @@ class JaxSettings:
 
     @staticmethod
     def here() -> JaxSettings:
-        """Those of this thread."""
+        """The settings of this thread."""
         names = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_device")
         return JaxSettings(*(_jax.setting(name) for name in names))
 

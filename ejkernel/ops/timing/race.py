@@ -60,7 +60,7 @@ class Lane:
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """Its samples in order."""
+        """The candidate's samples in seconds, in order."""
         return tuple(math.exp(value) for value in self.samples.values())
 
 

@@ -88,7 +88,7 @@ class RoundSampler:
 
     @property
     def clock_name(self) -> str:
-        """Which clock it was, as the record says it."""
+        """The name of the clock that timed the rounds, as the record says it."""
         return f"{self.clock.name} ({self.note})" if self.note else str(self.clock.name)
 
     @property

@@ -1,1 +1,1 @@
-"""Which candidate is best."""
+"""Tuning: finds the best of a call's candidates."""

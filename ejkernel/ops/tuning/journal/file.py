@@ -100,7 +100,7 @@ class Journal:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # Also on an interrupt: that it was heard shows that no candidate had the process in its hands.
+        # Also on an interrupt: Python could handle it, so no candidate was stuck in native code.
         self._write(left=True)
         self._fill_slot(None, "check")
         self._close()

@@ -1,1 +1,1 @@
-"""Which of many candidates to measure next: the space as numbers, and one strategy a file."""
+"""Search among many candidates for those to measure next: the space as numbers, and one strategy a file."""

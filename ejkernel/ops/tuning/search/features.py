@@ -57,7 +57,7 @@ class Space:
         return self.codes.max(axis=0) + 1 if len(self.codes) else np.zeros(self.codes.shape[1], np.int64)
 
     def distance(self, one: int) -> NDArray[np.int64]:
-        """In how many fields each config differs from this one."""
+        """The number of fields in which each config differs from this one."""
         return np.asarray((self.codes != self.codes[one]).sum(axis=1))
 
 

@@ -36,7 +36,7 @@ def best_first(known: Known) -> list[int]:
 
 
 def neighbours(space: Space, centres: Iterable[int], *, within: int = 1) -> NDArray[np.bool_]:
-    """Which configs differ from one of these in no more than so many fields."""
+    """Marks the configs that differ from one of these in no more than so many fields."""
     near = np.zeros(len(space), bool)
     for centre in centres:
         near |= space.distance(centre) <= within
@@ -44,7 +44,7 @@ def neighbours(space: Space, centres: Iterable[int], *, within: int = 1) -> NDAr
 
 
 def steps(space: Space, centres: Iterable[int]) -> NDArray[np.bool_]:
-    """Which configs differ from one of these in one field, by the next value above or below that the space has."""
+    """Marks the configs that differ from one of these in one field, by the next value above or below in the space."""
     near = np.zeros(len(space), bool)
     for centre in centres:
         differ = space.codes != space.codes[centre]

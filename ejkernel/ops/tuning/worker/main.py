@@ -181,7 +181,7 @@ class WorkerBench:
             self.runner.compiler.open(self._head["count"])
 
     def _run(self, head: dict[str, Any]) -> Record:
-        """All runners are timed, once the new ones among them are checked."""
+        """Times all candidates that run, once the new ones among them are checked."""
         runner, seconds = self.runner, head["seconds"]
         until = math.inf if seconds is None else time.perf_counter() + seconds
         self._open()

@@ -144,7 +144,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The worker's process id."""
         return self._process.pid
 
     def send(self, verb: str, parts: Sequence[bytes] = (), **head: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which candidates are at work in a worker, how long that may last, and which is to blame when the worker ends."""
+"""The watchdog of a worker: candidates at work, how long that may last, and which is to blame for a worker's end."""
 
 from __future__ import annotations
 
