@@ -193,7 +193,7 @@ def matmul(
 
 
 def _tiles_refuse(a: Any, b: Any, cfg: MatmulConfig, *, transposed: bool) -> str:
-    """Why tiles cannot compute this product; empty where they can."""
+    """The reason that tiles cannot compute this product; empty where they can."""
     if 0 in (*a.shape, *b.shape):
         return f"there is nothing to compute of shapes {a.shape} and {b.shape}"
     if b.ndim != 2 or transposed:

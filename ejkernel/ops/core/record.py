@@ -29,7 +29,7 @@ class Finding:
     ratio: float | None
     # Which array.
     output: str = "output"
-    # The share of segments whose limit is wider than rounding, because a plain run is noisy there too.
+    # The share of segments with a limit wider than rounding, because a plain run is noisy there too.
     widened: float = 0.0
 
 

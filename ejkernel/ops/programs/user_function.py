@@ -59,7 +59,7 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 def unbound(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The same call with nothing bound: the object of a method and the arguments of a partial are arguments."""
+    """A call with nothing bound: the object of a method and the arguments of a partial are arguments."""
     inner: Any = fn
     args, kwargs = tuple(args), dict(kwargs)
     while True:
@@ -104,7 +104,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _children(node: Any) -> list[Any]:
-    """What is one level inside a pytree."""
+    """The nodes one level inside a pytree."""
     # The node itself is asked for first.
     asked = itertools.count()
     return jax.tree_util.tree_leaves(node, is_leaf=lambda _: next(asked) > 0)

@@ -1,4 +1,4 @@
-"""Where arrays are compared: by numpy on the host, or by one compiled program on the device that they are on."""
+"""Comparison of arrays: by numpy on the host, or by one compiled program on the device that they are on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _bits(array: Any) -> Any:
 def scales(
     wants: Sequence[Any], plains: Sequence[Any] | None, about: About, device: jax.Device | None
 ) -> tuple[list[Scales | None], list[Noise | None]]:
-    """What every comparison with these arrays needs; the plain run's arrays are None where there was none."""
+    """Scales and noise for every comparison with these arrays; the plain run's arrays are None where there was none."""
     if device is None:
         with np.errstate(all="ignore"):
             found = _scales(np, wants, plains, about)
@@ -79,7 +79,7 @@ def numbers(gots: Sequence[Any], wants: Sequence[Any], known: Sequence[Any], abo
 def builders(
     shapes: Sequence[Any], about: About, device: jax.Device, *, plain: Sequence[bool]
 ) -> list[Callable[[], Any]]:
-    """What compiles, on any thread, the programs that comparisons of such arrays need."""
+    """Functions that compile, on any thread, the programs that comparisons of such arrays need."""
     wants = list(shapes)
     plains = [shape if has else None for shape, has in zip(shapes, plain, strict=True)]
     given = (wants, plains if any(plain) else None)

@@ -1,4 +1,4 @@
-"""How far an array is from what is right, in units of rounding: one formula, by numpy or in a program on the device.
+"""Distance of an array from what is right, in units of rounding: one formula, by numpy or in a program on the device.
 
 Values are judged by their surroundings, since rounding depends on them: a segment is 16 neighbours of one row or of one
 column, and the scale of an element is the larger root mean square of its two segments. The numbers that come out say
@@ -29,7 +29,7 @@ _MOST_NOISE = 2.0 ** (_TOP + 24)
 
 
 class Scales(NamedTuple):
-    """What of a right array every comparison with it needs; made once."""
+    """Parts of a right array that every comparison with it needs; made once."""
 
     # Two powers of two, since their product may lie beyond float32.
     factors: tuple[Any, Any]
@@ -41,11 +41,11 @@ class Scales(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """What a plain run says of a right array."""
+    """The noise of a right array, as a plain run shows it."""
 
     # Its common factor, in units.
     bias: Any
-    # The share of segments whose scale it raises.
+    # The share of segments with a scale that it raises.
     wider: Any
     # The share of segments where it is off by over half of the values; all, where other values are not finite. Where
     # it is large the two do not compute the same.
@@ -53,7 +53,7 @@ class Noise(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What a comparison finds; the order is that of the array that comes from the device."""
+    """Findings of a comparison; the order is that of the array that comes from the device."""
 
     # Values that are finite on one side alone, or not the same where they are not; of integers, those that differ.
     unlike: float = 0.0
@@ -147,7 +147,7 @@ def _over_limit(found: Any, scale: Any, limits: Limits, least: Any) -> tuple[Any
 
 
 def _elements(xp: Any, off: Any, want: Any, found: tuple[Any, Any], scales: Scales, limits: Limits, least: Any) -> Any:
-    """How far each element that stands out is off, in units of its scale; 0 for the others."""
+    """The error of each element that stands out, in units of its scale; 0 for the others."""
     wide = off.dtype.type
     beyond = xp.maximum(xp.abs(off) - wide(2 * limits.step) * xp.abs(want) - least, 0)
     scale = xp.maximum(_spread(xp, scales.rows, 2, want.shape[2]), _spread(xp, scales.columns, 1, want.shape[1]))
@@ -163,7 +163,7 @@ def _elements(xp: Any, off: Any, want: Any, found: tuple[Any, Any], scales: Scal
 
 
 def differing(xp: Any, got: Any, want: Any) -> Any:
-    """The `Numbers` of an array whose values are equal or not."""
+    """The `Numbers` of an array with values that are equal or not, such as integers."""
     count = xp.sum(got != want).astype(np.float32)
     return xp.stack([count, *[xp.zeros((), np.float32)] * (len(Numbers._fields) - 1)])
 
@@ -200,7 +200,7 @@ def _means(xp: Any, arrays: list[Any], axis: int) -> list[Any]:
 
 
 def _counts(xp: Any, n: int, axis: int, *, each: bool = False) -> Any:
-    """How many values the segments along an axis have, or those of each element: the last one may be short."""
+    """The number of values of the segments along an axis, or those of each element: the last one may be short."""
     length = min(SEGMENT, n)
     if n % length == 0:
         return np.float32(length)
@@ -211,7 +211,7 @@ def _counts(xp: Any, n: int, axis: int, *, each: bool = False) -> Any:
 
 
 def _weights(xp: Any, shape: tuple[int, ...]) -> Any:
-    """What each segment along rows counts in a mean of all."""
+    """The weight of each segment along rows in a mean of all."""
     return _counts(xp, shape[2], 2) / np.float32(np.prod(shape, dtype=np.int64))
 
 

@@ -1,4 +1,4 @@
-"""How far rounding may take an output from what is right, by dtype."""
+"""Limits on how far rounding may take an output from what is right, by dtype."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BIAS_UNITS = 2.5
 
 @dataclass(frozen=True)
 class Limits:
-    """What one array may be off by; a hashable value, since a compiled comparison depends on it."""
+    """Limits of the error of one array; a hashable value, since a compiled comparison depends on it."""
 
     # Of the values around: rounding between the steps.
     unit: float

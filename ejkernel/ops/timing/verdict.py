@@ -1,4 +1,4 @@
-"""What the numbers of a comparison mean: right or wrong, by which test, and how far from its limit."""
+"""The verdict on the numbers of a comparison: right or wrong, by which test, and how far from its limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN_FACTOR = 2.0
 def judge(
     found: Numbers, limits: Limits | None, size: int, *, bias: float = 0.0, wider: float = 0.0
 ) -> tuple[str, Finding]:
-    """Why an array is wrong, empty where it is right, and the test that decided or came nearest.
+    """The reason that an array is wrong, empty where it is right, and the test that decided or came nearest.
 
     `bias` is the common factor of a plain run, `wider` the share of segments that its noise widens.
     """

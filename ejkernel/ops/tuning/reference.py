@@ -1,4 +1,4 @@
-"""What every candidate must compute: the kernel's own reference, compiled beside the candidates.
+"""The result that every candidate must compute: the kernel's own reference, compiled beside the candidates.
 
 It runs in higher precision, float32 and exact products, and once more as it was written: what the two differ by is
 noise that a right candidate may have too.
@@ -28,7 +28,7 @@ _OF_ROUNDING = 16.0
 
 @dataclass(frozen=True)
 class ExportedReference:
-    """A reference whose programs come from another process, which has made a more exact one or none."""
+    """A reference with programs from another process, which has made a more exact one or none."""
 
     plain: Callable[..., Any]
     exact: Callable[..., Any] | None = None
@@ -86,7 +86,7 @@ class Reference:
         return bool(self._built) or not self.coming
 
     def __call__(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
-        """What is right for these inputs, and the same as it was written; None where that is not known."""
+        """The right result for these inputs, and that of the reference as written; None where that is not known."""
         plain = self._plain(leaves)
         exact = self._built.get(NUMBER)
         if exact is None:
