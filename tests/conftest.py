@@ -17,6 +17,32 @@ from ejkernel.ops import registry
 from ejkernel.ops.execution.default import forget_default
 
 
+def pytest_addoption(parser):
+    parser.addoption("--short", action="store_true", help="a short version of each campaign that has none elsewhere")
+
+
+# Last: a case that the marks leave out must not stand for its test.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """With --short, a test runs with its first and its last case, and not at all where the suite has it shorter."""
+    if not config.getoption("--short"):
+        return
+    cases = {}
+    for item in items:
+        if not any(mark.kwargs.get("at_length") for mark in item.iter_markers("slow")):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = {item for found in cases.values() for item in (found[0], found[-1])}
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
+@pytest.fixture
+def count(request):
+    """How long a campaign is: `count(200, short=10)`."""
+    is_short = request.config.getoption("--short")
+    return lambda long, *, short: short if is_short else long
+
+
 @pytest.fixture(autouse=True)
 def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path):
     """Every test has its own cache folder and none of the variables that steer the library."""

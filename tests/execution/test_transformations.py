@@ -215,7 +215,7 @@ def test_a_pair_around_a_kernel(case):
 def whole_product():
     """The cases of each pair and kernel together. A checkpoint outside changes nothing: those few are quick enough."""
     for (outer, inner, kernel), group in itertools.groupby(EVERY, lambda case: (case.outer, case.inner, case.kernel)):
-        marks = () if outer == "checkpoint" else pytest.mark.slow
+        marks = () if outer == "checkpoint" else pytest.mark.slow(at_length=True)
         ways = [case.way for case in group]
         yield pytest.param(outer, inner, kernel, ways, id=f"{outer}-{inner}, {kernel}", marks=marks)
 
