@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before JAX starts: several CPU devices, for tests of sharding and of more than one device. Most of the suite's time
 # is compiling, a third of which is optimising programs that run once.
@@ -10,6 +11,10 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4 --x
 
 # Threads of small matrix products wait for each other by spinning: with several test processes that costs most.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# A run that was started in the background ignores Ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 

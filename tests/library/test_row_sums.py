@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +19,13 @@ from ejkernel.ops import Invocation, PersistentCache
 LOWEST = np.finfo(np.float32).min
 
 
+# One function, so that cases of one shape share their program.
+interpreted = jax.jit(partial(row_sums, num_warps=4, interpret=True), static_argnames=("total", "block"))
+
+
 def sums(logits, labels, *, total=True, block=128):
     """The kernel's, interpreted."""
-    run = jax.jit(lambda *args: row_sums(*args, total=total, block=block, num_warps=4, interpret=True))
-    return run(jnp.asarray(logits), jnp.asarray(labels))
+    return interpreted(jnp.asarray(logits), jnp.asarray(labels), total=total, block=block)
 
 
 @pytest.mark.parametrize(("words", "block"), [(1, 4096), (100, 4096), (512, 128), (513, 128), (5000, 1024)])
