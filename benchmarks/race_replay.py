@@ -12,6 +12,7 @@ import argparse
 import csv
 import gzip
 import json
+import os
 import platform
 import random
 import sys
@@ -23,7 +24,7 @@ from statistics import fmean, median
 from ejkernel.ops.timing.race import Outcome, race
 from ejkernel.ops.timing.sampler import HOST_RULES
 
-DATASETS = Path(__file__).resolve().parents[2] / "shared" / "datasets"
+DATASETS = Path(os.environ.get("EJKERNEL_DATASETS") or Path(__file__).resolve().parents[2] / "shared" / "datasets")
 TRACE = "128_contended"
 # One run a config and no noise of its own: nothing to learn from.
 WITHOUT = ("coulomb3d",)
@@ -160,7 +161,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=100)
     options = parser.parse_args()
     if not options.datasets.is_dir():
-        print(f"skipped: there are no datasets at {options.datasets}")
+        print("skipped: needs measured search spaces; --datasets or EJKERNEL_DATASETS names their folder")
         return 0
     print(f"{ARMS} arms, {options.trials} trials, trace {TRACE}, Python {platform.python_version()}")
     print(f"picks more than {OFF:.0%} off: limit {BAD_SHARE:.0%}; runs: limit {RUNS_PER_ARM * ARMS}; pairs: all agree")

@@ -13,6 +13,7 @@ import argparse
 import csv
 import gzip
 import json
+import os
 import platform
 import sys
 import time
@@ -33,7 +34,7 @@ from ejkernel.ops.tuning.search.loop import search
 from ejkernel.ops.tuning.search.random import RandomSearch
 from ejkernel.ops.tuning.search.strategy import Strategy, best_first
 
-DATASETS = Path(__file__).resolve().parents[2] / "shared" / "datasets"
+DATASETS = Path(os.environ.get("EJKERNEL_DATASETS") or Path(__file__).resolve().parents[2] / "shared" / "datasets")
 # One run a config: no truth to compare with.
 WITHOUT = ("coulomb3d",)
 EVALUATIONS, SEEDED_EVALUATIONS = 200, 15
@@ -194,7 +195,7 @@ def main() -> int:
     files = [p for p in sorted(options.datasets.glob("*.csv.gz")) if not p.name.startswith(WITHOUT)]
     spaces = [load(p) for p in files if not options.only or p.name.removesuffix(".csv.gz") in options.only]
     if not spaces:
-        print(f"skipped: there are no datasets at {options.datasets}")
+        print("skipped: needs measured search spaces; --datasets or EJKERNEL_DATASETS names their folder")
         return 0
     print(f"Python {platform.python_version()}, numpy {np.__version__}, {len(spaces)} spaces, {options.seeds} seeds")
     print(f"share within {NEAR:.0%} of the best and mean regret after {EVALUATIONS} evaluations in batches of {BATCH}")

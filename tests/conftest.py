@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before JAX starts: several CPU devices, for tests of sharding and of more than one device. Most of the suite's time
 # is compiling, a third of which is optimising programs that run once.
@@ -11,10 +12,40 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4 --x
 # Threads of small matrix products wait for each other by spinning: with several test processes that costs most.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# A run that was started in the background ignores Ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 import pytest
 
 from ejkernel.ops import registry
 from ejkernel.ops.execution.default import forget_default
+
+
+def pytest_addoption(parser):
+    parser.addoption("--short", action="store_true", help="a short version of each campaign that has none elsewhere")
+
+
+# Last: a case that the marks leave out must not stand for its test.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """With --short, a test runs with its first and its last case, and not at all where the suite has it shorter."""
+    if not config.getoption("--short"):
+        return
+    cases = {}
+    for item in items:
+        if not any(mark.kwargs.get("at_length") for mark in item.iter_markers("slow")):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = {item for found in cases.values() for item in (found[0], found[-1])}
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
+@pytest.fixture
+def count(request):
+    """How long a campaign is: `count(200, short=10)`."""
+    is_short = request.config.getoption("--short")
+    return lambda long, *, short: short if is_short else long
 
 
 @pytest.fixture(autouse=True)

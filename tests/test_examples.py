@@ -53,7 +53,8 @@ def test_a_pallas_kernel_is_wrapped(cache: Path) -> None:
 
 def test_a_transformer_learns(cache: Path) -> None:
     """The loss falls, and its kernels were tuned while the step was traced."""
-    text = run("transformer", cache)
+    # Compiled without optimising, which is half of what this takes.
+    text = run("transformer", cache, XLA_FLAGS="--xla_backend_optimization_level=0")
     assert "loss 6." in text
     assert "library.attention" in text
 

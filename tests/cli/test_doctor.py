@@ -108,7 +108,9 @@ def test_every_extra_for_users_is_looked_for():
     """Those for developers are not."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     section = text.partition("[project.optional-dependencies]\n")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^(\w+) = ", section, re.MULTILINE)) - {"dev", "docs"} == set(examining.EXTRAS)
+    assert set(re.findall(r"^(\w+) = ", section, re.MULTILINE)) - {"dev", "docs", "frameworks", "test"} == set(
+        examining.EXTRAS
+    )
 
 
 def test_what_is_set_is_noted(shell, monkeypatch, without_clock, alone, tmp_path):

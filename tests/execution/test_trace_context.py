@@ -348,12 +348,19 @@ def test_target_device_wants_a_device():
         pass
 
 
-@pytest.mark.skipif(len({d.platform for d in jax.devices()}) < 2, reason="needs two platforms in one process")
+@pytest.mark.gpu
+@pytest.mark.skipif(jax.default_backend() == "cpu", reason="needs an accelerator beside the CPU")
 def test_two_platforms_in_one_process(kernel):
-    """Arrays of two platforms run side by side."""
-    executor = executor_with()
-    for platform in {d.platform for d in jax.devices()}:
-        close(executor(kernel, jax.device_put(X, jax.devices(platform)[0])), X * 2)
+    """Arrays of two platforms run side by side, each with a cfg of its own."""
+    tuner = Picking()
+    executor = executor_with(tuner)
+    devices = [jax.devices()[0], jax.devices("cpu")[0]]
+    for device in devices:
+        found = executor(kernel, jax.device_put(X, device))
+        assert found.devices() == {device}
+        close(found, np.asarray(X) * 5)
+
+    assert sorted(key[0] for key in executor.chooser.cache.keys()) == sorted(map(device_fingerprint, devices))
 
 
 # Contexts.

@@ -8,7 +8,9 @@ from ranks import once, run_program
 
 # Four on two cores mostly wait for each other to start.
 @pytest.fixture(
-    params=[2, 3, pytest.param(4, marks=pytest.mark.slow)], ids=lambda count: f"{count} processes", scope="module"
+    params=[2, 3, pytest.param(4, marks=pytest.mark.slow(at_length=True))],
+    ids=lambda count: f"{count} processes",
+    scope="module",
 )
 def said(request, tmp_path_factory):
     """What every process said of every scenario."""

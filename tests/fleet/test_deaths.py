@@ -12,7 +12,8 @@ def kill(ranks: Ranks, rank: int) -> None:
 
 
 # Of three, one dies while it waits and one while it tunes: two and four show no more, and take as long.
-COUNTS = [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+AT_LENGTH = pytest.mark.slow(at_length=True)
+COUNTS = [pytest.param(2, marks=AT_LENGTH), 3, pytest.param(4, marks=AT_LENGTH)]
 
 
 @pytest.fixture(params=COUNTS, ids=lambda n: f"{n} processes", scope="module")

@@ -13,7 +13,9 @@ BENCHMARK = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "agre
 
 
 @pytest.mark.parametrize(
-    ("processes", "keys"), [(2, 60), pytest.param(4, 1000, marks=pytest.mark.slow)], ids=["short", "long"]
+    ("processes", "keys"),
+    [(2, 60), pytest.param(4, 1000, marks=pytest.mark.slow(at_length=True))],
+    ids=["short", "long"],
 )
 def test_no_two_processes_disagree(processes, keys):
     """Orders of their own, own winners, some answers known, some calls left out: one cfg for each key."""

@@ -62,7 +62,7 @@ def twice(fn, args):
         first = jax.grad(lambda *a: jnp.sum(jnp.sin(fn(*a))), argnums=places)(*args)
         return sum(jnp.sum(part**2) for part in first)
 
-    return jax.grad(once, argnums=places)(*args)
+    return jax.jit(jax.grad(once, argnums=places))(*args)
 
 
 @pytest.mark.parametrize(("fn", "shapes", "kind", "cfgs"), CASES.values(), ids=CASES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,10 +21,13 @@ from ejkernel.ops import Invocation, PersistentCache
 LOWEST = np.finfo(np.float32).min
 
 
+# One function, so that cases of one shape share their program.
+interpreted = jax.jit(partial(row_sums, num_warps=4, interpret=True), static_argnames=("total", "block"))
+
+
 def sums(logits, labels, *, total=True, block=128):
     """The kernel's, interpreted: the normaliser, the label's logit and the sum."""
-    run = jax.jit(lambda *args: row_sums(*args, total=total, block=block, num_warps=4, interpret=True))
-    top, norm, *others = run(jnp.asarray(logits), jnp.asarray(labels))
+    top, norm, *others = interpreted(jnp.asarray(logits), jnp.asarray(labels), total=total, block=block)
     return top + jnp.log(norm), *others
 
 

@@ -197,7 +197,7 @@ def test_a_fault_at_any_operation_loses_nothing(tmp_path, act, way, size):
     assert count >= 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow(at_length=True)
 @pytest.mark.parametrize("way", WAYS, ids=["fails", "fails after the deed", "raises"])
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__.replace("_", " "))
 def test_every_fault_at_any_operation_loses_nothing(tmp_path, act, way, size):

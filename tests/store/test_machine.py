@@ -142,14 +142,14 @@ TestTwoCachesPastTheThreshold = TwoCachesPastTheThreshold.TestCase
 TestTwoCachesPastTheThreshold.settings = QUICK
 
 
-@pytest.mark.slow
+@pytest.mark.slow(at_length=True)
 class TestTwoCachesAtLength(TwoCaches.TestCase):
     """The same, longer."""
 
     settings = LONG
 
 
-@pytest.mark.slow
+@pytest.mark.slow(at_length=True)
 class TestTwoCachesPastTheThresholdAtLength(TwoCachesPastTheThreshold.TestCase):
     """The same, longer."""
 

@@ -115,13 +115,13 @@ def test_a_killed_tuning_ends_as_if_nothing_had_happened(tmp_path):
     campaign(3, tmp_path, seed=8)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(at_length=True)
 def test_sixty_killed_tunings_end_as_if_nothing_had_happened(tmp_path):
     """Same winner or a declared tie, the same failures, none of them found out twice."""
     campaign(60, tmp_path, seed=int(time.time()))
 
 
 @pytest.mark.slow
-def test_twenty_killed_searches_end_as_if_nothing_had_happened(tmp_path):
+def test_twenty_killed_searches_end_as_if_nothing_had_happened(tmp_path, count):
     """The same for a search of 41 candidates in a worker."""
-    campaign(20, tmp_path, seed=int(time.time()), kinds=SEARCHES)
+    campaign(count(20, short=1), tmp_path, seed=int(time.time()), kinds=SEARCHES)
