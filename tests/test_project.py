@@ -33,7 +33,7 @@ BESIDE = ("_jax", "_lazy", "_version", "registry", "settings")
 # Users rely on these. Taking one away breaks them; adding one is a promise.
 PUBLIC = [
     # core
-    *("Kernel", "Invocation", "Cfg", "Out", "FwdParams", "BwdParams", "OpsError", "Record", "Trial"),
+    *("Kernel", "Invocation", "Cfg", "Out", "FwdParams", "BwdParams", "OpsError", "Finding", "Record", "Trial"),
     *("device_fingerprint", "device_kind", "get_device_platform", "target_device"),
     *("abstractify", "sharding_fingerprint", "short_hash", "stable_json", "to_json", "from_json"),
     # caches

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .core.kernel import Kernel as Kernel
     from .core.params import BwdParams as BwdParams
     from .core.params import FwdParams as FwdParams
+    from .core.record import Finding as Finding
     from .core.record import Record as Record
     from .core.record import Trial as Trial
     from .core.stable import from_json as from_json
@@ -94,7 +95,7 @@ _NAMES = {
     "core.invocation": "Cfg Invocation Out",
     "core.kernel": "Kernel",
     "core.params": "BwdParams FwdParams",
-    "core.record": "Record Trial",
+    "core.record": "Finding Record Trial",
     "core.stable": "from_json short_hash stable_json to_json",
     "execution.kernel_check": "check",
     "execution.default": "default_executor default_selector",

@@ -154,8 +154,8 @@ def _check_tolerance(tolerance: Any, name: str) -> None:
         return
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not tolerance >= 0:
         raise KernelError(
-            f"kernel {name} has the tolerance {tolerance!r}; give the largest error over the reference's RMS, such as "
-            "1e-3, 0 for none at all, or None for a limit by dtype"
+            f"kernel {name} has the tolerance {tolerance!r}; give the largest error of neighbouring values over their "
+            "own size, such as 1e-3, 0 for none at all, or None for a limit by dtype"
         )
 
 

@@ -149,6 +149,24 @@ def test_a_reference_is_what_the_worker_compares_with(objective):
     assert outcome(tuner) == {"off": "wrong", "other": "wrong", "right": "ok"}
 
 
+def test_both_runs_of_a_reference_happen_in_the_worker():
+    """A worker knows what is more exact than the reference as it was written, and the noise of that."""
+
+    def halves(x, y):
+        return (x @ y) * 8 - (x @ y) * 8 * (1 - 2.0**-6)
+
+    def make_fn(name):
+        return {"other order": lambda x, y: (x * 8) @ y - (x @ y) * 8 * (1 - 2.0**-6)}.get(name, halves)
+
+    tuner = Tuner(isolate=True)
+    shapes = (jax.ShapeDtypeStruct((64, 64), jnp.bfloat16),) * 2
+    job = TuningJob(make_fn, shapes, {}, ["usual", "other order"], reference=halves, objective="forward+backward")
+    record = tuner.tune(job)
+
+    assert outcome(tuner) == {"usual": "ok", "other order": "ok"}
+    assert all(trial.check.widened > 0 for trial in record.trials)
+
+
 def test_a_pallas_kernel_runs_in_a_worker():
     """Blocks of every size are exported, and the one that leaves part of its output unwritten is found out."""
 
