@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from dataclasses import replace
 from typing import Any
 
 from .errors import CommandError, Status
@@ -28,6 +29,11 @@ def arguments(parser: Parser) -> None:
     parser.add_argument("--again", action="store_true", help="tune what is known already, too; else that is skipped")
     parser.add_argument(
         "--repetitions", type=int, default=1, metavar="N", help="tunings of each call; the fastest stays"
+    )
+    parser.add_argument(
+        "--confirm",
+        action=argparse.BooleanOptionalAction,
+        help="run the program before and after, and take back what does not help (where it has arguments with values)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="also write the result, with every record, to a file")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -61,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
             raise CommandError(
                 f"{options.target} makes no kernel call that a selector answers; there is nothing to tune"
             )
-        result = _tuned(program, tuning)
+        confirm = _has_values(program) if options.confirm is None else options.confirm
+        result = _tuned(program, replace(tuning, confirm=confirm))
         lost = _why_lost(program, selector)
     if options.output:
         result.dump(options.output)
@@ -103,6 +110,14 @@ def _selector(options: argparse.Namespace) -> Any:
     )
 
 
+def _has_values(program: Program) -> bool:
+    """Can the program be run on the arguments that were given with it?"""
+    from ..ops.timing.inputs import flatten_call, is_concrete
+
+    leaves = flatten_call(program.args, program.kwargs).leaves
+    return program.fn is not None and bool(leaves) and all(map(is_concrete, leaves))
+
+
 def _tuned(program: Program, tuning: Any) -> Any:
     from ..ops import autotune
     from ..ops.programs.autotune import tune_calls
@@ -137,6 +152,7 @@ def summary(result: Any) -> dict[str, Any]:
             for entry in result.entries
         ],
         "notes": list(result.notes),
+        "confirmation": None if result.confirmation is None else str(result.confirmation),
     }
 
 
@@ -155,7 +171,8 @@ def _status(result: Any, lost: str) -> int:
     if lost:
         say(f"not everything that was tuned is kept: {lost}; make room or give --store, and run it again", "bad")
         return Status.UNUSABLE
-    left = [entry for entry in result.entries if entry.note]
+    # What was measured and taken back again was tuned.
+    left = [entry for entry in result.entries if entry.note and not entry.is_measured]
     if left or result.notes:
         count = len(left) + len(result.notes)
         say(f"{count} {'call was' if count == 1 else 'calls were'} not tuned, for the reasons above", "bad")

@@ -69,9 +69,11 @@ def test_a_function_that_runs_the_program_is_looked_through(shell):
 
 
 def test_a_function_that_returns_a_function_and_its_arguments_has_it_traced(shell):
-    """And never run; the command's own selector tunes where an effort or a store is given."""
-    done = shell("tune", "tuned_program:pair", "--store", "elsewhere", "--effort", "quick", "--quiet", "--json")
+    """And never run without confirming; the command's own selector tunes where an effort or a store is given."""
+    words = ("--store", "elsewhere", "--effort", "quick", "--quiet", "--json", "--no-confirm")
+    done = shell("tune", "tuned_program:pair", *words)
     assert done.status == 0, done.err
+    assert done.data["confirmation"] is None
     assert done.err == ""
     assert len(done.data["calls"]) == 2
     assert shell("cache", "list", "--json").data == []
@@ -255,3 +257,5 @@ def test_a_command_that_tuned_ends_with_its_status():
     done = piped("tune", "tuned_program:pair", "--quiet")
     assert done.status == 0, done.err
     assert "cli.row_sum@v1" in done.out
+    # The function came with its arguments, so the program was run before and after, or no cfg changed.
+    assert "the program takes" in done.out or "every call kept the cfg that it had" in done.out
