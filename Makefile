@@ -9,10 +9,12 @@ help: ## show this list
 demo: ## set up, and tune the library on this machine
 	@.ci/env newest python -m ejkernel.cli demo
 
-# Half as many workers again as there are processors: some tests wait for other processes most of the time.
+# Half as many workers again as there are processors: some tests wait for other processes most of the time. A worker
+# has the tests of a file one after the other, which share fixtures and programs, and takes over from others at the end.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) \* 3 / 2)
+PARALLEL = -n $(WORKERS) --dist worksteal
 test: ## set up and run the default suite on the oldest and the newest leg
-	@.ci/env every python -m pytest -n $(WORKERS)
+	@.ci/env every python -m pytest $(PARALLEL)
 
 # Where a version of JAX shows: its private names, transformations, clocks, execution, programs, the library.
 MIDDLE := tests/test_project.py tests/timing tests/core/test_gradients.py tests/core/test_keys.py \
@@ -21,7 +23,7 @@ MIDDLE := tests/test_project.py tests/timing tests/core/test_gradients.py tests/
 	tests/programs/test_find.py tests/library/test_matmul.py tests/library/test_rows.py
 
 middle: ## run a part of the suite on the JAX between the two legs
-	@.ci/env middle python -m pytest -n $(WORKERS) $(MIDDLE)
+	@.ci/env middle python -m pytest $(PARALLEL) $(MIDDLE)
 
 # Where a dependency shows: files, locks, folders, exported programs, arrays, cfgs of pydantic, plots.
 LOWEST := tests/test_project.py tests/test_settings.py tests/core tests/store/test_persistent.py \
@@ -29,7 +31,7 @@ LOWEST := tests/test_project.py tests/test_settings.py tests/core tests/store/te
 	tests/execution/test_executor.py tests/programs/test_recording_files.py tests/library/test_matmul.py
 
 lowest: ## run a part of the suite with each dependency at its declared lower bound
-	@.ci/env lowest python -m pytest -n $(WORKERS) $(LOWEST)
+	@.ci/env lowest python -m pytest $(PARALLEL) $(LOWEST)
 
 wheel: ## build the wheel, install it into a fresh environment and try it
 	@.ci/env newest .ci/wheel
@@ -50,7 +52,7 @@ engines: ## run the tests that start an engine, a server, a browser or a framewo
 SHORT :=
 
 campaigns: ## run the long tests, marked slow; a short version of each with SHORT=yes
-	@.ci/env newest python -m pytest -m slow $(if $(SHORT),--short -n $(WORKERS))
+	@.ci/env newest python -m pytest -m slow $(if $(SHORT),--short $(PARALLEL))
 
 pins: ## write the constraints of every leg anew, from the newest versions that fit
 	@.ci/pins

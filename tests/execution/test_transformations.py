@@ -18,6 +18,7 @@ import pytest
 from fakes_execution import Cubic, OwnCubic, Picking, executor_with, mesh_of
 from jax.sharding import PartitionSpec as P
 from numpy.polynomial import Polynomial
+from thinning import AT_LENGTH
 
 CUBIC = Polynomial([0.0, 1.0, 0.0, 0.5])
 SHAPE = (4, 4)
@@ -215,7 +216,7 @@ def test_a_pair_around_a_kernel(case):
 def whole_product():
     """The cases of each pair and kernel together. A checkpoint outside changes nothing: those few are quick enough."""
     for (outer, inner, kernel), group in itertools.groupby(EVERY, lambda case: (case.outer, case.inner, case.kernel)):
-        marks = () if outer == "checkpoint" else pytest.mark.slow(at_length=True)
+        marks = () if outer == "checkpoint" else AT_LENGTH
         ways = [case.way for case in group]
         yield pytest.param(outer, inner, kernel, ways, id=f"{outer}-{inner}, {kernel}", marks=marks)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 from ranks import once, run_program
+from thinning import AT_LENGTH
+
+# Three have a majority and a rest. Two processes are run by the campaign and by the sharded step beside this file, and
+# four on two cores mostly wait for each other to start.
+COUNTS = [pytest.param(2, marks=AT_LENGTH), 3, pytest.param(4, marks=AT_LENGTH)]
 
 
-# Four on two cores mostly wait for each other to start.
-@pytest.fixture(
-    params=[2, 3, pytest.param(4, marks=pytest.mark.slow(at_length=True))],
-    ids=lambda count: f"{count} processes",
-    scope="module",
-)
+@pytest.fixture(params=COUNTS, ids=lambda count: f"{count} processes", scope="module")
 def said(request, tmp_path_factory):
     """What every process said of every scenario."""
     name = f"agrees-{request.param}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ranks import Ranks, run_program
+from thinning import AT_LENGTH
 
 
 def kill(ranks: Ranks, rank: int) -> None:
@@ -12,7 +13,6 @@ def kill(ranks: Ranks, rank: int) -> None:
 
 
 # Of three, one dies while it waits and one while it tunes: two and four show no more, and take as long.
-AT_LENGTH = pytest.mark.slow(at_length=True)
 COUNTS = [pytest.param(2, marks=AT_LENGTH), 3, pytest.param(4, marks=AT_LENGTH)]
 
 

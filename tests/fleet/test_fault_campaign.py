@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from thinning import AT_LENGTH
 
 BENCHMARK = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "agreement.py"
 
 
 @pytest.mark.parametrize(
     ("processes", "keys"),
-    [(2, 60), pytest.param(4, 1000, marks=pytest.mark.slow(at_length=True))],
+    [(2, 60), pytest.param(4, 1000, marks=AT_LENGTH)],
     ids=["short", "long"],
 )
 def test_no_two_processes_disagree(processes, keys):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes_library import DTYPES, assert_near, lowered_for_a_gpu, normal, wide
+from thinning import each_once
 
 from ejkernel.library import LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig
 from ejkernel.library.triton import norm_gradients
@@ -26,7 +27,6 @@ GIVEN = {
     "layer_norm with bias": ("layer_norm", ("bias",)),
     "layer_norm with both": ("layer_norm", ("weight", "bias")),
 }
-every_given = pytest.mark.parametrize(("name", "kinds"), GIVEN.values(), ids=GIVEN)
 every_norm = pytest.mark.parametrize(("name", "kinds"), [GIVEN["rms_norm with weight"], GIVEN["layer_norm with both"]])
 
 
@@ -80,18 +80,18 @@ def few_programs(monkeypatch):
     monkeypatch.setattr(norm_gradients, "_WARPS_OF_ALL", 4)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@every_given
-def test_gradients_are_those_of_float64(name, kinds, dtype):
+@pytest.mark.parametrize(("given", "dtype"), each_once(GIVEN, DTYPES))
+def test_gradients_are_those_of_float64(given, dtype):
     """With and without vectors, in every dtype, for an odd width and rows in two leading axes."""
+    name, kinds = given
     args, dy = inputs(kinds, 3, 5, 100, dtype=dtype, weights=dtype)
     assert_right(pulled(norm(name, kinds), args, dy), args, exact(name, kinds, args, dy))
 
 
-@pytest.mark.parametrize("shape", [(37, 513), (29, 100), (32, 512), (150, 16)])
-@every_given
-def test_programs_go_through_several_rows(few_programs, name, kinds, shape):
+@pytest.mark.parametrize(("given", "shape"), each_once(GIVEN, [(37, 513), (29, 100), (32, 512), (150, 16)]))
+def test_programs_go_through_several_rows(few_programs, given, shape):
     """Narrow rows several at a time, wide ones one by one; the last program has fewer, except for even sizes."""
+    name, kinds = given
     tall, steps = norm_gradients.portions(*shape)
     assert steps > 1
     assert bool(shape[0] % (tall * steps)) == (shape != (32, 512))
@@ -191,13 +191,13 @@ def test_rows_are_shared_out_among_enough_programs(count, width):
     assert steps == 1 or warps > 1024
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [((7, 24), "float16"), ((70_000, 128), "bfloat16"), ((40_000, 1000), "float32"), ((5000, 8192), "bfloat16")],
-)
-@every_given
-def test_it_lowers_for_a_gpu(name, kinds, shape, dtype):
+LARGE = [((7, 24), "float16"), ((70_000, 128), "bfloat16"), ((40_000, 1000), "float32"), ((5000, 8192), "bfloat16")]
+
+
+@pytest.mark.parametrize(("given", "rows"), each_once(GIVEN, LARGE))
+def test_it_lowers_for_a_gpu(given, rows):
     """It becomes a Triton program, with one step and with several."""
+    (name, kinds), (shape, dtype) = given, rows
     shapes = [jax.ShapeDtypeStruct(shape, dtype), *(jax.ShapeDtypeStruct(shape[-1:], "float32") for _ in kinds)]
     text = lowered_for_a_gpu(lambda *a: jax.vjp(norm(name, kinds, interpret=False), *a)[1](a[0]), *shapes)
     assert f"library_{name}_gradient" in text

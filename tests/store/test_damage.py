@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes_store import DEV, OP, entries, entry_files, keep, key, never_small, store, told, value, write_large
+from thinning import AT_LENGTH
 
 from ejkernel.ops.store import entry_log
 from ejkernel.ops.store.persistent import StoreWarning
@@ -97,13 +98,13 @@ def test_a_flipped_bit_costs_one_entry_at_most(tmp_path):
     assert flips(filled(tmp_path), 13) > 300
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 def test_a_snapshot_cut_at_every_byte(tmp_path):
     """The same at every byte."""
     print(f"\nsnapshot cut at every byte: {cuts(filled(tmp_path), 1)} files, wrong values 0, other entries lost 0")
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 def test_a_snapshot_with_every_bit_flipped(tmp_path):
     """The same for every bit."""
     print(f"\nsnapshot with every bit flipped: {flips(filled(tmp_path), 1)} files, wrong values 0, others lost 0")
@@ -167,7 +168,7 @@ def test_an_entry_file_with_a_flipped_bit_is_never_a_wrong_value(tmp_path, monke
     assert every_entry_bit(tmp_path, 7) > 200
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 def test_an_entry_file_cut_at_every_byte_and_with_every_bit_flipped(tmp_path, monkeypatch):
     """The same at every place."""
     never_small(monkeypatch)

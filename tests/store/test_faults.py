@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fakes_store import ERRORS, Disk, entries, entry_files, keep, never_small, on, store, told, value, write_large
+from thinning import AT_LENGTH
 
 from ejkernel.ops.core.errors import StoreError
 from ejkernel.ops.store.persistent import StoreWarning
@@ -197,7 +198,7 @@ def test_a_fault_at_any_operation_loses_nothing(tmp_path, act, way, size):
     assert count >= 5
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 @pytest.mark.parametrize("way", WAYS, ids=["fails", "fails after the deed", "raises"])
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__.replace("_", " "))
 def test_every_fault_at_any_operation_loses_nothing(tmp_path, act, way, size):

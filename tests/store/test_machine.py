@@ -12,6 +12,7 @@ from fakes_store import entries, store
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from thinning import AT_LENGTH
 
 from ejkernel.ops.core.key import Key
 from ejkernel.ops.store import entry_log
@@ -142,14 +143,14 @@ TestTwoCachesPastTheThreshold = TwoCachesPastTheThreshold.TestCase
 TestTwoCachesPastTheThreshold.settings = QUICK
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 class TestTwoCachesAtLength(TwoCaches.TestCase):
     """The same, longer."""
 
     settings = LONG
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 class TestTwoCachesPastTheThresholdAtLength(TwoCachesPastTheThreshold.TestCase):
     """The same, longer."""
 

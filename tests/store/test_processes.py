@@ -8,6 +8,7 @@ import threading
 import campaigns
 import pytest
 from fakes_store import cfgs, entry_files, keep, never_small, run_script, store, value
+from thinning import AT_LENGTH
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_processes_that_put_one_key_agree_on_the_newest(campaign, large):
     assert (found["acknowledged"], found["lost"], found["in file"], found["ended well"]) == (100, 0, 1, 4)
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("one_key", [False, True], ids=["different keys", "one key"])
 def test_eight_processes_with_200_puts_each_lose_nothing(campaign, one_key, large):
@@ -94,7 +95,7 @@ def test_the_first_put_imports_nothing(tmp_path):
     assert run_script(FIRST_PUT, str(tmp_path)) == []
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 def test_many_puts_of_forked_children_lose_nothing(campaign):
     """The same at length."""
     found = campaign("forks(100)")
@@ -126,7 +127,7 @@ def test_spawned_processes_lose_nothing(tmp_path):
     assert all(value(store(tmp_path), f"mine-{n}") == n for n in range(number))
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 def test_eight_spawned_processes_lose_nothing(tmp_path):
     """The same at length."""
     children = spawn(str(tmp_path / "ops.json"), 8, 50)
@@ -152,7 +153,7 @@ def test_a_kill_at_any_file_operation_loses_nothing(campaign, kind):
     assert found["rounds"] >= 10
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 def test_200_kills_at_every_file_operation_lose_nothing(campaign):
     """Before and after every operation of puts and folds of several sizes; the counts are of rounds inside each."""
     found = [
@@ -180,7 +181,7 @@ def test_kills_at_any_moment_lose_nothing(campaign):
     assert found["acknowledged"] >= 10
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 def test_200_kills_at_any_moment_lose_nothing(campaign):
     """The same at length, in one store."""
     found = campaign("random_kills(200, seed=2)")
@@ -203,7 +204,7 @@ def test_puts_beside_a_process_that_always_folds_are_kept(campaign):
     assert (found["acknowledged"], found["lost"], found["in file"]) == (100, 0, 100)
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 def test_many_puts_beside_a_process_that_always_folds_are_kept(campaign):
     """The same at length."""
     found = campaign("folds_and_puts(800)")

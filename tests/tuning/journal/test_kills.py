@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from thinning import AT_LENGTH
 
 from ejkernel.ops.tuning.journal.file import cfg_id, read
 from ejkernel.ops.tuning.journal.replay import JournalContent
@@ -115,7 +116,7 @@ def test_a_killed_tuning_ends_as_if_nothing_had_happened(tmp_path):
     campaign(3, tmp_path, seed=8)
 
 
-@pytest.mark.slow(at_length=True)
+@AT_LENGTH
 def test_sixty_killed_tunings_end_as_if_nothing_had_happened(tmp_path):
     """Same winner or a declared tie, the same failures, none of them found out twice."""
     campaign(60, tmp_path, seed=int(time.time()))
