@@ -7,6 +7,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ejkernel.ops.timing import compiled_once
 
@@ -81,6 +82,28 @@ def test_threads_that_ask_at_once_wait_for_one_compilation(monkeypatch):
 
     assert len(made) == 1
     assert found[0] is found[1]
+
+
+def test_arrays_that_lie_otherwise_in_memory_are_taken_as_they_are(monkeypatch):
+    """A program that was compiled for another layout is not the last word; any other error is."""
+
+    def refuse(message):
+        def program(*arguments):
+            raise ValueError(message)
+
+        return lambda lowered: program
+
+    def quadrupled(x, static):
+        return 4 * x
+
+    device = jax.devices()[0]
+    monkeypatch.setattr(
+        compiled_once, "compiled_quickly", refuse("Computation was compiled for input layouts that ...")
+    )
+    np.testing.assert_array_equal(compiled_once.run(quadrupled, device, (jnp.ones(9),)), 4 * np.ones(9))
+    monkeypatch.setattr(compiled_once, "compiled_quickly", refuse("another reason"))
+    with pytest.raises(ValueError, match="another reason"):
+        compiled_once.run(quadrupled, device, (jnp.ones(10),))
 
 
 def test_old_programs_are_let_go(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -29,7 +30,13 @@ _known: OrderedDict[Any, _Coming] = OrderedDict()
 
 def run(function: Callable[..., Any], device: jax.Device, arguments: tuple[Any, ...], static: Hashable = ()) -> Any:
     """Calls it with arrays of one device, and what else it depends on last; the result is under way."""
-    return compiled(function, device, arguments, static)(*arguments)
+    try:
+        return compiled(function, device, arguments, static)(*arguments)
+    # In memory an array may lie in another way than its shape says, such as 4-bit integers on JAX 0.10.
+    except ValueError as error:
+        if "layout" not in str(error):
+            raise
+        return _jitted(function, static)(*arguments)
 
 
 def compiled(
@@ -47,6 +54,11 @@ def compiled(
         if coming.program is None:
             sharding = jax.sharding.SingleDeviceSharding(device)
             shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for leaf in leaves]
-            jitted = jax.jit(lambda *given: function(*given, static))
-            coming.program = compiled_quickly(jitted.lower(*jax.tree_util.tree_unflatten(tree, shapes)))
+            lowered = _jitted(function, static).lower(*jax.tree_util.tree_unflatten(tree, shapes))
+            coming.program = compiled_quickly(lowered)
         return coming.program
+
+
+@functools.lru_cache(maxsize=_MOST)
+def _jitted(function: Callable[..., Any], static: Hashable) -> Any:
+    return jax.jit(lambda *given: function(*given, static))
