@@ -57,7 +57,7 @@ def test_no_way_is_over_twice_as_far_off_as_plain_jax(title):
     assert not [row for row in rows if library_accuracy.is_over(row)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(at_length=True)
 def test_no_way_of_any_operation_is_over_the_limit(monkeypatch):
     """Every operation, implementation and dtype."""
     monkeypatch.setattr(sys, "argv", ["library_accuracy.py"])
