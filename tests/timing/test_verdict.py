@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ejkernel.ops.core.record import Finding
+from ejkernel.ops.timing.check import compare
 from ejkernel.ops.timing.deviation import Numbers
 from ejkernel.ops.timing.rounding import limits_of
 from ejkernel.ops.timing.verdict import judge
@@ -105,3 +106,15 @@ def test_a_few_segments_may_be_noisier_than_many():
 
     assert judge(found._replace(segments=16), LIMITS, 100)[0] == ""
     assert judge(found._replace(segments=MANY), LIMITS, 100)[0] != ""
+
+
+def test_noise_of_a_first_query_is_compared_with_the_next_queries():
+    """Its gradient under a causal mask is zero in all heads, and kernels leave noise there."""
+    rng = np.random.default_rng(0)
+    want = rng.standard_normal((2, 40, 4, 16)).astype(np.float32)
+    want[:, 0] = 0
+    got = want + 1e-6 * rng.standard_normal(want.shape).astype(np.float32)
+    assert compare(got, want).reason == ""
+    # A first query that is really wrong is found.
+    got[:, 0] = 1
+    assert compare(got, want).reason != ""

@@ -181,8 +181,16 @@ def _scaled(xp: Any, x: Any, factors: tuple[Any, Any]) -> Any:
 
 
 def _view(x: Any) -> Any:
-    """As batch, rows and columns; axes of 1 would make segments of one element."""
+    """As batch, rows and columns; axes of 1 would make segments of one element.
+
+    Rows are along the longest axis but the last. The gradient of a causal attention's first query is nothing but noise
+    in all heads: its neighbours are the next queries, and not the other heads.
+    """
     shape = [n for n in x.shape if n != 1]
+    if len(shape) > 2 and shape[-2] < max(shape[:-1]):
+        axes = list(range(len(shape)))
+        axes.insert(len(shape) - 2, axes.pop(shape[:-1].index(max(shape[:-1]))))
+        x, shape = x.reshape(shape).transpose(axes), [shape[axis] for axis in axes]
     rows = shape[-2] if len(shape) > 1 else 1
     return x.reshape(-1, rows, shape[-1] if shape else 1)
 
