@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from fakes_execution import Times
+from fakes_execution import Counting, Times
 
 from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Executor, Record, Trial, Tuner
 from ejkernel.ops.core.errors import OutOfTimeError, TuningError
@@ -71,3 +71,23 @@ def ops(result):
 def key_of(op):
     """The key of a call that was never made."""
     return Key("cpu|x", op, "00")
+
+
+class Inner(Counting):
+    op_id = "inner"
+
+    def run(self, x, *, cfg):
+        return x * 2
+
+
+class Outer(Counting):
+    """A kernel with a kernel inside."""
+
+    op_id = "outer"
+
+    def __init__(self, executor):
+        super().__init__()
+        self.executor = executor
+
+    def run(self, x, *, cfg):
+        return self.executor(Inner(), x) + 1

@@ -301,7 +301,7 @@ def test_a_budget_goes_to_the_calls_that_cost_most():
 
 
 def test_without_a_budget_calls_are_tuned_without_a_limit(monkeypatch):
-    """Nobody asks then what a call is worth."""
+    """No call's worth is asked for then."""
     monkeypatch.setattr("ejkernel.ops.programs.batch.share_of", lambda call: pytest.fail("asked"))
     executor = timed()
     autotune(three(executor), X, tuning=QUIET)

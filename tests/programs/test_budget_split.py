@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from fakes_execution import Counting, Cubic, OwnCubic, Picking, Times, executor_with
-from fakes_programs import QUIET, X, key_of, timed
+from fakes_programs import QUIET, Inner, Outer, X, key_of, timed
 
 from ejkernel.library import attention, ragged_dot
 from ejkernel.ops import AutotuneOptions, autotune
@@ -193,26 +193,6 @@ def test_a_reference_that_fails_leaves_the_arguments():
 
     executor, a = executor_with(Picking()), jnp.ones((8, 8))
     assert worth(lambda a: executor(Broken(), a, a), a) == 2 * a.nbytes
-
-
-class Inner(Counting):
-    op_id = "inner"
-
-    def run(self, x, *, cfg):
-        return x * 2
-
-
-class Outer(Counting):
-    """A kernel with a kernel inside."""
-
-    op_id = "outer"
-
-    def __init__(self, executor):
-        super().__init__()
-        self.executor = executor
-
-    def run(self, x, *, cfg):
-        return self.executor(Inner(), x) + 1
 
 
 def test_asking_what_a_call_is_worth_tunes_nothing():

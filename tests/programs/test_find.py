@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes_execution import Asked, Counting, Cubic, OwnCubic, Picking, Times, executor_with, mesh_of, selector_with
+from fakes_programs import Outer
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -208,26 +209,6 @@ def test_the_backward_pass_is_not_a_second_run():
 
     (call,) = find(jax.grad(fn), (X,), {}).calls
     assert call.count == 4
-
-
-class Inner(Counting):
-    op_id = "inner"
-
-    def run(self, x, *, cfg):
-        return x * 2
-
-
-class Outer(Counting):
-    """A kernel with a kernel inside."""
-
-    op_id = "outer"
-
-    def __init__(self, executor):
-        super().__init__()
-        self.executor = executor
-
-    def run(self, x, *, cfg):
-        return self.executor(Inner(), x) + 1
 
 
 def test_a_kernel_inside_a_kernel_comes_first():
