@@ -140,6 +140,8 @@ def _timed(trial: Trial) -> str:
 
 
 def _gain(record: Record) -> str:
+    if _is_noisy(record):
+        return "too noisy to tell: others have shorter medians; try an idle machine"
     if record.gain is None or record.winner == record.heuristic:
         timed = sum(trial.seconds is not None for trial in record.trials)
         return f"nothing beats the heuristic choice; {timed} of {len(record.trials)} were timed"
@@ -147,8 +149,15 @@ def _gain(record: Record) -> str:
     return f"{gain:.2f} times as fast, {low:.2f} to {high:.2f} with 95%"
 
 
+def _is_noisy(record: Record) -> bool:
+    """Has a candidate that lost a shorter median than the winner? Rounds, which all have in common, decided."""
+    best = None if record.winner is None else record.trials[record.winner].seconds
+    others = [trial.seconds for trial in record.trials if trial.status == "ok" and trial.seconds is not None]
+    return best is not None and min(others, default=best) < 0.98 * best
+
+
 def _surely_gains(record: Record | None) -> bool:
-    return record is not None and record.gain is not None and record.gain[1] > 1.02
+    return record is not None and record.gain is not None and record.gain[1] > 1.02 and not _is_noisy(record)
 
 
 def _fitted(start: str, parts: Sequence[str]) -> str:

@@ -71,3 +71,16 @@ def test_a_gain_is_shown_with_how_sure_it_is():
     ]
     assert lines[4].endswith("3 more")
     assert max(map(len, lines)) <= 80
+
+
+def test_no_winner_is_shown_beside_a_faster_loser_without_a_word():
+    """Where the medians say otherwise than the race, the line says that noise decided, and what to do."""
+    trials = tuple(Trial({"implementation": f"way{i}"}, samples_s=(s,)) for i, s in enumerate((6e-3, 4e-3)))
+    case = demo.Case("softmax", "small", lambda: ((), {}))
+    noisy = Record(trials=trials, winner=0, heuristic=0, gain=(1.0, 1.0, 1.0))
+    lines = [line for line, _ in demo.report(demo.Found(case, trials[0].cfg, 1.0, False, noisy, "/a"))]
+    assert any("too noisy to tell" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+    plain = Record(trials=trials, winner=1, heuristic=0, gain=(1.5, 1.4, 1.6))
+    lines = [line for line, _ in demo.report(demo.Found(case, trials[1].cfg, 1.0, False, plain, "/a"))]
+    assert not any("too noisy" in line for line in lines)
