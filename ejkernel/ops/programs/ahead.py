@@ -23,9 +23,14 @@ class TracedAhead:
         self._thread: threading.Thread | None = None
         self._let_go: list[Callable[[], None]] = []
 
+    @staticmethod
+    def pays(call: FoundCall) -> bool:
+        """Is the device another one than the processor that traces?"""
+        return call.device.platform != "cpu"
+
     def begin(self, call: FoundCall, seconds: float | None) -> None:
         """Begins with a call; what it raises is raised once more when its turn comes."""
-        if call.device.platform == "cpu":
+        if not self.pays(call):
             return
         settings, context = JaxSettings.here(), contextvars.copy_context()
 
