@@ -26,7 +26,7 @@ class TracedAhead:
     @staticmethod
     def pays(call: FoundCall) -> bool:
         """Is the device another one than the processor that traces?"""
-        return call.device.platform != "cpu"
+        return str(call.device.platform) != "cpu"
 
     def begin(self, call: FoundCall, seconds: float | None) -> None:
         """Begins with a call; what it raises is raised once more when its turn comes."""
