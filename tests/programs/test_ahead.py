@@ -8,27 +8,49 @@ from ejkernel.library import rms_norm, softmax
 from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Executor, Tuner, autotune
 from ejkernel.ops.programs.ahead import TracedAhead
 from ejkernel.ops.tuning.tuner import PreparedAhead
+from ejkernel.ops.tuning.worker.process import WorkerProcess
 
 X, W = jnp.ones((16, 32)), jnp.ones(32)
 
 
-def tuned(monkeypatch, *, pays):
-    """A program of two calls, tuned; and how many of its tunings were traced ahead."""
+def tuned(monkeypatch, *, pays, isolate=False):
+    """A program of two calls, tuned; and how many of its tunings were traced before their turn."""
     measured = []
     measure = PreparedAhead.measure
     monkeypatch.setattr(TracedAhead, "pays", staticmethod(lambda call: pays))
     monkeypatch.setattr(PreparedAhead, "measure", lambda self, *how: measured.append(self) or measure(self, *how))
-    executor = Executor(ConfigSelectorChain(ConfigCache(), tuner=Tuner(isolate=False)))
+    executor = Executor(ConfigSelectorChain(ConfigCache(), tuner=Tuner(isolate=isolate)))
     options = AutotuneOptions(progress=False)
     result = autotune(lambda x, w: softmax(rms_norm(x, w, executor=executor), executor=executor), X, W, tuning=options)
     return result, len(measured)
 
 
-def test_the_second_call_is_traced_ahead_and_measured(monkeypatch):
-    """Both calls have a winner, and the first had none to be traced behind."""
+def test_both_calls_are_traced_before_their_turn_and_measured(monkeypatch):
+    """The first on the asking thread, and the second while the first is measured."""
     result, ahead = tuned(monkeypatch, pays=True)
     assert [entry.is_measured for entry in result.entries] == [True, True]
-    assert ahead == 1
+    assert ahead == 2
+
+
+def test_the_next_call_is_compiled_in_another_worker_which_lets_the_device_alone(monkeypatch):
+    """Each call's programs are sent before its turn, those of the second with a word that another is being timed."""
+    sent = []
+    send = WorkerProcess.send
+
+    def noted(self, verb, parts=(), **head):
+        sent.append((self, verb, head.get("quietly")))
+        send(self, verb, parts, **head)
+
+    monkeypatch.setattr(WorkerProcess, "send", noted)
+    result, ahead = tuned(monkeypatch, pays=True, isolate=True)
+    assert [entry.is_measured for entry in result.entries] == [True, True]
+    assert all("in a worker process" in entry.record.clock for entry in result.entries)
+    tunings = [(worker, quietly) for worker, verb, quietly in sent if verb == "tuning"]
+    assert [quietly for _, quietly in tunings] == [False, True]
+    assert tunings[0][0] is not tunings[1][0]
+    first_run = next(i for i, (_, verb, _) in enumerate(sent) if verb == "run")
+    assert any(worker is tunings[0][0] and verb == "program" for worker, verb, _ in sent[:first_run])
+    assert ahead == 2
 
 
 def test_nothing_is_traced_ahead_where_that_would_be_measured_too(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from fakes_tuning import Rounds, program
 
 from ejkernel.ops import Tuner
+from ejkernel.ops.timing import profiler, sampler
 from ejkernel.ops.timing.clock import Run, WallClock, in_turns
 from ejkernel.ops.timing.profiler import ProfilerClock, ProfilerUnavailable
 from ejkernel.ops.timing.program import CompiledProgram
@@ -185,6 +186,38 @@ def test_each_turn_is_told_and_the_end_of_a_trace():
     found.round([0, 1])
 
     assert told[-3:] == [(0, "race"), (1, "race"), (1, "trace")]
+
+
+def test_a_gpu_s_caches_are_emptied_before_each_call_of_a_sample(monkeypatch):
+    """As often as the program runs, and the record says so."""
+    log = []
+    monkeypatch.setattr(sampler, "flush_for", lambda device: lambda: log.append("flush"))
+    kinds = [program(name, call=lambda x, name=name: log.append(name)) for name in "ab"]
+    found = watch(kinds, FlushingClock(), warmup=1)
+    found.round([0, 1])
+    del log[:]
+    found.round([0, 1])
+
+    assert len(log) >= 64
+    assert set(log[::2]) == {"flush"}
+    assert set(log[1::2]) == {"a", "b"}
+    assert found.conditions.endswith("caches emptied before each call")
+
+
+class FlushingClock(ProfilerClock):
+    """Runs without a profiler, as the real one does."""
+
+    def rounds(self, schedule):
+        for run in (run for runs in schedule for run in runs):
+            for _ in range(run.calls):
+                profiler._flushed(run)
+        return [{run.number: 1e-6 for run in runs} for runs in schedule]
+
+
+def test_a_host_s_clock_empties_no_caches():
+    """It would time that too."""
+    found = watch([program("a", "cpu")])
+    assert found.conditions.endswith("caches as the program before left them")
 
 
 def test_what_is_dropped_is_told_with_its_ratio():

@@ -170,3 +170,63 @@ def test_programs_of_the_check_are_compiled_beside_the_candidates(monkeypatch):
     made.close()
 
     assert before == here["compiling"] == 3
+
+
+# Gradients of a reference.
+
+
+def with_gradients(out, *gradients):
+    """A program that gives an output and its gradients."""
+    return CompiledProgram(lambda x: (out, list(gradients)), "forward+backward")
+
+
+def noisy_first_row(noise):
+    """Gradients of 64 rows, the first of which is zero but for a plain run's noise."""
+    rows = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    rows[0] = noise
+    return jnp.asarray(rows, jnp.bfloat16)
+
+
+def graded(right, plain):
+    """A case whose reference gives the output X and these gradients."""
+    return CheckCase([X.astype(jnp.bfloat16)], expected=(X,), gradients=([right],), plain=(X, [plain]))
+
+
+def judged(case, program):
+    """What a candidate comes to; one that is right may say what is right."""
+    begun = case.begin(program)
+    found = case.end(begun)
+    if not found.reason:
+        case.adopt(begun)
+    return found.reason
+
+
+def test_gradients_are_compared_with_the_reference_s_within_the_noise_of_a_plain_run():
+    """Where the gradient is zero and a plain run's is not, a candidate's may be so too; elsewhere it may not."""
+    right, noisy = noisy_first_row(0.0), noisy_first_row(1e-2)
+    case = graded(right, noisy)
+
+    assert judged(case, with_gradients(X, right)) == ""
+    assert judged(case, with_gradients(X, noisy_first_row(-8e-3))) == ""
+    assert "gradient" in judged(case, with_gradients(X, right.at[5].set(0.0)))
+
+
+def test_gradients_that_a_kernel_means_otherwise_are_the_first_candidate_s():
+    """The others must agree with it then, and not with the reference."""
+    right = noisy_first_row(0.0)
+    case = graded(right, right)
+
+    assert judged(case, with_gradients(X, right * 2)) == ""
+    assert judged(case, with_gradients(X, right * 2)) == ""
+    assert "gradient" in judged(case, with_gradients(X, right))
+
+
+def test_a_wrong_output_is_wrong_whatever_its_gradients():
+    """It does not say what is right for the others either."""
+    right = noisy_first_row(0.0)
+    case = graded(right, right)
+
+    assert "output" in judged(case, with_gradients(X * 2, right))
+    assert "output" in judged(case, with_gradients(X * 2, right * 2))
+    assert judged(case, with_gradients(X, right)) == ""
+    assert "gradient" in judged(case, with_gradients(X, right * 2))

@@ -202,11 +202,17 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         return self._agree(proposal) if self._is_shared() else proposal.make()
 
     def prepare(
-        self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], *, seconds: float | None = None
+        self,
+        inv: Invocation[Cfg, Out],
+        kernel: Kernel[Cfg, Out],
+        *,
+        seconds: float | None = None,
+        is_next: bool = True,
     ) -> Callable[[], None]:
-        """Traces what `tune` will measure for this call, on this thread, and lets the device alone.
+        """Traces what `tune` will measure for this call, on this thread; the function that comes back lets it go.
 
-        The next `tune` of the call, on any thread, goes on from there; the function that comes back lets it go.
+        The next `tune` of the call, on any thread, goes on from there. `is_next`: another call is being measured
+        meanwhile, so that the device is let alone.
         """
         request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
         request = replace(request, seconds=seconds)
@@ -216,7 +222,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         job = tier.job(request)
         if job is None:
             return lambda: None
-        ahead = PreparedAhead(self.tuner, self._complete(request, job, again=True), self._lock_for(request))
+        job = self._complete(request, job, again=True)
+        ahead = PreparedAhead(self.tuner, job, self._lock_for(request), is_next=is_next)
         self._prepared[request.key] = ahead
 
         def let_go() -> None:

@@ -169,6 +169,7 @@ class BatchTuner:
         waiting = list(calls) if shares is None else in_order(calls, shares)
         while waiting:
             interrupts.check()
+            ahead.wait()
             seconds = None if shares is None else allotted(waiting[0], waiting, shares, self._left(), self._taken)
             call = waiting.pop(0)
             if shares is not None and seconds is None:
@@ -179,9 +180,11 @@ class BatchTuner:
                 continue
             self._progress.tuning(call.key)
             start = time.perf_counter()
-            ahead.wait()
-            if waiting and self.options.repetitions == 1:
-                ahead.begin(waiting[0], None if shares is None else self._left())
+            if self.options.repetitions == 1:
+                ahead.trace(call, seconds)
+                seconds = seconds and seconds - (time.perf_counter() - start)
+                if waiting:
+                    ahead.begin(waiting[0], None if shares is None else self._left())
             self.entries[call.key] = entry = self._tuned(call, seconds)
             if entry.is_measured:
                 self._taken.append(time.perf_counter() - start)

@@ -25,6 +25,8 @@ class Run:
     before: Callable[[], None] = lambda: None
     # Says that it is over, where what follows takes longer than a run.
     after: Callable[[], None] = lambda: None
+    # Done before each call, and not timed.
+    flush: Callable[[], None] = lambda: None
 
 
 class Clock(Protocol):

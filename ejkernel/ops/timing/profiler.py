@@ -44,7 +44,7 @@ class ProfilerClock:
                     latest = run
                     run.before()
                     try:
-                        jax.block_until_ready([run.call(*run.leaves) for _ in range(run.calls)][-1])
+                        jax.block_until_ready([_flushed(run) for _ in range(run.calls)][-1])
                     # Whatever a candidate raises is the candidate's outcome.
                     except Exception as error:
                         failed[run.number] = error
@@ -73,6 +73,11 @@ class ProfilerClock:
         # Only one session can exist, and the user's is running.
         except RuntimeError as error:
             raise ProfilerUnavailable(f"the profiler is in use: {error}") from error
+
+
+def _flushed(run: Run) -> Any:
+    run.flush()
+    return run.call(*run.leaves)
 
 
 def _in_order(events: Sequence[Event], rounds: int, calls: int) -> list[float]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from .cache_flush import flush_for
 from .clock import Clock, RoundClock, Run, TraceClock, WallClock, in_turns
 from .profiler import ProfilerClock, ProfilerUnavailable
 from .program import CompiledProgram
@@ -71,6 +72,8 @@ class RoundSampler:
         self._turn = turn
         self._dropped = dropped
         self.clock: Any = clock or _automatic(self.programs, self.names)
+        # Only a clock that knows programs by their names does not time the flush as well.
+        self._flush = flush_for(_device(self.programs)) if isinstance(self.clock, ProfilerClock) else None
         self.note = ""
         self._calls: dict[int, int] = {}
         # By the device's clock: seconds of a call in the latest round, and rounds that were measured ahead.
@@ -84,7 +87,9 @@ class RoundSampler:
         """The state of caches and memory while programs were timed, as the record says it."""
         size = sum(getattr(leaf, "nbytes", 0) for leaf in self.inputs[0]) / 1e6
         many = f"{len(self.inputs)} sets of inputs in turns" if len(self.inputs) > 1 else "the same inputs each time"
-        return f"{many}, {size:.3g} MB each; caches as the program before left them"
+        flushed = self._flush is not None and isinstance(self.clock, ProfilerClock)
+        caches = "caches emptied before each call" if flushed else "caches as the program before left them"
+        return f"{many}, {size:.3g} MB each; {caches}"
 
     @property
     def clock_name(self) -> str:
@@ -176,7 +181,8 @@ class RoundSampler:
         leaves = self.inputs[(self._rounds + later) % len(self.inputs)]
         before = functools.partial(self._turn, place, "race")
         after = functools.partial(self._turn, place, "trace")
-        return Run(place, self.names[place], call, leaves, calls, before, after)
+        flush = self._flush or (lambda: None)
+        return Run(place, self.names[place], call, leaves, calls, before, after, flush)
 
     def _warm(self, places: Sequence[int]) -> dict[int, Exception]:
         """Runs newcomers as often as asked before any sample counts, and finds how many calls make a sample."""
@@ -241,9 +247,13 @@ def _automatic(programs: Sequence[CompiledProgram], names: Sequence[str]) -> Any
 
 
 def _platform(program: CompiledProgram) -> str:
-    if program.executable is None:
-        return "host"
-    return str(next(iter(program.executable.runtime_executable().local_devices())).platform)
+    return "host" if program.executable is None else str(_device([program]).platform)
+
+
+def _device(programs: Sequence[CompiledProgram]) -> Any:
+    """The device of the first program that has one."""
+    devices = (p.executable.runtime_executable().local_devices() for p in programs if p.executable is not None)
+    return next((device for found in devices for device in found), None)
 
 
 def _module_name(program: CompiledProgram) -> str:

@@ -48,6 +48,8 @@ class CandidateCompiler:
         builder: ProgramBuilder | None = None,
         prior: PriorResults | None = None,
         observer: StepObserver | None = None,
+        quietly: bool = False,
+        cotangents: Cotangents | None = None,
     ) -> None:
         self.job = job
         self.candidates = candidates
@@ -59,8 +61,10 @@ class CandidateCompiler:
         self._builder: ProgramBuilder = builder or LocalBuilder()
         self._prior: PriorResults = prior or NoPriorResults()
         self._observer: StepObserver = observer or NoObserver()
+        # Another tuning is being timed on the device: nothing is compiled that runs there.
+        self._quietly = quietly
         self._tag = secrets.token_hex(4)
-        self._cotangents = Cotangents(seed)
+        self._cotangents = cotangents or Cotangents(seed)
         # Candidates that were compiled quickly, and how they are compiled for speed.
         self._quick: dict[int, Callable[[], Any]] = {}
         # The candidate that was lowered first to each text.
@@ -182,11 +186,12 @@ class CandidateCompiler:
         """Is it first to be seen whether this can be among the fastest?
 
         The compiler of a GPU times ways to multiply, and took 21 s for one attention on an H200; without that 1.5 s,
-        for a program that ran 1.25 times as long. The first candidate, the heuristic, runs in any case.
+        for a program that ran 1.25 times as long. The first candidate, the heuristic, runs in any case: it is compiled
+        for speed at once, unless another tuning is being timed on that GPU.
         """
-        if number == 0 or self._device.platform != "gpu" or self._builder.is_instant:
+        if self._device.platform != "gpu" or self._builder.is_instant:
             return False
-        return times_products(lowered)
+        return (number != 0 or self._quietly) and times_products(lowered)
 
     def is_quick(self, number: int) -> bool:
         """Was this compiled quickly, and not for speed?"""
@@ -238,7 +243,9 @@ class CandidateCompiler:
             return
         self._checks_given = True
         assert self._pool is not None
-        plain = self._reference is not None and PLAIN in self._reference.staged
+        plain = 0
+        if self._reference is not None and PLAIN in self._reference.staged:
+            plain = 2 if self._reference.objective == "forward+backward" else 1
         made = builders(staged, self._leaves, self.job.tolerance, self._device, plain=plain)
         for place, build in enumerate(made):
             self._held.append(functools.partial(self._pool.give, _CHECKS - place, build))

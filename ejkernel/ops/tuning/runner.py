@@ -13,6 +13,7 @@ import jax
 
 from ..core.record import Record, Stop, Trial
 from ..timing.clock import Clock
+from ..timing.program import Cotangents
 from ..timing.race import Outcome
 from ..timing.sampler import RoundSampler
 from .candidates import CandidateSet
@@ -83,6 +84,7 @@ class InProcessRunner:
         pipelined: bool | None = None,
         cases: Sequence[CheckCase] = (),
         told_rounds: Callable[[Mapping[int, float], str], None] = lambda seconds, clock: None,
+        quietly: bool = False,
     ) -> None:
         self.job = job
         self.seed = seed
@@ -92,7 +94,7 @@ class InProcessRunner:
         self._observer: StepObserver = observer or NoObserver()
         # Are candidates run while others compile? Not where both need the same cores.
         self._pipelined = device.platform != "cpu" if pipelined is None else pipelined
-        # Were candidates traced ahead, and not compiled yet?
+        # Were candidates traced already, for the next `compile`?
         self._is_begun = False
         # Told the seconds of each round by number, and the clock.
         self._told_rounds = told_rounds
@@ -100,9 +102,10 @@ class InProcessRunner:
         self._clock_name = ""
         self.candidates = CandidateSet(observer)
         call, self.leaves = inputs_of(job, seed)
-        reference = None
+        reference, cotangents = None, Cotangents(seed)
         if job.reference is not None:
-            reference = Reference(job.reference, call, self.leaves, platform=device.platform)
+            kind: dict[str, Any] = {"platform": device.platform, "objective": job.objective, "cotangents": cotangents}
+            reference = Reference(job.reference, call, self.leaves, **kind)
         self.compiler = CandidateCompiler(
             *(job, self.candidates, call, self.leaves),
             seed=seed,
@@ -111,6 +114,8 @@ class InProcessRunner:
             builder=builder,
             prior=prior,
             observer=observer,
+            quietly=quietly,
+            cotangents=cotangents,
         )
         self.checker = Checker(
             job, self.candidates, self.leaves, seed=seed, reference=reference, given=cases, observer=observer
@@ -118,19 +123,18 @@ class InProcessRunner:
 
     def begin(self, deadline: float, end: float = math.inf, *, ahead: bool = False) -> None:
         """Traces and lowers."""
+        self._is_begun = True
         self.compiler.begin(deadline, end, ahead=ahead)
-        self._is_begun = ahead
 
     def compile(self, deadline: float, end: float = math.inf) -> None:
         """Compiles, and makes both sets of inputs and what they should give: user code, so before a device is claimed.
 
         Where candidates are checked while others compile, it is back once all are lowered.
         """
-        if self._is_begun:
-            self._is_begun = False
-            self.compiler.until(deadline, end)
-        else:
+        if not self._is_begun:
             self.begin(deadline, end)
+        self._is_begun = False
+        self.compiler.until(deadline, end)
         self.wait()
 
     def wait(self) -> None:
@@ -198,7 +202,7 @@ class InProcessRunner:
         rows = self.look(numbers, rounds=1, kept=heuristic, deadline=deadline, seed=self.seed)
         seconds: Mapping[int, float] = rows[0] if rows else {}
         fastest = min(seconds.values(), default=math.nan)
-        near = [n for n in quick if n in seconds and seconds[n] <= _HOPELESS * fastest]
+        near = [n for n in quick if n in seconds and (n == heuristic or seconds[n] <= _HOPELESS * fastest)]
         for number in quick:
             if number in seconds and number not in near:
                 ratio = seconds[number] / fastest

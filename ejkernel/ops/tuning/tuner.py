@@ -160,14 +160,20 @@ class Tuner(Generic[Cfg]):
         return PreparedTuning(self, job, device_lock, answered_elsewhere).measure()
 
     def prepare(
-        self, job: TuningJob, *, device_lock: DeviceLock = no_lock, answered_elsewhere: AnsweredElsewhere = no_answer
+        self,
+        job: TuningJob,
+        *,
+        device_lock: DeviceLock = no_lock,
+        answered_elsewhere: AnsweredElsewhere = no_answer,
+        is_next: bool = True,
     ) -> PreparedTuning:
         """Traces the candidates of a job now, on this thread; `measure` does the rest, on this one or another.
 
-        So the next call of a program is traced while this one is measured. A search traces when it measures.
+        So the next call of a program is traced while this one is measured, and `is_next` says so. A search traces when
+        it measures.
         """
         prepared = PreparedTuning(self, job, device_lock, answered_elsewhere)
-        prepared.trace()
+        prepared.trace(is_next=is_next)
         return prepared
 
     def _searches(self, count: int) -> bool:
@@ -179,10 +185,10 @@ class Tuner(Generic[Cfg]):
 class PreparedAhead:
     """A tuning that was traced before its turn came: how long it may take, and its observer, are known when it does."""
 
-    def __init__(self, tuner: Tuner[Any], job: TuningJob, device_lock: DeviceLock) -> None:
+    def __init__(self, tuner: Tuner[Any], job: TuningJob, device_lock: DeviceLock, *, is_next: bool) -> None:
         self._watch: Watch = unseen
         watched = replace(job, watch=lambda step: self._watch(step))
-        self._prepared = tuner.prepare(watched, device_lock=device_lock)
+        self._prepared = tuner.prepare(watched, device_lock=device_lock, is_next=is_next)
 
     def measure(self, seconds: float | None, watch: Watch) -> Record:
         """Compiles, checks and races within these seconds."""
@@ -234,22 +240,22 @@ class PreparedTuning:
         self.budget = min(limits, default=None)
         self._left = math.inf if self.budget is None else self.budget
 
-    def trace(self) -> None:
-        """Traces or exports, and lets the device alone."""
+    def trace(self, *, is_next: bool) -> None:
+        """Traces or exports; lets the device alone where another call is being measured, and this one `is_next`."""
         with self._within_budget(), self.job.room():
             self._open()
             if self.searches:
                 return
             try:
                 self._traced = self._first_runner(self._prior)
-                self._begin(self._traced)
+                self._begin(self._traced, is_next)
             except NotExportedError as error:
                 if self.tuner.isolate or self._traced is None:
                     raise
                 self._traced.close()
                 self._note = _not_in_a_worker(error)
                 self._traced = self._runner_here(self._prior)
-                self._begin(self._traced)
+                self._begin(self._traced, is_next)
 
     def measure(self) -> Record:
         """Compiles, checks and races; what was not measured is no answer."""
@@ -304,9 +310,9 @@ class PreparedTuning:
     def _observer(self) -> StepObserver:
         return self._journal or NoObserver()
 
-    def _begin(self, runner: Runner) -> None:
+    def _begin(self, runner: Runner, is_next: bool) -> None:
         runner.candidates.enter(self.cfgs)
-        runner.begin(*self._times(), ahead=True)
+        runner.begin(*self._times(), ahead=is_next)
 
     def _times(self) -> tuple[float, float]:
         """The times at which compiling has to end, and the tuning has to."""

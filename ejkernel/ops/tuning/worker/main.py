@@ -23,7 +23,7 @@ import numpy as np
 
 from ... import _jax
 from ...core.device import default_device
-from ...core.record import Record, Trial
+from ...core.record import Objective, Record, Trial
 from ...timing.inputs import draw
 from ...timing.program import CompiledProgram, Staged, first_line
 from ..check import CheckCase
@@ -135,7 +135,9 @@ class WorkerBench:
                 return self._run(head)
             if verb == "reference":
                 # As it was written, and behind it what is more exact.
-                self._reference = ExportedReference(*map(_flat, parts))
+                about = head["outputs"], head["objective"]
+                plain, *exact = (_in_parts(_flat(part), *about) for part in parts)
+                self._reference = ExportedReference(plain, exact[0] if exact else None, head["objective"])
             else:
                 self._add(head, parts[0])
             return None
@@ -161,6 +163,7 @@ class WorkerBench:
                 builder=ImportingBuilder(self._programs, self._head["one_by_one"]),
                 cases=self._cases,
                 told_rounds=self._tell_round,
+                quietly=self._head["quietly"],
             )
         return self._made
 
@@ -219,13 +222,18 @@ class WorkerBench:
     def _make_fn(self, number: int) -> Callable[..., Any]:
         """A candidate as a function of flat arrays: its output, or its output and gradients."""
         data, about = self._programs[number]
-        run, outputs = _flat(data), about["outputs"]
+        run = _in_parts(_flat(data), about["outputs"], about["objective"])
+        return lambda *leaves: run(*leaves[: about["arguments"]])
 
-        def fn(*leaves: Any) -> Any:
-            found = run(*leaves[: about["arguments"]])
-            return found if about["objective"] == "forward" else (found[:outputs], found[outputs:])
 
-        return fn
+def _in_parts(run: Callable[..., Any], outputs: int, objective: Objective) -> Callable[..., Any]:
+    """The output, or the output and gradients."""
+
+    def fn(*leaves: Any) -> Any:
+        found = run(*leaves)
+        return found if objective == "forward" else (found[:outputs], found[outputs:])
+
+    return fn
 
 
 def _flat(data: bytes) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from ... import _jax
 from ...core.device import default_device
 from ...core.errors import NotExportedError
 from ...core.record import Record, Trial
+from ...timing.program import Cotangents
 from ...timing.race import conclude
 from ..candidates import CandidateSet
 from ..check import Checker, drawn_inputs_of
@@ -28,6 +29,9 @@ from .limits import Isolation
 from .process import WorkerProcess, worker_for
 from .session import WorkerSession
 
+# Two sets of inputs, and about as much for what candidates make of them; two workers with less than this share of a
+# device's memory do not get into each other's way.
+_SETS, _SMALL = 4, 0.05
 # What of this process's settings a program depends on; whatever else does is in the program.
 _SETTINGS = ("jax_enable_x64", "jax_platforms", "jax_num_cpu_devices")
 
@@ -70,8 +74,10 @@ class WorkerRunner:
         self._builder = ExportingBuilder(_export_platform(device), isolation.imports)
         reference: Reference | None = None
         portable: dict[int, PortableProgram] = {}
+        cotangents = Cotangents(seed)
         if job.reference is not None:
-            reference = Reference(job.reference, call, leaves, platform=device.platform)
+            kind: dict[str, Any] = {"platform": device.platform, "objective": job.objective, "cotangents": cotangents}
+            reference = Reference(job.reference, call, leaves, **kind)
             # Else it runs here, and its outputs are sent.
             with contextlib.suppress(NotExportedError):
                 portable = {
@@ -87,6 +93,7 @@ class WorkerRunner:
             builder=self._builder,
             prior=prior,
             observer=observer,
+            cotangents=cotangents,
         )
         self._checker = Checker(job, self.candidates, leaves, seed=seed, reference=here, drawn=drawn)
         self.session = WorkerSession(
@@ -96,10 +103,13 @@ class WorkerRunner:
             seed=seed,
             observer=observer,
         )
-        self.session.references = portable
+        self.session.refer(portable)
         # Those that were exported and not compared yet.
         self._fresh: list[int] = []
-        self._is_ahead = False
+        # Are exported programs kept back for now?
+        self._holds = False
+        self._device = device
+        self._needed = _SETS * sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
         # Programs are sent as they are exported, unless the outputs of the reference have to go before them.
         self._sends_at_once = here is None
 
@@ -121,15 +131,19 @@ class WorkerRunner:
             self._refuse_other_structures(fresh)
 
     def begin(self, deadline: float, end: float = math.inf, *, ahead: bool = False) -> None:
-        """Exports; what is exported ahead is sent when the worker is free."""
+        """Exports, and has programs compiled as they are there: ahead in another worker, which lets the device alone.
+
+        Inputs that fill much of the device wait until the tuning before is done with it.
+        """
         self._fresh = self.candidates.having("entered")
-        self._is_ahead = ahead
+        self._holds = ahead and self._needed > _SMALL * (_memory_of(self._device) or math.inf)
+        self.session.is_quiet = ahead
         self._compiler.begin(deadline, end, each=self._exported, ahead=ahead)
 
     def _exported(self, number: int) -> None:
         if self._builder.refused and not self._demanded and not self.candidates.having("checked", "timed"):
             raise NotExportedError(self._builder.refused[0])
-        if self._sends_at_once and not self._is_ahead and self.candidates.state(number) == "compiled":
+        if self._sends_at_once and not self._holds and self.candidates.state(number) == "compiled":
             self.session.add(number)
 
     def _refuse_other_structures(self, numbers: Sequence[int]) -> None:
@@ -237,6 +251,11 @@ class WorkerRunner:
     def _first_look(self, numbers: Sequence[int]) -> Rows:
         """The best so far comes first and wins by what is known of it: seconds of two batches do not compare."""
         return [{number: s} for number in numbers[:1] for s in self.candidates.trial(number).samples_s]
+
+
+def _memory_of(device: jax.Device) -> int | None:
+    """Bytes of memory that this process may use on a device; None where that is not known."""
+    return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def _export_platform(device: jax.Device) -> str:

@@ -58,7 +58,9 @@ class WorkerSession:
         self._settings = {"warmup": warmup, "iters": iters, "seed": seed}
         self._observer: StepObserver = observer or NoObserver()
         # Instead of what the cases expect: the reference as programs, by their numbers.
-        self.references: Mapping[int, PortableProgram] = {}
+        self._references: Mapping[int, PortableProgram] = {}
+        # Is another tuning being timed? Then a worker compiles what does not run on the device, and waits.
+        self.is_quiet = False
         # What the current run has timed so far, by number, and the clock.
         self.clock = ""
         self.rows: list[dict[int, float]] = []
@@ -72,6 +74,11 @@ class WorkerSession:
         self._deadline = math.inf
         # Hears the seconds of each round.
         self._told: Callable[[Mapping[int, float]], None] = lambda row: None
+
+    def refer(self, references: Mapping[int, PortableProgram]) -> None:
+        """Takes the reference as programs, before anything is sent."""
+        self._references = references
+        self._extra = references[NUMBER].extra if references else ()
 
     def add(self, number: int) -> None:
         """Sends a program as soon as it is there: the worker compiles it while others are exported."""
@@ -92,6 +99,7 @@ class WorkerSession:
         A race, or no more rounds than a first look takes. The one that is kept stays for all of them.
         """
         self._deadline, self._told, self.rows = deadline, told, []
+        self.is_quiet = False
         self.watchdog.begin(deadline)
         births = 0
         while runners := [number for number in numbers if self.candidates.runs(number)]:
@@ -157,7 +165,7 @@ class WorkerSession:
             sets.append([*about, *more])
             parts += [*arrays, *beside]
         for case in self._cases():
-            if case.expected and not self.references:
+            if case.expected and not self._references:
                 about, arrays = protocol.pack(jax.tree_util.tree_leaves(case.expected[0]))
                 expected.append(about)
                 parts += arrays
@@ -168,12 +176,15 @@ class WorkerSession:
             expected=expected,
             tolerance=self.job.tolerance,
             one_by_one=self.watchdog.one_by_one,
+            quietly=self.is_quiet,
             count=len(self.candidates),
             **self._settings,
         )
-        if self.references:
-            exact, plain = (self.references.get(number) for number in (NUMBER, PLAIN))
-            worker.send("reference", [one.data for one in (plain, exact) if one is not None])
+        if self._references:
+            exact, plain = (self._references.get(number) for number in (NUMBER, PLAIN))
+            first = self._references[NUMBER]
+            parts = [one.data for one in (plain, exact) if one is not None]
+            worker.send("reference", parts, outputs=first.outputs, objective=first.objective)
 
     def _send_programs(self, worker: WorkerProcess, numbers: Sequence[int]) -> None:
         programs = {number: self.candidates.program(number).portable for number in numbers}
