@@ -32,24 +32,22 @@ def test_both_calls_are_traced_before_their_turn_and_measured(monkeypatch):
     assert ahead == 2
 
 
-def test_the_next_call_is_compiled_in_another_worker_which_lets_the_device_alone(monkeypatch):
-    """Each call's programs are sent before its turn, those of the second with a word that another is being timed."""
+def test_one_worker_serves_both_calls_and_gets_the_second_s_programs_when_it_is_free(monkeypatch):
+    """Programs of the first are sent as they are traced; the second's wait for the first to be done."""
     sent = []
     send = WorkerProcess.send
 
     def noted(self, verb, parts=(), **head):
-        sent.append((self, verb, head.get("quietly")))
+        sent.append((self, verb))
         send(self, verb, parts, **head)
 
     monkeypatch.setattr(WorkerProcess, "send", noted)
     result, ahead = tuned(monkeypatch, pays=True, isolate=True)
     assert [entry.is_measured for entry in result.entries] == [True, True]
     assert all("in a worker process" in entry.record.clock for entry in result.entries)
-    tunings = [(worker, quietly) for worker, verb, quietly in sent if verb == "tuning"]
-    assert [quietly for _, quietly in tunings] == [False, True]
-    assert tunings[0][0] is not tunings[1][0]
-    first_run = next(i for i, (_, verb, _) in enumerate(sent) if verb == "run")
-    assert any(worker is tunings[0][0] and verb == "program" for worker, verb, _ in sent[:first_run])
+    assert len({worker for worker, _ in sent}) == 1
+    verbs = [verb for _, verb in sent if verb in ("tuning", "run")]
+    assert verbs == ["tuning", "run", "tuning", "run"]
     assert ahead == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import threading
@@ -17,8 +18,11 @@ from fakes_programs import X, three, timed
 
 from ejkernel.ops import AutotuneOptions, AutotunePolicy, AutotuningResult, PersistentCache, Record, Trial, autotune
 from ejkernel.ops.programs import confirm as module
+from ejkernel.ops.programs.batch import BatchTuner
 from ejkernel.ops.programs.confirm import Change, Confirmation, Ratio, confirm
 from ejkernel.ops.programs.find import find
+
+programs_autotune = importlib.import_module("ejkernel.ops.programs.autotune")
 
 CONFIRM = AutotuneOptions(confirm=True, progress=False)
 # Every call is tuned from 2 to 5.
@@ -617,3 +621,39 @@ def test_a_damaged_confirmation_is_named(bad):
     text = AutotuningResult("cpu|x", ()).dumps().replace('"entries"', f'"confirmation": {bad}, "entries"')
     with pytest.raises(ValueError, match="the result is damaged"):
         AutotuningResult.loads(text)
+
+
+# Without being asked.
+
+
+@pytest.mark.parametrize(
+    ("platform", "leaf", "expected"),
+    [
+        ("gpu", jnp.ones(2), True),
+        ("tpu", np.ones(2), True),
+        ("gpu", jax.ShapeDtypeStruct((2,), np.float32), False),
+        ("cpu", jnp.ones(2), False),
+    ],
+)
+def test_a_program_is_confirmed_unasked_on_accelerators_where_its_arguments_have_values(
+    monkeypatch, platform, leaf, expected
+):
+    """On a CPU only where that is asked for."""
+    monkeypatch.setattr(programs_autotune, "default_device", lambda: types.SimpleNamespace(platform=platform))
+    assert programs_autotune._would_be_confirmed((leaf, "static"), {"n": 3}) is expected
+
+
+def test_a_deleted_argument_is_not_confirmed_unasked(monkeypatch):
+    """It was donated, say."""
+    monkeypatch.setattr(programs_autotune, "default_device", lambda: types.SimpleNamespace(platform="gpu"))
+    x = jnp.ones(2)
+    x.delete()
+    assert not programs_autotune._would_be_confirmed((x,), {})
+
+
+def test_an_eighth_of_a_budget_is_kept_for_confirming():
+    """Tunings are told of what is left without it."""
+    options = AutotuneOptions(seconds=100.0)
+    for confirms, kept in ((True, 12.0), (False, 0.0)):
+        batch = BatchTuner("cpu", options, deadline=time.perf_counter() + 100.0, confirms=confirms)
+        assert batch._left() == pytest.approx(100.0 - kept, abs=1.0)

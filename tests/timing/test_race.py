@@ -118,6 +118,22 @@ def test_nobody_beats_the_protected_candidate_by_less_than_nothing():
     assert min(told) >= 0
 
 
+@pytest.mark.parametrize(("gap", "winner"), [(0.02, 0), (0.10, 1)])
+def test_a_slight_gain_counts_where_its_interval_does_not_reach_below_one(gap, winner):
+    """One in three rounds says that the heuristic is the faster; a large gain stands above that."""
+
+    def unsure(order):
+        turn = len(turns)
+        turns.append(order)
+        own = 1.0 + gap if turn % 3 else 0.98
+        return {i: own if i == 0 else 1.0 for i in order}
+
+    turns = []
+    rules = Rules(tie=0.001, errors_to_declare=0.0, errors_to_tie=0.0, quantile=0.5, least_gaps=(9.0,) * 40)
+    found = race(2, unsure, least_rounds=9, protected=0, rules=rules)
+    assert found.order[0] == winner
+
+
 def test_the_protected_candidate_wins_nothing_but_ties():
     """One that is slower by more than the tie loses."""
     outcome, _ = run(1.05, 1.0, protected=0)

@@ -1,7 +1,7 @@
-"""The next call of a program is traced and compiled while this one is measured.
+"""The next call of a program is traced while this one is measured: tracing needs Python, and measuring the device.
 
-Tracing needs Python, compiling the processors, and measuring the device. The first call has none before it: it is
-traced on the asking thread, and the second one after it, since two threads that trace share Python's lock.
+The first call has none before it: it is traced on the asking thread, and the second one after it, since two threads
+that trace share Python's lock.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from .. import _jax
 from ..config.cache import refresh
 from ..core.device import default_device, device_fingerprint
 from ..core.errors import KernelError, SettingError
@@ -20,6 +21,7 @@ from ..core.request import ask
 from ..execution.labels import find_labels_in_lowered, parse_label
 from ..programs.recorded import check_there, read_calls
 from ..registry import recorded_calls, surroundings_of
+from ..timing.inputs import is_concrete
 from ..tuning.tuner import Tuner
 from .batch import AutotuneOptions as AutotuneOptions
 from .batch import BatchTuner
@@ -105,7 +107,8 @@ def _checked(tuning: AutotuneOptions | None) -> AutotuneOptions | None:
 def _tune_function(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: AutotuneOptions
 ) -> AutotuningResult:
-    campaign = _campaign(options)
+    confirms = _would_be_confirmed(args, kwargs) if options.confirm is None else options.confirm
+    campaign = _campaign(options, confirms=confirms)
     found = find(fn, args, kwargs)
     for _ in range(_ROUNDS):
         changed = len(campaign.changed)
@@ -122,11 +125,19 @@ def _tune_function(
         campaign.say(f"{_name(fn)} makes no kernel call that a selector answers; there is nothing to tune")
     if found.unseen:
         campaign.notes.append(f"calls of an executor with a chooser of its own: {found.unseen}, not tuned")
-    if options.confirm and not campaign.interrupted:
+    if confirms and not campaign.interrupted and (options.confirm or campaign.changed):
         campaign.confirm(fn, args, kwargs)
     if campaign.changed and options.refresh:
         refresh()
     return campaign.finish()
+
+
+def _would_be_confirmed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Without being told: on a device with a clock of its own, in one process, with arrays that can be read."""
+    if default_device().platform == "cpu" or _jax.distributed() is not None:
+        return False
+    leaves = [leaf for leaf in jax.tree_util.tree_leaves((args, kwargs)) if hasattr(leaf, "dtype")]
+    return all(is_concrete(leaf) and not (isinstance(leaf, jax.Array) and leaf.is_deleted()) for leaf in leaves)
 
 
 def _name(fn: Callable[..., Any]) -> str:
@@ -141,9 +152,9 @@ def tune_calls(calls: Iterable[FoundCall], options: AutotuneOptions, left_out: I
     return campaign.finish()
 
 
-def _campaign(options: AutotuneOptions) -> BatchTuner:
+def _campaign(options: AutotuneOptions, *, confirms: bool = False) -> BatchTuner:
     deadline = math.inf if options.seconds is None else time.perf_counter() + options.seconds
-    return BatchTuner(device_fingerprint(), options, deadline=deadline)
+    return BatchTuner(device_fingerprint(), options, deadline=deadline, confirms=confirms)
 
 
 def _as_asked(call: FoundCall, options: AutotuneOptions) -> FoundCall:

@@ -24,6 +24,9 @@ from .interrupts import Interrupts, noting_interrupts
 from .progress import Progress
 from .results import AutotuningResult, Entry, seconds_of
 
+# The share of a budget for running the program before and after: its two forms are compiled side by side.
+_FOR_CONFIRMING = 0.12
+
 
 @dataclass(frozen=True)
 class AutotuneOptions:
@@ -42,8 +45,9 @@ class AutotuneOptions:
     refresh: bool = True
     # What a tuning covers; auto: forward and backward for calls that the program differentiates.
     objective: Literal["auto", "forward", "forward+backward"] = "auto"
-    # Run the program itself before and after, and take back what does not make it faster.
-    confirm: bool = False
+    # Run the program itself before and after, and take back what does not make it faster; None: on a GPU or TPU, where
+    # the arguments have values.
+    confirm: bool | None = None
 
     def __post_init__(self) -> None:
         """Rejects values that mean nothing."""
@@ -58,10 +62,14 @@ class AutotuneOptions:
 class BatchTuner:
     """The tuning of some calls; entries come as they are done."""
 
-    def __init__(self, device: str, options: AutotuneOptions, *, deadline: float = math.inf) -> None:
+    def __init__(
+        self, device: str, options: AutotuneOptions, *, deadline: float = math.inf, confirms: bool = False
+    ) -> None:
         self.device = device
         self.options = options
         self.deadline = deadline
+        # Seconds that are kept for running the program before and after.
+        self._kept = _FOR_CONFIRMING * options.seconds if confirms and options.seconds is not None else 0.0
         self.entries: dict[Key, Entry] = {}
         self.notes: list[str] = []
         self.interrupted = False
@@ -195,7 +203,7 @@ class BatchTuner:
         return None if self.deadline == math.inf else {call.key: share_of(call) for call in calls}
 
     def _left(self) -> float:
-        return self.deadline - time.perf_counter()
+        return self.deadline - self._kept - time.perf_counter()
 
     def _tuned(self, call: FoundCall, seconds: float | None) -> Entry:
         first, *others = call.selectors

@@ -39,6 +39,8 @@ class Rules:
     errors_to_tie: float = 3.0
     # Gaps below so many are declared as ties. More: with many candidates one of them is far off by chance alone.
     errors_to_declare: float = 4.0
+    # A gain over the protected candidate that is no larger counts only where its interval does not reach below one.
+    slight: float = 0.03
     most_rounds: int = 40
     # Which of a candidate's sorted samples stands for it: the middle for a device's own clock; for the host's, where
     # noise only ever adds, one further down.
@@ -233,17 +235,29 @@ def _outcome(
     ]
     # What cannot be told from the heuristic is no reason to leave it.
     winner = protected if protected in declared else min(equal)
-    if protected is not None and protected in timed and _was_faster(lanes[protected], lanes[winner]):
-        winner = protected
+    if protected is not None and protected in timed and winner != protected:
+        slight = view.gap(protected, winner) <= rules.slight
+        if _was_faster(lanes[protected], lanes[winner], surely=not slight):
+            winner = protected
     rest = sorted((i for i in timed if i != winner), key=lambda i: (not lanes[i].running, view.levels[id(lanes[i])], i))
     tied = tuple(sorted({*declared, winner}))
     return Outcome(lanes, (winner, *rest), tied if len(tied) > 1 else (), rounds, runs, noise, finished)
 
 
-def _was_faster(one: Lane, other: Lane) -> bool:
-    """Was one faster in the rounds that had both? A gain is told by these rounds, so that none is told below one."""
-    gaps = [one.samples[r] - other.samples[r] for r in one.samples.keys() & other.samples.keys()]
-    return bool(gaps) and median(gaps) < 0
+def _was_faster(one: Lane, other: Lane, *, surely: bool) -> bool:
+    """Was one faster in the rounds that had both, or not surely slower?
+
+    A gain is told by these rounds: none is told below one, and no slight one with an interval that reaches below it.
+    """
+    gaps = sorted(one.samples[r] - other.samples[r] for r in one.samples.keys() & other.samples.keys())
+    if not gaps:
+        return False
+    return median(gaps) < 0 if surely else gaps[low_end(len(gaps))] <= 0
+
+
+def low_end(count: int) -> int:
+    """The place, among so many sorted values, of the low end of an interval for their median: about 95%."""
+    return max(0, count // 2 - math.ceil(0.98 * math.sqrt(count)))
 
 
 def _error(view: _View, one: int, other: int) -> float:

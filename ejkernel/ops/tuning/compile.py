@@ -48,7 +48,6 @@ class CandidateCompiler:
         builder: ProgramBuilder | None = None,
         prior: PriorResults | None = None,
         observer: StepObserver | None = None,
-        quietly: bool = False,
         cotangents: Cotangents | None = None,
     ) -> None:
         self.job = job
@@ -61,8 +60,6 @@ class CandidateCompiler:
         self._builder: ProgramBuilder = builder or LocalBuilder()
         self._prior: PriorResults = prior or NoPriorResults()
         self._observer: StepObserver = observer or NoObserver()
-        # Another tuning is being timed on the device: nothing is compiled that runs there.
-        self._quietly = quietly
         self._tag = secrets.token_hex(4)
         self._cotangents = cotangents or Cotangents(seed)
         # Candidates that were compiled quickly, and how they are compiled for speed.
@@ -186,12 +183,11 @@ class CandidateCompiler:
         """Is it first to be seen whether this can be among the fastest?
 
         The compiler of a GPU times ways to multiply, and took 21 s for one attention on an H200; without that 1.5 s,
-        for a program that ran 1.25 times as long. The first candidate, the heuristic, runs in any case: it is compiled
-        for speed at once, unless another tuning is being timed on that GPU.
+        for a program that ran 1.25 times as long. The first candidate, the heuristic, runs in any case.
         """
-        if self._device.platform != "gpu" or self._builder.is_instant:
+        if number == 0 or self._device.platform != "gpu" or self._builder.is_instant:
             return False
-        return (number != 0 or self._quietly) and times_products(lowered)
+        return times_products(lowered)
 
     def is_quick(self, number: int) -> bool:
         """Was this compiled quickly, and not for speed?"""

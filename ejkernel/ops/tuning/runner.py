@@ -14,7 +14,7 @@ import jax
 from ..core.record import Record, Stop, Trial
 from ..timing.clock import Clock
 from ..timing.program import Cotangents
-from ..timing.race import Outcome
+from ..timing.race import Outcome, low_end
 from ..timing.sampler import RoundSampler
 from .candidates import CandidateSet
 from .check import CheckCase, Checker, inputs_of
@@ -29,7 +29,7 @@ from .worker.export import ProgramBuilder
 FOR_MEASURING = 0.25
 NOT_TIMED = "not timed when the time was up"
 # Timing products made programs up to 1.4 times as fast on an H200: what is slower than this cannot win by it.
-_HOPELESS = 2.0
+_HOPELESS = 1.6
 # Rounds of a few candidates: seconds of each, by number.
 Rows = Sequence[Mapping[int, float]]
 
@@ -84,7 +84,6 @@ class InProcessRunner:
         pipelined: bool | None = None,
         cases: Sequence[CheckCase] = (),
         told_rounds: Callable[[Mapping[int, float], str], None] = lambda seconds, clock: None,
-        quietly: bool = False,
     ) -> None:
         self.job = job
         self.seed = seed
@@ -114,7 +113,6 @@ class InProcessRunner:
             builder=builder,
             prior=prior,
             observer=observer,
-            quietly=quietly,
             cotangents=cotangents,
         )
         self.checker = Checker(
@@ -314,7 +312,7 @@ def _gain(outcome: Outcome, numbers: Sequence[int], heuristic: int | None) -> tu
         return None
     # An interval for the median from the order of the paired ratios: about 95% by the normal approximation.
     half = math.ceil(0.98 * math.sqrt(len(ratios)))
-    low = ratios[max(0, len(ratios) // 2 - half)]
+    low = ratios[low_end(len(ratios))]
     high = ratios[min(len(ratios) - 1, len(ratios) // 2 + half)]
     return median(ratios), low, high
 

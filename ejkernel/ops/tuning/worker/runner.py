@@ -29,9 +29,6 @@ from .limits import Isolation
 from .process import WorkerProcess, worker_for
 from .session import WorkerSession
 
-# Two sets of inputs, and about as much for what candidates make of them; two workers with less than this share of a
-# device's memory do not get into each other's way.
-_SETS, _SMALL = 4, 0.05
 # What of this process's settings a program depends on; whatever else does is in the program.
 _SETTINGS = ("jax_enable_x64", "jax_platforms", "jax_num_cpu_devices")
 
@@ -108,8 +105,6 @@ class WorkerRunner:
         self._fresh: list[int] = []
         # Are exported programs kept back for now?
         self._holds = False
-        self._device = device
-        self._needed = _SETS * sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
         # Programs are sent as they are exported, unless the outputs of the reference have to go before them.
         self._sends_at_once = here is None
 
@@ -131,13 +126,13 @@ class WorkerRunner:
             self._refuse_other_structures(fresh)
 
     def begin(self, deadline: float, end: float = math.inf, *, ahead: bool = False) -> None:
-        """Exports, and has programs compiled as they are there: ahead in another worker, which lets the device alone.
+        """Exports; what is exported ahead is sent when the worker is free.
 
-        Inputs that fill much of the device wait until the tuning before is done with it.
+        A second worker that compiles meanwhile was tried: on an H200 two of them did not find memory for their
+        references beside the program's own, and calls took as long as before.
         """
         self._fresh = self.candidates.having("entered")
-        self._holds = ahead and self._needed > _SMALL * (_memory_of(self._device) or math.inf)
-        self.session.is_quiet = ahead
+        self._holds = ahead
         self._compiler.begin(deadline, end, each=self._exported, ahead=ahead)
 
     def _exported(self, number: int) -> None:
@@ -251,11 +246,6 @@ class WorkerRunner:
     def _first_look(self, numbers: Sequence[int]) -> Rows:
         """The best so far comes first and wins by what is known of it: seconds of two batches do not compare."""
         return [{number: s} for number in numbers[:1] for s in self.candidates.trial(number).samples_s]
-
-
-def _memory_of(device: jax.Device) -> int | None:
-    """Bytes of memory that this process may use on a device; None where that is not known."""
-    return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def _export_platform(device: jax.Device) -> str:

@@ -59,8 +59,6 @@ class WorkerSession:
         self._observer: StepObserver = observer or NoObserver()
         # Instead of what the cases expect: the reference as programs, by their numbers.
         self._references: Mapping[int, PortableProgram] = {}
-        # Is another tuning being timed? Then a worker compiles what does not run on the device, and waits.
-        self.is_quiet = False
         # What the current run has timed so far, by number, and the clock.
         self.clock = ""
         self.rows: list[dict[int, float]] = []
@@ -99,7 +97,6 @@ class WorkerSession:
         A race, or no more rounds than a first look takes. The one that is kept stays for all of them.
         """
         self._deadline, self._told, self.rows = deadline, told, []
-        self.is_quiet = False
         self.watchdog.begin(deadline)
         births = 0
         while runners := [number for number in numbers if self.candidates.runs(number)]:
@@ -176,7 +173,6 @@ class WorkerSession:
             expected=expected,
             tolerance=self.job.tolerance,
             one_by_one=self.watchdog.one_by_one,
-            quietly=self.is_quiet,
             count=len(self.candidates),
             **self._settings,
         )
