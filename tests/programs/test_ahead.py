@@ -33,7 +33,7 @@ def test_both_calls_are_traced_before_their_turn_and_measured(monkeypatch):
 
 
 def test_one_worker_serves_both_calls_and_gets_the_second_s_programs_when_it_is_free(monkeypatch):
-    """Programs of the first are sent as they are traced; the second's wait for the first to be done."""
+    """Until then they are only compiled there; programs of the first are sent as they are traced."""
     sent = []
     send = WorkerProcess.send
 
@@ -48,6 +48,7 @@ def test_one_worker_serves_both_calls_and_gets_the_second_s_programs_when_it_is_
     assert len({worker for worker, _ in sent}) == 1
     verbs = [verb for _, verb in sent if verb in ("tuning", "run")]
     assert verbs == ["tuning", "run", "tuning", "run"]
+    assert "ahead" in [verb for _, verb in sent]
     assert ahead == 2
 
 

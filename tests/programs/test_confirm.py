@@ -21,6 +21,7 @@ from ejkernel.ops.programs import confirm as module
 from ejkernel.ops.programs.batch import BatchTuner
 from ejkernel.ops.programs.confirm import Change, Confirmation, Ratio, confirm
 from ejkernel.ops.programs.find import find
+from ejkernel.ops.timing.profiler import ProfilerUnavailable
 
 programs_autotune = importlib.import_module("ejkernel.ops.programs.autotune")
 
@@ -657,3 +658,56 @@ def test_an_eighth_of_a_budget_is_kept_for_confirming():
     for confirms, kept in ((True, 12.0), (False, 0.0)):
         batch = BatchTuner("cpu", options, deadline=time.perf_counter() + 100.0, confirms=confirms)
         assert batch._left() == pytest.approx(100.0 - kept, abs=1.0)
+
+
+# By the device's own clock.
+
+
+class DeviceClock:
+    """A profiler for programs whose names tell nothing: the second form of a pair takes as long as it is told."""
+
+    def __init__(self, *ratios):
+        self.ratios = itertools.cycle(ratios)
+        self.rounds_asked = []
+
+    def rounds(self, schedule):
+        self.rounds_asked.append([[run.number for run in runs] for runs in schedule])
+        return [{0: next(self.ratios), 1: 1.0} for _ in schedule]
+
+
+def stepped(clock):
+    """A step of one program, timed by a clock."""
+    step = module.Step(lambda x: x + 1, (X,), {}, math.inf)
+    step._clock = clock
+    return step, *step.compiled([{}, {}])
+
+
+def test_a_device_s_clock_times_the_program_in_changing_order():
+    """Launches and waits, which the host's clock sees, are left out."""
+    clock = DeviceClock(0.9)
+    step, one, other = stepped(clock)
+    found = step.compare(one, other)
+
+    assert (found.middle, found.seconds) == (0.9, (0.9, 1.0))
+    assert clock.rounds_asked[0][:2] == [[1, 0], [0, 1]]
+    assert one.name != other.name
+
+
+def test_where_the_device_s_clock_cannot_be_had_the_host_s_serves(monkeypatch):
+    """From then on, and without a word."""
+
+    class Gone:
+        def rounds(self, schedule):
+            raise ProfilerUnavailable("in use")
+
+    step, one, other = stepped(Gone())
+    monkeypatch.setattr(module, "_seconds", lambda run, calls: 0.8 if run is one else 1.0)
+    assert step.compare(one, other).middle == pytest.approx(0.8)
+    assert step._clock is None
+
+
+def test_a_program_that_fails_under_the_device_s_clock_is_not_confirmed():
+    """The reason is its own."""
+    step, one, other = stepped(DeviceClock(RuntimeError("no memory")))
+    with pytest.raises(module.NotConfirmedError, match="no memory"):
+        step.compare(one, other)

@@ -10,6 +10,7 @@ together did not help.
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,16 +22,20 @@ import jax
 from ..config.cache import overlay_cache, traced_anew
 from ..config.call_log import CallLog, looking
 from ..core import formatting
+from ..core.device import default_device
 from ..core.errors import ProgramArgumentError
 from ..core.key import Key
+from ..timing.clock import Run
 from ..timing.compile_pool import CompilePool
 from ..timing.inputs import FlatCall, is_concrete
+from ..timing.profiler import ProfilerClock, ProfilerUnavailable
 from ..timing.program import first_line
 from .user_function import flatten_program, holds_arrays, of_arrays
 
 # A sample is long beside launches and clocks.
 _SAMPLE_SECONDS = 0.05
 _MOST_CALLS = 64
+_ROUNDS_A_TRACE = 8
 _LEAST_ROUNDS, _MOST_ROUNDS = 9, 61
 # Surely not slower: the upper end of the interval may be above one by so much, as far as noise goes.
 NOT_SLOWER = 1.005
@@ -104,23 +109,39 @@ class Ratio:
 
 
 @final
+@dataclass(frozen=True)
+class Form:
+    """A compiled program and the arrays that it runs on."""
+
+    call: Callable[..., Any]
+    leaves: Sequence[Any]
+    name: str
+
+    def __call__(self) -> Any:
+        """Runs it."""
+        return self.call(*self.leaves)
+
+
+@final
 class Step:
     """A program with arguments to run it on, compiled under one choice of cfgs or another."""
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], deadline: float) -> None:
         self._call = _flattened(fn, args, kwargs)
         self._deadline = deadline
+        # A device's own clock leaves out launches; None: the host's.
+        self._clock = ProfilerClock() if default_device().platform in ("gpu", "tpu") else None
         for leaf in self._call.leaves:
             if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
                 raise NotConfirmedError("an argument was donated or deleted; pass arrays that can be read")
             if not is_concrete(leaf):
                 raise NotConfirmedError("it needs arguments with values, and got shapes")
 
-    def compiled(self, choices: Sequence[Mapping[Key, Any]]) -> list[Callable[[], Any]]:
+    def compiled(self, choices: Sequence[Mapping[Key, Any]]) -> list[Form]:
         """The program under each of these choices, compiled side by side; nothing that it donates is used up."""
         lowered = [self._lowered(cfgs) for cfgs in choices]
         with CompilePool(len(lowered)) as pool:
-            for number, one in enumerate(lowered):
+            for number, (_, one) in enumerate(lowered):
                 pool.give(number, one.compile)
             found = {b.number: b for b in pool.results(self._deadline, latest=self._deadline) if b is not None}
         if len(found) < len(lowered):
@@ -128,30 +149,30 @@ class Step:
         for built in found.values():
             if built.failed:
                 raise NotConfirmedError(f"the program cannot be compiled: {first_line(built.outcome)}")
-        return [_bound(found[number].outcome, self._call.leaves) for number in range(len(lowered))]
+        return [_bound(found[n].outcome, self._call.leaves, name) for n, (name, _) in enumerate(lowered)]
 
-    def _lowered(self, cfgs: Mapping[Key, Any]) -> Any:
+    def _lowered(self, cfgs: Mapping[Key, Any]) -> tuple[str, Any]:
         if time.perf_counter() >= self._deadline:
             raise NotConfirmedError("the time was up before the program was compiled")
         # A call that has not been tuned has its heuristic cfg here: the tuning is over.
         with overlay_cache(dict(cfgs.items())), traced_anew(), looking(CallLog()):
             try:
-                # Inside another jitted function a donation means nothing.
-                return jax.jit(of_arrays(self._call)).lower(*self._call.leaves)
+                # Inside another jitted function a donation means nothing. A profiler's trace knows it by its name.
+                program, name = of_arrays(self._call), f"ejk_step_{secrets.token_hex(4)}"
+                program.__name__ = program.__qualname__ = name
+                return name, jax.jit(program).lower(*self._call.leaves)
             # Whatever the program raises is its own.
             except Exception as error:
                 raise NotConfirmedError(f"the program cannot be traced: {first_line(error)}") from error
 
-    def compare(self, one: Callable[[], Any], other: Callable[[], Any]) -> Ratio:
+    def compare(self, one: Form, other: Form) -> Ratio:
         """Runs two programs in turns until the interval is narrow, or the time is up."""
         until = min(self._deadline, time.perf_counter() + _COMPARE_SECONDS)
-        calls = max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_SECONDS / max(_seconds(one, 1), _seconds(other, 1), 1e-9))))
+        longest = max(_seconds(one, 1), _seconds(other, 1), 1e-9)
+        calls = max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_SECONDS / longest)))
         pairs: list[tuple[float, float]] = []
         while len(pairs) < _MOST_ROUNDS:
-            # Drift, and what one leaves in the caches for the other, hit both alike.
-            first = _seconds(one, calls) if len(pairs) % 2 else math.nan
-            second = _seconds(other, calls)
-            pairs.append((_seconds(one, calls) if math.isnan(first) else first, second))
+            pairs += self._by_the_device(one, other, longest) or [_in_turn(one, other, calls, len(pairs))]
             ratio = _ratio(pairs)
             late = time.perf_counter() >= until
             if len(pairs) >= _LEAST_ROUNDS and (late or ratio.high - ratio.low < _NARROW):
@@ -159,6 +180,32 @@ class Step:
             if late and time.perf_counter() >= self._deadline:
                 raise NotConfirmedError(f"the time was up after {len(pairs)} rounds of the program")
         return _ratio(pairs)
+
+    def _by_the_device(self, one: Form, other: Form, seconds: float) -> list[tuple[float, float]]:
+        """Pairs by the device's own clock, some in one trace; none where it cannot be had."""
+        if self._clock is None:
+            return []
+        both = [Run(number, form.name, form.call, form.leaves) for number, form in enumerate((one, other))]
+        rounds = max(2, min(_ROUNDS_A_TRACE, int(_SAMPLE_SECONDS / seconds)))
+        try:
+            found = self._clock.rounds([both if turn % 2 else both[::-1] for turn in range(rounds)])
+        except ProfilerUnavailable:
+            self._clock = None
+            return []
+        for row in found:
+            for outcome in row.values():
+                if isinstance(outcome, Exception):
+                    raise NotConfirmedError(f"the program fails with these arguments: {first_line(outcome)}")
+        return [(float(row[0]), float(row[1])) for row in found]  # type: ignore[arg-type]
+
+
+def _in_turn(one: Form, other: Form, calls: int, turn: int) -> tuple[float, float]:
+    """A pair by the host's clock; drift, and what one leaves in the caches for the other, hit both alike."""
+    if turn % 2:
+        first = _seconds(one, calls)
+        return first, _seconds(other, calls)
+    second = _seconds(other, calls)
+    return _seconds(one, calls), second
 
 
 def _flattened(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> FlatCall:
@@ -173,10 +220,8 @@ def _flattened(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return call
 
 
-def _bound(compiled: Any, leaves: Sequence[Any]) -> Callable[[], Any]:
-    def run() -> Any:
-        return compiled(*leaves)
-
+def _bound(compiled: Any, leaves: Sequence[Any], name: str) -> Form:
+    run = Form(compiled, leaves, name)
     try:
         jax.block_until_ready(run())
     # Whatever the program raises is its own.
@@ -236,9 +281,7 @@ def _others(changes: Mapping[Key, Change], kept: Collection[Key]) -> tuple[Key, 
     return tuple(key for key in changes if key not in kept)
 
 
-def _one_by_one(
-    step: Step, before: Callable[[], Any], changes: Mapping[Key, Change]
-) -> tuple[set[Key], Callable[[], Any], str]:
+def _one_by_one(step: Step, before: Form, changes: Mapping[Key, Change]) -> tuple[set[Key], Form, str]:
     """The changes that make the program faster, each on top of those before it; and why not all were tried."""
     kept: set[Key] = set()
     best, noisy = before, False

@@ -31,6 +31,7 @@ from ..job import TuningJob
 from ..journal.observer import Doing
 from ..reference import ExportedReference
 from ..runner import FOR_MEASURING, InProcessRunner
+from .ahead import AheadCompiler
 from .protocol import Message, Receiver, Sender, unpack
 
 _PR_SET_PDEATHSIG = 1
@@ -42,17 +43,22 @@ def main() -> None:
     """Serves until the other side is gone."""
     _die_with_parent()
     # What libraries print must not get between the messages.
-    worker = Worker(Sender(os.dup(1)))
+    ahead = AheadCompiler(_loaded)
+    worker = Worker(Sender(os.dup(1)), ahead)
     os.dup2(2, 1)
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(Receiver(os.dup(0)), inbox), daemon=True).start()
+    threading.Thread(target=_listen, args=(Receiver(os.dup(0)), inbox, ahead), daemon=True).start()
     while True:
         worker.obey(inbox.get())
 
 
-def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message]) -> None:
+def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message], ahead: AheadCompiler) -> None:
     while (message := receiver.receive()) is not None:
-        inbox.put(message)
+        if message.verb == "ahead":
+            # Of the next tuning: this one's work does not wait for it.
+            ahead.give(bytes(message.parts[0]))
+        else:
+            inbox.put(message)
     # Whatever still compiles or runs goes with it, without a word.
     os._exit(0)
 
@@ -73,8 +79,9 @@ def _die_with_parent() -> None:
 class Worker:
     """Does what it is told, and tells what came of it."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Sender, ahead: AheadCompiler) -> None:
         self._sender = sender
+        self._ahead = ahead
         self._bench: WorkerBench | None = None
 
     def obey(self, message: Message) -> None:
@@ -107,21 +114,26 @@ class Worker:
             # device's own clock does not notice; on a CPU candidates would.
             os.nice(_NICE)
         jax.config.update("jax_default_device", device)
+        self._ahead.begin()
         self._sender.send("hello", kind=device.device_kind, jax=jax.__version__)
 
     def _begin(self, head: dict[str, Any], parts: list[bytes]) -> None:
         """Another tuning: nothing of the last one is kept."""
+        self._ahead.forget()
         if self._bench is not None:
             self._bench.close()
-        self._bench = WorkerBench(head, parts, MessagingObserver(self._sender))
+        self._bench = WorkerBench(head, parts, MessagingObserver(self._sender), self._ahead)
 
 
 class WorkerBench:
     """The programs of one tuning, by the numbers that they were sent under; compiled ones serve every run."""
 
-    def __init__(self, head: dict[str, Any], parts: list[bytes], telling: MessagingObserver) -> None:
+    def __init__(
+        self, head: dict[str, Any], parts: list[bytes], telling: MessagingObserver, ahead: AheadCompiler
+    ) -> None:
         self._head = head
         self._telling = telling
+        self._ahead = ahead
         self._programs: dict[int, tuple[bytes, dict[str, Any]]] = {}
         # Where each stands among the candidates of this process.
         self._places: dict[int, int] = {}
@@ -166,7 +178,7 @@ class WorkerBench:
                 warmup=self._head["warmup"],
                 iters=self._head["iters"],
                 observer=self._telling,
-                builder=ImportingBuilder(self._programs, self._head["one_by_one"]),
+                builder=ImportingBuilder(self._programs, self._ahead, self._head["one_by_one"]),
                 cases=self._cases,
                 told_rounds=self._tell_round,
             )
@@ -243,13 +255,18 @@ def _in_parts(run: Callable[..., Any], outputs: int, objective: Objective) -> Ca
 
 def _flat(data: bytes) -> Callable[..., Any]:
     """A program of the first arrays of a case: a forward pass needs no cotangents."""
+    exported = _loaded(data)
+    return lambda *leaves: exported.call(*leaves[: len(exported.in_avals)])
+
+
+def _loaded(data: bytes) -> Any:
+    """An exported program."""
     # Importing it loads the functions that its programs call on the host; without them they fail to compile.
     if b"mosaic_gpu" in data:
         # Where a package that it needs is missing, the program fails with its own words.
         with contextlib.suppress(ImportError):
             importlib.import_module("jax.experimental.mosaic.gpu")
-    exported = jax.export.deserialize(bytearray(data))
-    return lambda *leaves: exported.call(*leaves[: len(exported.in_avals)])
+    return jax.export.deserialize(bytearray(data))
 
 
 def _placed(about: Any, parts: list[bytes]) -> list[Any]:
@@ -270,21 +287,31 @@ class ImportingBuilder:
     """Makes programs of exported ones."""
 
     programs: Mapping[int, tuple[bytes, dict[str, Any]]]
+    ahead: AheadCompiler
     # Then a candidate that takes the process down is the only one that can have done it.
     one_by_one: bool
     is_instant: bool = False
 
     def traced(self, staged: Staged, cfg: Any) -> Staged:
-        """The candidate with the objective that its exported program was made for."""
-        return replace(staged, objective=self.programs[cfg][1]["objective"])
+        """The candidate with its exported program, and the objective that this was made for."""
+        return replace(staged, objective=self.programs[cfg][1]["objective"], portable=self.programs[cfg])
 
     def lower(self, staged: Staged) -> tuple[Any, str]:
         """Lowered by JAX."""
         return staged.lower()
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
-        """Compiled."""
-        return staged.compile(lowered, for_speed=for_speed)
+        """Compiled, perhaps while the tuning before was measured."""
+        data, about = staged.portable
+        found = self.ahead.take(data, for_speed=for_speed)
+        if found is None:
+            return staged.compile(lowered, for_speed=for_speed)
+        run = _in_parts(found.executable, about["outputs"], about["objective"])
+        return CompiledProgram(
+            lambda *leaves: run(*leaves[: found.arguments]),
+            *(staged.objective, staged.notes, found.executable),
+            for_speed=for_speed,
+        )
 
 
 @final

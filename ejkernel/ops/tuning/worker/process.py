@@ -42,32 +42,51 @@ class KilledAtBirth(IsolationError):
     """The process was killed from outside before it was ready."""
 
 
-# Workers that wait for another tuning, by what they were started with; None: none is kept.
-_spare: ContextVar[dict[str, WorkerProcess] | None] = ContextVar("ejkernel_spare_workers", default=None)
+class _Kept:
+    """Workers by what they were started with: those that wait for another tuning, and the latest that was given out."""
+
+    def __init__(self) -> None:
+        self.spare: dict[str, WorkerProcess] = {}
+        self.latest: dict[str, WorkerProcess] = {}
+
+
+# None: no worker is kept.
+_kept: ContextVar[_Kept | None] = ContextVar("ejkernel_kept_workers", default=None)
 
 
 @contextlib.contextmanager
 def kept_workers() -> Iterator[None]:
     """Inside, a worker that ended one tuning well serves the next one of this thread."""
-    spare: dict[str, WorkerProcess] = {}
-    token = _spare.set(spare)
+    kept = _Kept()
+    token = _kept.set(kept)
     try:
         yield
     finally:
-        _spare.reset(token)
-        for worker in spare.values():
+        _kept.reset(token)
+        for worker in kept.spare.values():
             worker.end()
 
 
 def worker_for(*, platform: str, device: int, settings: Mapping[str, Any], imports: Sequence[str]) -> WorkerProcess:
     """A worker for a device: one that was kept, else a new one, which may not be ready yet."""
     head = {"platform": platform, "device": device, "settings": dict(settings), "imports": list(imports)}
-    kept = (_spare.get() or {}).pop(json.dumps(head), None)
-    if kept is not None:
-        if kept.is_alive():
-            return kept
-        kept.end()
-    return WorkerProcess(head)
+    kept, name = _kept.get() or _Kept(), json.dumps(head)
+    worker = kept.spare.pop(name, None)
+    if worker is not None and not worker.is_alive():
+        worker.end()
+        worker = None
+    kept.latest[name] = worker = worker or WorkerProcess(head)
+    return worker
+
+
+def compile_ahead(
+    data: bytes, *, platform: str, device: int, settings: Mapping[str, Any], imports: Sequence[str]
+) -> None:
+    """Has the worker that will most likely serve the next tuning compile a program of it, where there is one."""
+    head = {"platform": platform, "device": device, "settings": dict(settings), "imports": list(imports)}
+    worker = (_kept.get() or _Kept()).latest.get(json.dumps(head))
+    if worker is not None and worker.is_alive():
+        worker.send("ahead", [data])
 
 
 class WorkerProcess:
@@ -198,12 +217,12 @@ class WorkerProcess:
 
     def leave(self) -> None:
         """Done with it: kept for another tuning where there may be one, else ended."""
-        spare, name = _spare.get(), json.dumps(self._head)
+        kept, name = _kept.get(), json.dumps(self._head)
         # A kernel inside a kernel is tuned while the outer one's worker waits: one of the two is enough.
-        if spare is None or name in spare:
+        if kept is None or name in kept.spare:
             self.end()
         else:
-            spare[name] = self
+            kept.spare[name] = self
 
     def end(self) -> None:
         """Ends it and lets go of everything."""

@@ -26,23 +26,28 @@ from ..reference import NUMBER, Reference
 from ..runner import Rows, finished, told_with_gain
 from .export import ExportingBuilder, PortableProgram, export
 from .limits import Isolation
-from .process import WorkerProcess, worker_for
+from .process import WorkerProcess, compile_ahead, worker_for
 from .session import WorkerSession
 
 # What of this process's settings a program depends on; whatever else does is in the program.
 _SETTINGS = ("jax_enable_x64", "jax_platforms", "jax_num_cpu_devices")
 
 
+def worker_settings(device: jax.Device, isolation: Isolation) -> dict[str, Any]:
+    """What workers for one device are started with: the settings of this thread."""
+    settings = {name: _jax.setting(name) for name in _SETTINGS}
+    return {
+        "platform": device.platform,
+        "device": jax.local_devices(backend=device.platform).index(device),
+        "settings": {name: value for name, value in settings.items() if value is not None},
+        "imports": isolation.imports,
+    }
+
+
 def starter(device: jax.Device, isolation: Isolation) -> Callable[[], WorkerProcess]:
     """Starts workers for one device with the settings of this thread."""
-    settings = {name: _jax.setting(name) for name in _SETTINGS}
-    index = jax.local_devices(backend=device.platform).index(device)
-    return lambda: worker_for(
-        platform=device.platform,
-        device=index,
-        settings={name: value for name, value in settings.items() if value is not None},
-        imports=isolation.imports,
-    )
+    settings = worker_settings(device, isolation)
+    return lambda: worker_for(**settings)
 
 
 @final
@@ -93,6 +98,8 @@ class WorkerRunner:
             cotangents=cotangents,
         )
         self._checker = Checker(job, self.candidates, leaves, seed=seed, reference=here, drawn=drawn)
+        settings = worker_settings(device, isolation)
+        self._compile_ahead: Callable[[bytes], None] = lambda data: compile_ahead(data, **settings)
         self.session = WorkerSession(
             *(job, self.candidates, self._checker.cases, starter(device, isolation), isolation),
             warmup=warmup,
@@ -126,10 +133,10 @@ class WorkerRunner:
             self._refuse_other_structures(fresh)
 
     def begin(self, deadline: float, end: float = math.inf, *, ahead: bool = False) -> None:
-        """Exports; what is exported ahead is sent when the worker is free.
+        """Exports; what is exported ahead is compiled where the tuning before is measured, and sent when that is over.
 
-        A second worker that compiles meanwhile was tried: on an H200 two of them did not find memory for their
-        references beside the program's own, and calls took as long as before.
+        A second worker was tried: on an H200 two of them did not find memory for their references beside the
+        program's own.
         """
         self._fresh = self.candidates.having("entered")
         self._holds = ahead
@@ -138,8 +145,13 @@ class WorkerRunner:
     def _exported(self, number: int) -> None:
         if self._builder.refused and not self._demanded and not self.candidates.having("checked", "timed"):
             raise NotExportedError(self._builder.refused[0])
-        if self._sends_at_once and not self._holds and self.candidates.state(number) == "compiled":
+        if not self._sends_at_once or self.candidates.state(number) != "compiled":
+            return
+        if not self._holds:
             self.session.add(number)
+        # The heuristic's products are timed by the compiler, on the device.
+        elif number:
+            self._compile_ahead(self.candidates.program(number).portable.data)
 
     def _refuse_other_structures(self, numbers: Sequence[int]) -> None:
         """Flat arrays have no structure, so it is compared here: with the reference's, else with the first one's."""

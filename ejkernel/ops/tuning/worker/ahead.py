@@ -1,0 +1,82 @@
+"""In a worker: programs of the next tuning are compiled while this one is measured.
+
+The parent sends them as it writes them down, and sends them again when their tuning begins; by then most are compiled.
+Nothing of it runs on the device: a program whose products the compiler would time there is compiled without that.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, final
+
+import jax
+
+from ... import _jax
+from ...timing.compile_pool import JaxSettings
+from ...timing.program import compiled_quickly, times_products
+
+
+class CompiledAhead(NamedTuple):
+    """A program of flat arrays."""
+
+    executable: Any
+    # How many arrays it takes.
+    arguments: int
+    # False: compiled quickly.
+    for_speed: bool
+
+
+@final
+class AheadCompiler:
+    """Compiles programs on threads of its own; each is taken once."""
+
+    def __init__(self, load: Callable[[bytes], Any]) -> None:
+        # Half of the processors: the parent traces meanwhile.
+        self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2), "ejkernel-ahead")
+        self._load = load
+        self._coming: dict[bytes, Future[CompiledAhead]] = {}
+        # Those that were given before the tuning at work began.
+        self._earlier: set[bytes] = set()
+        self._settings: JaxSettings | None = None
+
+    def begin(self) -> None:
+        """From now on programs are compiled with the settings of this thread."""
+        self._settings = JaxSettings.here()
+
+    def give(self, data: bytes) -> None:
+        """Has a program compiled."""
+        if self._settings is not None and data not in self._coming:
+            self._coming[data] = self._pool.submit(self._compiled, data, self._settings)
+
+    def take(self, data: bytes, *, for_speed: bool) -> CompiledAhead | None:
+        """A program that was given, once it is there; None where it was not begun, failed, or is of another kind."""
+        future = self._coming.pop(data, None)
+        # What fails is compiled again where it belongs, and says why.
+        if future is None or future.cancel() or future.exception() is not None:
+            return None
+        found = future.result()
+        return found if found.for_speed == for_speed else None
+
+    def forget(self) -> None:
+        """A tuning begins: lets go of what the one before was given and has not taken."""
+        for data in self._earlier & self._coming.keys():
+            self._coming.pop(data).cancel()
+        self._earlier = set(self._coming)
+
+    def _compiled(self, data: bytes, settings: JaxSettings) -> CompiledAhead:
+        with settings.entered(), _jax.clean_room():
+            exported = self._load(data)
+
+            def program(*leaves: Any) -> Any:
+                return exported.call(*leaves)
+
+            # A profiler's trace knows programs by their names.
+            program.__name__ = program.__qualname__ = f"ejk_{secrets.token_hex(4)}_ahead"
+            shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
+            lowered = jax.jit(program).trace(*shapes).lower()
+            quick = times_products(lowered)
+            executable = compiled_quickly(lowered) if quick else lowered.compile()
+            return CompiledAhead(executable, len(shapes), not quick)
