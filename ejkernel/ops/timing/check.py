@@ -159,11 +159,11 @@ def builders(
     *,
     inputs: Iterable[Any] = (),
     tolerance: float | None = None,
-    plain: int = 0,
+    plain: bool = False,
 ) -> list[Callable[[], Any]]:
     """What compiles, on any thread, the programs that comparisons of such answers need; none where the host compares.
 
-    `plain`: there will be a plain run of so many parts.
+    `plain`: there will be a plain run of the output.
     """
     dtypes = tuple(inputs)
     leaves = [_Leaf(*pair, _limits(pair[1], dtypes, tolerance)) for pair in _named(parts)]
@@ -171,8 +171,8 @@ def builders(
     if not shapes or not comparing.is_large(sum(shape.size for shape in shapes), device):
         return []
     about = tuple(leaf.limits for leaf in leaves if leaf.is_measured)
-    known = len(jax.tree_util.tree_leaves(parts[:plain]))
-    plains = [place < known and leaf.limits is not None for place, leaf in enumerate(leaves)]
+    outputs = len(jax.tree_util.tree_leaves(parts[0]))
+    plains = [plain and place < outputs and leaf.limits is not None for place, leaf in enumerate(leaves)]
     measured = [has for has, leaf in zip(plains, leaves, strict=True) if leaf.is_measured]
     return comparing.builders(shapes, about, device, plain=measured)
 

@@ -107,26 +107,23 @@ def stage(
     seed: int = 0,
     name: str = "measured",
     cotangents: Cotangents | None = None,
-    exactly: bool = False,
 ) -> Staged:
     """Traces what is to be timed, on this thread and in its context; do this in a clean room.
 
-    Candidates of one tuning share their cotangents, which are then drawn once. `exactly`: products of float32 are
-    computed in full, those of gradients too.
+    Candidates of one tuning share their cotangents, which are then drawn once.
     """
     run = forward(fn, call)
-    around = _exact if exactly else _as_written
     notes = ""
     if objective == "forward+backward":
         try:
-            return _with_gradients(run, call, leaves, cotangents or Cotangents(seed), name, around)
+            return _with_gradients(run, call, leaves, cotangents or Cotangents(seed), name)
         except UNTRACEABLE:
             # The forward pass, below, will find and say the same.
             pass
         except UNDIFFERENTIABLE as error:
             notes = f"cannot be differentiated, timed forward: {first_line(error)}"
     try:
-        function = jax.jit(_named(around(run), name))
+        function = jax.jit(_named(run, name))
         traced = function.trace(*leaves)
     except (*UNTRACEABLE, TypeError) as error:
         if not isinstance(error, UNTRACEABLE) and _COMPILED not in str(error):
@@ -197,32 +194,13 @@ def _signature(shapes: Any) -> Any:
     return tree, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
 
 
-def _as_written(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
-def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The setting is made within the function, so that whatever traces it again, such as exporting, does it so."""
-
-    def exactly(*args: Any) -> Any:
-        with jax.default_matmul_precision("highest"):
-            return function(*args)
-
-    return exactly
-
-
 def _with_gradients(
-    run: Callable[..., Any],
-    call: FlatCall,
-    leaves: Sequence[Any],
-    shared: Cotangents,
-    name: str,
-    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+    run: Callable[..., Any], call: FlatCall, leaves: Sequence[Any], shared: Cotangents, name: str
 ) -> Staged:
     floats = [i for i, leaf in enumerate(call.leaves) if is_float(leaf)]
     if not floats:
         raise TypeError("no argument is a floating-point array")
-    function = jax.jit(_named(around(forward_and_backward(run, floats)), name))
+    function = jax.jit(_named(forward_and_backward(run, floats), name))
     # Arguments, not constants: those the compiler folds.
     cotangents = shared.latest
     try:

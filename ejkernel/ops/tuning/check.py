@@ -76,10 +76,7 @@ class CheckCase:
     # The output and, under validate_backward, the gradients; empty until a reference or a candidate has given them.
     expected: tuple[Any, ...] = ()
     drawn: Drawn = _NONE_DRAWN
-    # The gradients that a reference gives; they count once a candidate with the right output agrees with them, since a
-    # kernel's own may be meant otherwise.
-    gradients: tuple[Any, ...] = ()
-    # What the reference gives as it was written, where `expected` and `gradients` are more exact.
+    # The output of the reference as it was written, where `expected` is more exact.
     plain: tuple[Any, ...] = ()
     # Is a plain output that differs by much noise, or another computation?
     is_noise: Callable[[Any, Any], bool] = lambda right, plain: True
@@ -87,9 +84,10 @@ class CheckCase:
 
     def refer(self, reference: Reference) -> None:
         """Takes what is right from a reference."""
-        right, self.plain = reference(self.leaves)
-        self.expected, self.gradients = right[:1], right[1:]
-        if self.plain:
+        right, plain = reference(self.leaves)
+        self.expected = (right,)
+        if plain is not None:
+            self.plain = (plain,)
             self.is_noise = functools.partial(reference.is_noise, self.leaves)
 
     def begin(self, program: CompiledProgram) -> Begun:
@@ -101,22 +99,10 @@ class CheckCase:
             # Without a reference the first one that runs is right.
             return Begun(None, Comparison(), jax.block_until_ready(answer))
         standard, new = self._standard, answer[len(self.expected) :]
-        if new and self.gradients:
-            graded = self._by_the_references_gradients(answer)
-            if graded is not None:
-                return graded
         if standard is None or new:
-            # Gradients are then those of the first candidate whose output is right.
+            # A reference gives the output alone: gradients are those of the first candidate whose output is right.
             standard = self.standard(new)
         return Begun(standard, standard.begin(answer), new)
-
-    def _by_the_references_gradients(self, answer: tuple[Any, ...]) -> Begun | None:
-        """The answer, which is right, beside the gradients of the reference; None where it differs from them."""
-        standard = self._made(self.gradients)
-        if standard.strange:
-            return None
-        found = standard.compare(answer)
-        return None if found.reason else Begun(standard, found, self.gradients)
 
     def end(self, begun: Begun) -> Comparison:
         """What came of it."""
@@ -135,19 +121,16 @@ class CheckCase:
         made = self._made(more)
         if made.strange and not self.is_noise(self.expected[0], self.plain[0]):
             # Which of the two is meant is not known: the one that the kernel's author wrote.
-            self.expected, self.plain, self.gradients = self.plain[:1], (), ()
+            self.expected, self.plain = self.plain, ()
             made = self._made(more)
         if not more:
             self._standard = made
         return made
 
     def _made(self, more: tuple[Any, ...]) -> Standard:
-        right = (*self.expected, *more)
-        # A plain run's noise in gradients is that of the reference's own.
-        plain = self.plain if more is self.gradients else self.plain[:1]
         return Standard(
-            right,
-            plain=plain[: len(right)],
+            (*self.expected, *more),
+            plain=self.plain,
             tolerance=self.tolerance,
             inputs=[leaf.dtype for leaf in self.leaves],
         )
@@ -240,11 +223,11 @@ class Checker:
 
 
 def builders(
-    staged: Staged, leaves: Sequence[Any], tolerance: float | None, device: jax.Device, *, plain: int
+    staged: Staged, leaves: Sequence[Any], tolerance: float | None, device: jax.Device, *, plain: bool
 ) -> list[Callable[[], Any]]:
     """What compiles, on any thread, the programs that checks of a candidate like this one need.
 
-    `plain`: so many parts of an answer, the output and perhaps gradients, are known as the reference was written too.
+    `plain`: the reference runs as it was written too.
     """
     if staged.traced is None:
         return []

@@ -48,7 +48,6 @@ class CandidateCompiler:
         builder: ProgramBuilder | None = None,
         prior: PriorResults | None = None,
         observer: StepObserver | None = None,
-        cotangents: Cotangents | None = None,
     ) -> None:
         self.job = job
         self.candidates = candidates
@@ -61,7 +60,7 @@ class CandidateCompiler:
         self._prior: PriorResults = prior or NoPriorResults()
         self._observer: StepObserver = observer or NoObserver()
         self._tag = secrets.token_hex(4)
-        self._cotangents = cotangents or Cotangents(seed)
+        self._cotangents = Cotangents(seed)
         # Candidates that were compiled quickly, and how they are compiled for speed.
         self._quick: dict[int, Callable[[], Any]] = {}
         # The candidate that was lowered first to each text.
@@ -239,9 +238,7 @@ class CandidateCompiler:
             return
         self._checks_given = True
         assert self._pool is not None
-        plain = 0
-        if self._reference is not None and PLAIN in self._reference.staged:
-            plain = 2 if self._reference.objective == "forward+backward" else 1
+        plain = self._reference is not None and PLAIN in self._reference.staged
         made = builders(staged, self._leaves, self.job.tolerance, self._device, plain=plain)
         for place, build in enumerate(made):
             self._held.append(functools.partial(self._pool.give, _CHECKS - place, build))

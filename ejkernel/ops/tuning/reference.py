@@ -1,7 +1,7 @@
 """The result that every candidate must compute: the kernel's own reference, compiled beside the candidates.
 
 It runs in higher precision, float32 and exact products, and once more as it was written: what the two differ by is
-noise that a right candidate may have too. Where gradients are tuned it gives those as well.
+noise that a right candidate may have too.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from ..core.record import Objective
 from ..timing.compile_pool import Built, CompilePool
 from ..timing.inputs import FlatCall, is_float
-from ..timing.program import Cotangents, Staged, forward, stage
+from ..timing.program import Staged, forward, stage
 
 # The numbers under which its two programs are compiled: no candidate's.
 NUMBER, PLAIN = -1, -2
@@ -33,8 +32,6 @@ class ExportedReference:
 
     plain: Callable[..., Any]
     exact: Callable[..., Any] | None = None
-    # With gradients each returns the output and those.
-    objective: Objective = "forward"
 
     def __call__(self, *args: Any) -> Any:
         """As it was written."""
@@ -45,35 +42,18 @@ class ExportedReference:
 class Reference:
     """Two programs, since every operation of it would else be compiled alone; as it is where that cannot be."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        call: FlatCall,
-        leaves: Sequence[Any],
-        *,
-        platform: str,
-        objective: Objective = "forward",
-        cotangents: Cotangents | None = None,
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], call: FlatCall, leaves: Sequence[Any], *, platform: str) -> None:
+        plain = stage(fn, call, leaves, "forward", name="reference")
         self._narrow = any(_is_narrow(leaf) for leaf in leaves)
         exact: Staged | None = None
         if isinstance(fn, ExportedReference):
-            plain = stage(fn, call, leaves, "forward", name="reference")
             exact = None if fn.exact is None else stage(fn.exact, call, leaves, "forward", name="reference")
-            # Gradients, where there are any, are among what its programs return.
-            self.objective = fn.objective
-        else:
-            plain = stage(fn, call, leaves, objective, name="reference", cotangents=cotangents)
-            self.objective = plain.objective
-            # A CPU multiplies float32 as it is: there is nothing more exact.
-            if self._narrow or platform != "cpu":
-                exact = _widened(fn, call, leaves, plain, cotangents)
+        # A CPU multiplies float32 as it is: there is nothing more exact.
+        elif self._narrow or platform != "cpu":
+            exact = _widened(fn, call, leaves, plain)
         # What each is, by its number; without a more exact one the plain one has its place.
         self.staged = {NUMBER: plain} if exact is None else {NUMBER: exact, PLAIN: plain}
-        # The output alone, as the reference was written.
-        self._output: Callable[..., Any] = forward(fn, call)
-        if isinstance(fn, ExportedReference) and self.objective == "forward+backward":
-            self._output = lambda *values: fn(*values)[0]
+        self._as_it_is: Callable[..., Any] = forward(fn, call)
         self._built: dict[int, Callable[..., Any]] = {}
         self._pool: CompilePool | None = None
         # Those that are still being compiled.
@@ -105,51 +85,34 @@ class Reference:
             self.arrived(built)
         return bool(self._built) or not self.coming
 
-    def __call__(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """What is right for these inputs, the output and perhaps gradients, and the same as written.
-
-        The second is empty where that is not known.
-        """
-        try:
-            return self._both(leaves)
-        except jax.errors.JaxRuntimeError:
-            if self.objective == "forward" or not self._built:
-                raise
-            # Gradients need more memory than the output, say.
-            return (jax.block_until_ready(jax.jit(self._output)(*leaves)),), ()
-
-    def _both(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def __call__(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
+        """The right result for these inputs, and that of the reference as written; None where that is not known."""
         plain = self._plain(leaves)
         exact = self._built.get(NUMBER)
         if exact is None:
-            if plain is not None:
-                return self._parts(plain), ()
-            return (jax.block_until_ready(self._output(*leaves)),), ()
+            return (plain if plain is not None else jax.block_until_ready(self._as_it_is(*leaves))), None
         try:
             right = jax.block_until_ready(exact(*leaves))
         # Float32 needs more memory, say: the reference as it was written may run all the same.
         except jax.errors.JaxRuntimeError:
             if plain is None:
                 raise
-            return self._parts(plain), ()
+            return plain, None
         if plain is None:
-            return self._parts(right), ()
+            return right, None
         # In another precision values may be rounded to other integers, or come in another order.
         merged = jax.tree_util.tree_map(lambda one, other: one if is_float(one) else other, right, plain)
-        return self._parts(merged), self._parts(plain)
-
-    def _parts(self, found: Any) -> tuple[Any, ...]:
-        return tuple(found) if self.objective == "forward+backward" else (found,)
+        return merged, plain
 
     def is_noise(self, leaves: Sequence[Any], right: Any, plain: Any) -> bool:
-        """Does the output of the plain run differ by rounding, where it differs by much?
+        """Does the plain run differ by rounding, where it differs by much?
 
         Where values cancel, rounding is all that is left of them. But a computation may also look at its dtypes, and do
         something else in float32: draw other random numbers, for one.
         """
         if not self._narrow:
             return True
-        moved = self._parts(self._built[NUMBER](*(_moved(leaf) for leaf in leaves)))[0]
+        moved = self._built[NUMBER](*(_moved(leaf) for leaf in leaves))
         trees = [jax.tree_util.tree_leaves(tree) for tree in (right, plain, moved)]
         return all(_is_rounding(*arrays) for arrays in zip(*trees, strict=True) if is_float(arrays[0]))
 
@@ -170,28 +133,25 @@ def _is_narrow(leaf: Any) -> bool:
     return bool(jax.numpy.issubdtype(leaf.dtype, np.floating)) and leaf.dtype.itemsize < 4
 
 
-def _widened(
-    fn: Callable[..., Any], call: FlatCall, leaves: Sequence[Any], plain: Staged, cotangents: Cotangents | None
-) -> Staged | None:
+def _widened(fn: Callable[..., Any], call: FlatCall, leaves: Sequence[Any], plain: Staged) -> Staged | None:
     """The reference in float32, its outputs in their own dtypes again; None where it takes no such inputs."""
     if plain.traced is None:
         return None
-    whole = plain.traced.out_info
-    shapes = whole[0] if plain.objective == "forward+backward" else whole
+    shapes = plain.traced.out_info
 
     def wide(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree_util.tree_map(_in_float32, (args, kwargs))
-        found = fn(*args, **kwargs)
+        # In here, so that whatever traces it again, such as exporting, does it so.
+        with jax.default_matmul_precision("highest"):
+            found = fn(*args, **kwargs)
         return jax.tree_util.tree_map(lambda out, as_it_was: out.astype(as_it_was.dtype), found, shapes)
 
     try:
-        staged = stage(wide, call, leaves, plain.objective, name="reference", cotangents=cotangents, exactly=True)
+        staged = stage(wide, call, leaves, "forward", name="reference")
     # The user's code, which was written for other dtypes, may raise anything.
     except Exception:
         return None
-    if staged.objective != plain.objective:
-        return None
-    same = [(out.shape, out.dtype) for out in jax.tree_util.tree_leaves(whole)]
+    same = [(out.shape, out.dtype) for out in jax.tree_util.tree_leaves(shapes)]
     found = jax.tree_util.tree_leaves(staged.traced.out_info) if staged.traced is not None else []
     return staged if [(out.shape, out.dtype) for out in found] == same else None
 

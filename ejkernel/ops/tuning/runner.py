@@ -13,7 +13,6 @@ import jax
 
 from ..core.record import Record, Stop, Trial
 from ..timing.clock import Clock
-from ..timing.program import Cotangents
 from ..timing.race import Outcome, low_end
 from ..timing.sampler import RoundSampler
 from .candidates import CandidateSet
@@ -101,10 +100,9 @@ class InProcessRunner:
         self._clock_name = ""
         self.candidates = CandidateSet(observer)
         call, self.leaves = inputs_of(job, seed)
-        reference, cotangents = None, Cotangents(seed)
+        reference = None
         if job.reference is not None:
-            kind: dict[str, Any] = {"platform": device.platform, "objective": job.objective, "cotangents": cotangents}
-            reference = Reference(job.reference, call, self.leaves, **kind)
+            reference = Reference(job.reference, call, self.leaves, platform=device.platform)
         self.compiler = CandidateCompiler(
             *(job, self.candidates, call, self.leaves),
             seed=seed,
@@ -113,7 +111,6 @@ class InProcessRunner:
             builder=builder,
             prior=prior,
             observer=observer,
-            cotangents=cotangents,
         )
         self.checker = Checker(
             job, self.candidates, self.leaves, seed=seed, reference=reference, given=cases, observer=observer

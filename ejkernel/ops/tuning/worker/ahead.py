@@ -1,7 +1,7 @@
 """In a worker: programs of the next tuning are compiled while this one is measured.
 
 The parent sends them as it writes them down, and sends them again when their tuning begins; by then most are compiled.
-Nothing of it runs on the device: a program whose products the compiler would time there is compiled without that.
+Nothing of it runs on the device: where the compiler would time products there, a program is compiled without that.
 """
 
 from __future__ import annotations

@@ -153,9 +153,7 @@ class WorkerBench:
                 return self._run(head)
             if verb == "reference":
                 # As it was written, and behind it what is more exact.
-                about = head["outputs"], head["objective"]
-                plain, *exact = (_in_parts(_flat(part), *about) for part in parts)
-                self._reference = ExportedReference(plain, exact[0] if exact else None, head["objective"])
+                self._reference = ExportedReference(*map(_flat, parts))
             else:
                 self._add(head, parts[0])
             return None

@@ -15,7 +15,6 @@ from ... import _jax
 from ...core.device import default_device
 from ...core.errors import NotExportedError
 from ...core.record import Record, Trial
-from ...timing.program import Cotangents
 from ...timing.race import conclude
 from ..candidates import CandidateSet
 from ..check import Checker, drawn_inputs_of
@@ -76,10 +75,8 @@ class WorkerRunner:
         self._builder = ExportingBuilder(_export_platform(device), isolation.imports)
         reference: Reference | None = None
         portable: dict[int, PortableProgram] = {}
-        cotangents = Cotangents(seed)
         if job.reference is not None:
-            kind: dict[str, Any] = {"platform": device.platform, "objective": job.objective, "cotangents": cotangents}
-            reference = Reference(job.reference, call, leaves, **kind)
+            reference = Reference(job.reference, call, leaves, platform=device.platform)
             # Else it runs here, and its outputs are sent.
             with contextlib.suppress(NotExportedError):
                 portable = {
@@ -95,7 +92,6 @@ class WorkerRunner:
             builder=self._builder,
             prior=prior,
             observer=observer,
-            cotangents=cotangents,
         )
         self._checker = Checker(job, self.candidates, leaves, seed=seed, reference=here, drawn=drawn)
         settings = worker_settings(device, isolation)
@@ -107,7 +103,7 @@ class WorkerRunner:
             seed=seed,
             observer=observer,
         )
-        self.session.refer(portable)
+        self.session.references = portable
         # Those that were exported and not compared yet.
         self._fresh: list[int] = []
         # Are exported programs kept back for now?

@@ -58,7 +58,7 @@ class WorkerSession:
         self._settings = {"warmup": warmup, "iters": iters, "seed": seed}
         self._observer: StepObserver = observer or NoObserver()
         # Instead of what the cases expect: the reference as programs, by their numbers.
-        self._references: Mapping[int, PortableProgram] = {}
+        self.references: Mapping[int, PortableProgram] = {}
         # What the current run has timed so far, by number, and the clock.
         self.clock = ""
         self.rows: list[dict[int, float]] = []
@@ -72,11 +72,6 @@ class WorkerSession:
         self._deadline = math.inf
         # Hears the seconds of each round.
         self._told: Callable[[Mapping[int, float]], None] = lambda row: None
-
-    def refer(self, references: Mapping[int, PortableProgram]) -> None:
-        """Takes the reference as programs, before anything is sent."""
-        self._references = references
-        self._extra = references[NUMBER].extra if references else ()
 
     def add(self, number: int) -> None:
         """Sends a program as soon as it is there: the worker compiles it while others are exported."""
@@ -162,7 +157,7 @@ class WorkerSession:
             sets.append([*about, *more])
             parts += [*arrays, *beside]
         for case in self._cases():
-            if case.expected and not self._references:
+            if case.expected and not self.references:
                 about, arrays = protocol.pack(jax.tree_util.tree_leaves(case.expected[0]))
                 expected.append(about)
                 parts += arrays
@@ -176,11 +171,9 @@ class WorkerSession:
             count=len(self.candidates),
             **self._settings,
         )
-        if self._references:
-            exact, plain = (self._references.get(number) for number in (NUMBER, PLAIN))
-            first = self._references[NUMBER]
-            parts = [one.data for one in (plain, exact) if one is not None]
-            worker.send("reference", parts, outputs=first.outputs, objective=first.objective)
+        if self.references:
+            exact, plain = (self.references.get(number) for number in (NUMBER, PLAIN))
+            worker.send("reference", [one.data for one in (plain, exact) if one is not None])
 
     def _send_programs(self, worker: WorkerProcess, numbers: Sequence[int]) -> None:
         programs = {number: self.candidates.program(number).portable for number in numbers}
