@@ -1,7 +1,7 @@
 """Empties a GPU's caches before a call: in a program other arrays pass through them between two calls of a kernel.
 
-The weights of a decode step were a case on an H200: a product of 23 MB, which stayed in the second-level cache from call to
-call, took 7.6 us by the best candidate and 10.1 us by XLA's; in the step, where they do not stay, XLA's was faster.
+A product of a decode step was a case on an H200: its 23 MB stayed in the second-level cache from call to call, and the
+best candidate took 0.75 of the time of XLA's product; with the caches emptied 0.93.
 """
 
 from __future__ import annotations

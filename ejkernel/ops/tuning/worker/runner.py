@@ -33,7 +33,7 @@ _SETTINGS = ("jax_enable_x64", "jax_platforms", "jax_num_cpu_devices")
 
 
 def worker_settings(device: jax.Device, isolation: Isolation) -> dict[str, Any]:
-    """What workers for one device are started with: the settings of this thread."""
+    """Settings that workers for one device are started with: those of this thread."""
     settings = {name: _jax.setting(name) for name in _SETTINGS}
     return {
         "platform": device.platform,
