@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import enum
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from types import FunctionType, NoneType
 from typing import Any, Generic, Protocol
 
 import jax
 
 from .. import _jax
-from ..config import call_log, policy
+from ..config import call_log
 from ..config.cache import is_shadowed
 from ..config.selection import ConfigSelectorChain, objective_of
 from ..core import invalidation
@@ -35,17 +34,16 @@ from ..registry import copied, record_call
 from ..settings import Settings
 from ..timing.inputs import is_concrete, is_float
 from ..timing.program import UNTRACEABLE, first_line
-from .arguments import RESERVED, Options, Taken, kernel_key, split, take
+from .arguments import PLAIN, RESERVED, Options, Taken, kernel_key, split, take
+from .bound import bound
 from .compiled import Compiled
 from .invocation_of import invocation_of
 from .labels import PREFIX, json_label, label
+from .plan import Plan
 from .recording import Recording
-from .table import Chosen, CompiledEntry, CompiledTable, Traced, entries_being_traced, signature, tracing
+from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, is_short, of_tree, place_of, with_keywords, with_state
+from .table import Chosen, CompiledEntry, CompiledTable, NeedsValues, Traced, entries_being_traced, signature, tracing
 
-# Static values that are their own key: cheap to hash, never equal across types once the type stands beside them.
-_ARRAY = _jax.ArrayImpl
-_frames = policy.frames.get
-_SHORT = frozenset((int, bool, str, NoneType))
 # So many different values of one static argument mean that it should have been an array.
 _MANY_STATICS = 64
 
@@ -61,14 +59,10 @@ class ConfigChooser(Protocol):
         """The cfg."""
 
 
-class _NeedsValues(Exception):
-    """JAX traces a call of the short way that cannot be measured by its shapes: the long way has its arrays at hand."""
-
-
 class _Now(threading.local):
-    """The arrays of the call that this thread is making, for the time that JAX may trace it."""
+    """The call that this thread is making, for the time that JAX may trace it: its arrays, or its plan."""
 
-    leaves: Sequence[Any] | None = None
+    given: Any = None
 
 
 class Executor(Generic[Cfg, Out]):
@@ -83,12 +77,12 @@ class Executor(Generic[Cfg, Out]):
         file = self._settings.record_file
         self._recording = None if file is None else Recording(file)
         self._table = CompiledTable()
-        self._find = self._table.quick.get
+        self.find = self._table.quick.get
         self._now = _Now()
         self._statics: dict[tuple[str, str], set[Hashable]] = {}
         self._said: set[Hashable] = set()
         # Known once a backend runs: does this process have devices of more than one kind?
-        self._several_kinds: bool | None = None
+        self.several_kinds: bool | None = None
 
     def __call__(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Any:
         """The kernel's result for this call; `cfg=`, `stamp=`, `method=`, `mesh=` and specs are the executor's own."""
@@ -96,43 +90,64 @@ class Executor(Generic[Cfg, Out]):
         # before it registered the short key; `_short_key` says what that is, here it is written out, since this is
         # the path that must cost nothing.
         for arg in args:
-            if type(arg) is not _ARRAY:
-                return self._call(kernel, args, kwargs)
+            if type(arg) is not ARRAY:
+                return self._call_with_trees(kernel, arg, args, kwargs)
         short: Any = kernel.__class__
-        leaves = args
+        leaves: Any = args
         if kwargs:
-            found = _marks(kwargs)
+            found = with_keywords(short, args, kwargs)
             if found is None:
-                return self._call(kernel, args, kwargs)
-            marks, arrays = found
-            short = (short, marks)
-            if arrays:
-                leaves = (*args, *arrays)
+                return self._call_with_trees(kernel, None, args, kwargs)
+            short, leaves = found
         try:
             state = kernel.__dict__
-            for name, value in state.items():
-                short = (short, name, value, type(value))
-            frames = _frames()
+            if state:
+                for name, value in state.items():
+                    short = (short, name, value, type(value))
+            frames = frames_in_force()
             if frames:
                 short = (short, frames)
-            entry = self._find(short)
-            if entry is None and self._several_kinds:
-                short = (short, _place(leaves))
-                entry = self._find(short)
+            if self.several_kinds:
+                short = (short, place_of(leaves))
+            entry = self.find(short)
             # The same kernel with another number of arrays is another program.
             if entry is not None and entry.count != len(args):
-                entry = self._find((short, len(args)))
+                entry = self.find((short, len(args)))
         # An attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
         except (TypeError, AttributeError):
             entry = None
         if entry is None or entry.epoch != invalidation.epoch:
-            return self._call(kernel, args, kwargs)
+            return self.call_anew(kernel, args, kwargs)
         entry.hot = True
         try:
             return entry.fn(*leaves)
         # A new shape that cannot be measured, or traced, without its values.
-        except (_NeedsValues, *UNTRACEABLE):
-            return self._call(kernel, args, kwargs)
+        except (NeedsValues, *UNTRACEABLE):
+            return self.call_anew(kernel, args, kwargs)
+
+    def _call_with_trees(self, kernel: Kernel[Cfg, Out], cause: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The short way of trees of arrays, such as a dict of parameters; `cause` is the argument that is no array."""
+        if not isinstance(cause, jax.core.Tracer):
+            found = self._tree_key(kernel, args, kwargs)
+            if found is not None:
+                entry = self.find(found[0])
+                if entry is not None and entry.epoch == invalidation.epoch:
+                    entry.hot = True
+                    try:
+                        return entry.fn(*found[1])
+                    except (NeedsValues, *UNTRACEABLE):
+                        pass
+        return self.call_anew(kernel, args, kwargs)
+
+    def bind(self, kernel: Kernel[Cfg, Out], /, **static: Any) -> Callable[..., Any]:
+        """A function of the arrays alone: the kernel as it is now, with these keywords.
+
+        It costs what a jitted function costs, and notices every change that a call of the executor notices.
+        """
+        check_kernel(kernel)
+        # A wrong keyword is an error here; the caller may change a dict of its own afterwards.
+        split(kernel, static)
+        return bound(self, _snapshot(kernel), {name: copied(value) for name, value in static.items()})
 
     def choose_config(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Cfg:
         """The cfg that a call would run with."""
@@ -167,8 +182,14 @@ class Executor(Generic[Cfg, Out]):
         run.__name__ = run.__qualname__ = kernel.op_id
         return Compiled(kernel, run, defaults)
 
-    def _call(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The long way: any call at all."""
+    def call_anew(
+        self,
+        kernel: Kernel[Cfg, Out],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        keep: Callable[[CompiledEntry, Sequence[Any]], None] | None = None,
+    ) -> Any:
+        """The long way: any call at all; `keep` is given the entry that served it, and its arrays."""
         check_kernel(kernel)
         options, keywords = split(kernel, kwargs)
         taken = take(kernel, args, keywords)
@@ -180,17 +201,65 @@ class Executor(Generic[Cfg, Out]):
             return self._run(kernel, args, keywords, options)
         batch = find_batch(taken.leaves) if any(p.batches for p in peeled) else None
         device = self._device([p.core for p in peeled])
-        key = (kernel_key(kernel), taken.shape, options.key(), batch, _frames(), device)
+        key = (kernel_key(kernel), taken.shape, options.key(), batch, frames_in_force(), device)
         entry = self._table.find(key)
         if entry is None:
             self._count_statics(kernel, taken)
             entry = self._table.add(key, self._build(kernel, taken, options, batch, device))
         out = self._enter(entry, key, kernel, taken)
         self._shorten(kernel, args, kwargs, key)
+        if keep is not None:
+            keep(entry, taken.leaves)
         return out
 
-    def _enter(self, entry: CompiledEntry, key: Hashable, kernel: Kernel[Cfg, Out], taken: Taken) -> Any:
-        self._now.leaves = taken.leaves
+    def call_planned(
+        self,
+        front: Callable[..., Any],
+        plan: Plan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        short: Hashable,
+    ) -> Any:
+        """Runs what a function planned for a call of arrays, as a program that holds the function itself.
+
+        The short key leads to that program, which never meets a signature that the function has not seen.
+        """
+        kernel = plan.kernel
+        check_kernel(kernel)
+        taken = take(kernel, args, kwargs)
+        device = self._device(taken.leaves)
+        key = (front, taken.shape, frames_in_force(), device)
+        entry = self._table.find(key)
+        if entry is None:
+            self._count_statics(kernel, taken)
+            entry = self._table.add(key, self._build_planned(front, kernel, taken, device))
+        out = self._enter(entry, key, kernel, taken, plan)
+        self._table.shorten(short, key, -1)
+        return out
+
+    def _build_planned(
+        self, front: Callable[..., Any], kernel: Kernel[Cfg, Out], taken: Taken, device: jax.Device
+    ) -> CompiledEntry:
+        rebuild = taken.rebuild
+
+        def body(*leaves: Any) -> Any:
+            plan, self._now.given = self._now.given, None
+            if plan is None and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+                raise NeedsValues
+            own = None if plan is None else (plan.args, dict(plan.kwargs))
+            with target_device(device), tracing(Traced(entry, signature(leaves))):
+                args, kwargs = rebuild(leaves)
+                inside = front(*args, **kwargs)
+                return inside.then(self._run(inside.kernel, inside.args, dict(inside.kwargs), PLAIN, concrete=own))
+
+        body.__name__ = body.__qualname__ = kernel.op_id
+        entry = CompiledEntry(kernel, body)
+        return entry
+
+    def _enter(
+        self, entry: CompiledEntry, key: Hashable, kernel: Kernel[Cfg, Out], taken: Taken, plan: Plan | None = None
+    ) -> Any:
+        self._now.given = taken.leaves if plan is None else plan
         try:
             return entry.fn(*taken.leaves)
         except BaseException as error:
@@ -203,7 +272,7 @@ class Executor(Generic[Cfg, Out]):
                 raise
             reason = first_line(error)
         finally:
-            self._now.leaves = None
+            self._now.given = None
         self._say_once(
             ("unjitted", type(kernel)),
             f"kernel {versioned(kernel)} looks at values while it is traced, so it runs without jit, slowly: {reason}",
@@ -224,9 +293,9 @@ class Executor(Generic[Cfg, Out]):
         kernel = _snapshot(kernel)
 
         def body(*leaves: Any) -> Any:
-            concrete, self._now.leaves = self._now.leaves, None
+            concrete, self._now.given = self._now.given, None
             if concrete is None and not all(map(_serves_as_shape, leaves)):
-                raise _NeedsValues
+                raise NeedsValues
             own = None if concrete is None else rebuild(concrete)
             with target_device(device), tracing(Traced(entry, signature(leaves))):
                 return self._run(kernel, *rebuild(leaves), options, batch=batch, concrete=own)
@@ -312,8 +381,8 @@ class Executor(Generic[Cfg, Out]):
 
     def _device(self, cores: Sequence[Any]) -> jax.Device:
         """The device of an eager call."""
-        if self._several_kinds is None:
-            self._several_kinds = len({device_fingerprint(d) for d in _jax.local_devices_of_every_backend()}) > 1
+        if self.several_kinds is None:
+            self.several_kinds = len({device_fingerprint(d) for d in _jax.local_devices_of_every_backend()}) > 1
         for core in cores:
             if isinstance(core, jax.Array) and not isinstance(core, jax.core.Tracer) and core.committed:
                 return min(core.devices(), key=lambda d: d.id)
@@ -321,27 +390,46 @@ class Executor(Generic[Cfg, Out]):
 
     def _shorten(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable) -> None:
         """Registers the short key of a call that the short way can serve."""
-        state = vars(kernel)
-        if any(type(arg) is not _ARRAY for arg in args) or not RESERVED.isdisjoint(kwargs):
+        mine = RESERVED.intersection(kwargs)
+        if not all(is_short(value) for value in vars(kernel).values()):
             return
-        found = _marks(kwargs)
-        if found is None or not all(_is_short(value) for value in state.values()):
+        # A cfg or a mesh is no argument of the kernel, whatever arrays it holds.
+        if any(type(kwargs[name]) not in PLAIN_KINDS for name in mine):
             return
-        marks, arrays = found
-        self._table.shorten(self._short_key(kernel, marks, state, (*args, *arrays)), key, len(args))
+        if any(type(arg) is not ARRAY for arg in args):
+            found, count = self._tree_key(kernel, args, kwargs), -1
+        else:
+            marked, count = with_keywords(type(kernel), args, kwargs), len(args)
+            found = None if marked is None else (self._placed(with_state(marked[0], vars(kernel)), marked[1]), args)
+            if found is None:
+                found, count = self._tree_key(kernel, args, kwargs), -1
+        if found is not None:
+            self._table.shorten(found[0], key, count)
 
-    def _short_key(
-        self, kernel: Kernel[Cfg, Out], marks: tuple[Any, ...], state: dict[str, Any], leaves: Sequence[Any]
-    ) -> Hashable:
-        short: Any = type(kernel)
-        if marks:
-            short = (short, marks)
-        for name, value in state.items():
-            short = (short, name, value, type(value))
-        frames = _frames()
+    def _tree_key(
+        self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Hashable, Sequence[Any]] | None:
+        """The short key of a call with trees of arrays, and the arrays; None where it has none."""
+        if not RESERVED.isdisjoint(kwargs):
+            return None
+        try:
+            flat, tree = jax.tree_util.tree_flatten((args, tuple(kwargs.values())))
+            found = of_tree(type(kernel), flat, tree, tuple(kwargs))
+            if found is None:
+                return None
+            short = self._placed(with_state(found[0], vars(kernel)), found[1])
+            hash(short)
+        # Keys that cannot be sorted, constant data that cannot be hashed, or no kernel: the long way says so.
+        except (TypeError, ValueError):
+            return None
+        return short, found[1]
+
+    def _placed(self, short: Any, leaves: Sequence[Any]) -> Any:
+        """A short key with the policy overrides in force, and the place where that matters."""
+        frames = frames_in_force()
         if frames:
             short = (short, frames)
-        return (short, _place(leaves)) if self._several_kinds else short
+        return (short, place_of(leaves)) if self.several_kinds else short
 
     def _count_statics(self, kernel: Kernel[Cfg, Out], taken: Taken) -> None:
         for path, value in taken.statics:
@@ -359,47 +447,20 @@ class Executor(Generic[Cfg, Out]):
     def _say_once(self, what: Hashable, message: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            warnings.warn(message, ExecutorWarning, stacklevel=5)
+            warnings.warn(message, ExecutorWarning, stacklevel=_outside())
+
+
+def _outside() -> int:
+    """The `stacklevel` of the line that called this package: a warning belongs there, however it was reached."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("ejkernel."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _method(bound: Any) -> Any:
     """The function behind a method."""
     return getattr(bound, "__func__", None)
-
-
-def _marks(kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]] | None:
-    """Names of array keywords and the static ones whole, as part of a short key; None where one needs the long way."""
-    marks: list[Any] = []
-    arrays: list[Any] = []
-    for name, value in kwargs.items():
-        kind = type(value)
-        if kind is _ARRAY:
-            marks.append(name)
-            arrays.append(value)
-        elif kind in _SHORT:
-            marks.append((name, kind, value))
-        elif kind is float and value == value:
-            # 0.0 equals -0.0: they are told apart by their text.
-            marks.append((name, kind, value or repr(value)))
-        else:
-            return None
-    return tuple(marks), arrays
-
-
-def _is_short(value: Any) -> bool:
-    """May this attribute of a kernel be part of a short key, which tells values by `==` and type alone?"""
-    # 0.0 equals -0.0, NaN is not itself, and whatever has parts may hold either.
-    if type(value) is float:
-        return bool(value) and value == value
-    return type(value) in _SHORT or isinstance(value, (type, FunctionType, enum.Enum))
-
-
-def _place(leaves: Sequence[Any]) -> Any:
-    """The place where an eager call runs, for processes with more than one kind of device."""
-    for leaf in leaves:
-        if leaf._committed:
-            return leaf.sharding
-    return _jax.setting("jax_default_device")
 
 
 def _is_plain(leaf: Any) -> bool:

@@ -32,6 +32,10 @@ def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
 
 
+class NeedsValues(Exception):
+    """JAX traces a call of the short way that cannot be measured by its shapes: the long way has its arrays at hand."""
+
+
 @dataclass(frozen=True)
 class Chosen:
     """One choice that was made while a program was traced: the cfg, the shapes of the call, and the epoch."""
