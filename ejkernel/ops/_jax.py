@@ -40,6 +40,21 @@ _LinearizeTracer: Any = _private("jax._src.interpreters.ad", "LinearizeTracer")
 _JaxprTracer: Any = _private("jax._src.interpreters.partial_eval", "DynamicJaxprTracer")
 
 
+# Is no transformation around this thread? Then no array of a call is a tracer.
+at_top_level: Callable[[], bool] = _private("jax._src.core", "trace_ctx").is_top_level
+
+
+def forget_failures(jitted: Any) -> None:
+    """Lets a jitted function dispatch fast again for signatures whose first trace raised; what it compiled stays.
+
+    JAX serves such a signature in Python ever after, ten times as slowly, also once it was traced and compiled.
+    """
+    try:
+        jitted._clear_cache()
+    except AttributeError as error:
+        raise _changed(f"a jitted function: {error}") from error
+
+
 @dataclass(frozen=True)
 class Peeled:
     """A tracer taken apart: the innermost value, and the transformations around it."""

@@ -40,6 +40,7 @@ def bound(executor: Executor[Any, Any], kernel: Kernel[Any, Any], static: dict[s
             return entry.fn(*leaves)
         # A new shape that cannot be measured, or traced, without its values.
         except (NeedsValues, *UNTRACEABLE):
+            entry.forget_failures()
             return long_way(args)
 
     def long_way(args: tuple[Any, ...]) -> Any:

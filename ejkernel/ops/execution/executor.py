@@ -28,6 +28,7 @@ from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
 from ..core.key import Key
 from ..core.request import Decision
+from ..core.stable import is_array
 from ..core.trace_context import TraceContext
 from ..core.variants import gradient
 from ..registry import copied, record_call
@@ -42,7 +43,17 @@ from .labels import PREFIX, json_label, label
 from .plan import Plan
 from .recording import Recording
 from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, is_short, of_tree, place_of, with_keywords, with_state
-from .table import Chosen, CompiledEntry, CompiledTable, NeedsValues, Traced, entries_being_traced, signature, tracing
+from .table import (
+    Chosen,
+    CompiledEntry,
+    CompiledTable,
+    NeedsValues,
+    Traced,
+    entries_being_traced,
+    signature,
+    tracing,
+    tree_signature,
+)
 
 # So many different values of one static argument mean that it should have been an array.
 _MANY_STATICS = 64
@@ -81,6 +92,8 @@ class Executor(Generic[Cfg, Out]):
         self._now = _Now()
         self._statics: dict[tuple[str, str], set[Hashable]] = {}
         self._said: set[Hashable] = set()
+        # Short keys of calls with trees that have held static values, or numbers as arrays.
+        self._mixed: set[Hashable] = set()
         # Known once a backend runs: does this process have devices of more than one kind?
         self.several_kinds: bool | None = None
 
@@ -123,20 +136,27 @@ class Executor(Generic[Cfg, Out]):
             return entry.fn(*leaves)
         # A new shape that cannot be measured, or traced, without its values.
         except (NeedsValues, *UNTRACEABLE):
+            entry.forget_failures()
             return self.call_anew(kernel, args, kwargs)
 
     def _call_with_trees(self, kernel: Kernel[Cfg, Out], cause: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The short way of trees of arrays, such as a dict of parameters; `cause` is the argument that is no array."""
-        if not isinstance(cause, jax.core.Tracer):
-            found = self._tree_key(kernel, args, kwargs)
-            if found is not None:
-                entry = self.find(found[0])
-                if entry is not None and entry.epoch == invalidation.epoch:
-                    entry.hot = True
-                    try:
-                        return entry.fn(*found[1])
-                    except (NeedsValues, *UNTRACEABLE):
-                        pass
+        if not isinstance(cause, jax.core.Tracer) and RESERVED.isdisjoint(kwargs):
+            short = self._group_key(kernel, args, kwargs)
+            leaves: Sequence[Any] = (*args, *kwargs.values())
+            entry = None if short is None else self.find(short)
+            if entry is None:
+                found = self._tree_key(kernel, args, kwargs)
+                entry, leaves = (None, ()) if found is None else (self.find(found[0]), found[1])
+            elif not _jax.at_top_level():
+                entry = None
+            if entry is not None and entry.epoch == invalidation.epoch:
+                entry.hot = True
+                try:
+                    return entry.fn(*leaves)
+                # Also what JAX says of a leaf that is no array.
+                except (NeedsValues, TypeError, ValueError, *UNTRACEABLE):
+                    entry.forget_failures()
         return self.call_anew(kernel, args, kwargs)
 
     def bind(self, kernel: Kernel[Cfg, Out], /, **static: Any) -> Callable[..., Any]:
@@ -147,7 +167,12 @@ class Executor(Generic[Cfg, Out]):
         check_kernel(kernel)
         # A wrong keyword is an error here; the caller may change a dict of its own afterwards.
         split(kernel, static)
-        return bound(self, _snapshot(kernel), {name: copied(value) for name, value in static.items()})
+        static = {name: copied(value) for name, value in static.items()}
+        kernel = _snapshot(kernel)
+        # An executor of the user's own class may call kernels as it likes.
+        if type(self).__call__ is not Executor.__call__:
+            return lambda *args, **kwargs: self(kernel, *args, **{**static, **kwargs})
+        return bound(self, kernel, static)
 
     def choose_config(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Cfg:
         """The cfg that a call would run with."""
@@ -201,6 +226,12 @@ class Executor(Generic[Cfg, Out]):
             return self._run(kernel, args, keywords, options)
         batch = find_batch(taken.leaves) if any(p.batches for p in peeled) else None
         device = self._device([p.core for p in peeled])
+        group = None if all(map(is_array, args)) else self._group_key(kernel, args, kwargs)
+        if group is not None and group not in self._mixed:
+            if not taken.statics and all(map(_has_no_twin, taken.leaves)):
+                return self._call_group(group, kernel, args, keywords, taken, device)
+            if self._table.lengthen(group):
+                self._mixed.add(group)
         key = (kernel_key(kernel), taken.shape, options.key(), batch, frames_in_force(), device)
         entry = self._table.find(key)
         if entry is None:
@@ -210,6 +241,44 @@ class Executor(Generic[Cfg, Out]):
         self._shorten(kernel, args, kwargs, key)
         if keep is not None:
             keep(entry, taken.leaves)
+        return out
+
+    def _call_group(
+        self,
+        short: Hashable,
+        kernel: Kernel[Cfg, Out],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        taken: Taken,
+        device: jax.Device,
+    ) -> Any:
+        """Runs a call of trees that hold arrays alone by one jitted function for all of their structures.
+
+        JAX takes such trees apart faster than Python can, and tells structures and shapes apart itself. It would also
+        take a number for an array: so this function is traced here alone, for arrays that no number is equal to.
+        """
+        names, count = tuple(kwargs), len(args)
+        key = (kernel_key(kernel), "trees", count, names, frames_in_force(), device)
+        entry = self._table.find(key)
+        if entry is None:
+            kept = _snapshot(kernel)
+
+            def body(*parts: Any) -> Any:
+                given, self._now.given = self._now.given, None
+                leaves = jax.tree_util.tree_leaves(parts)
+                if given is None and not all(is_array(leaf) and is_concrete(leaf) for leaf in leaves):
+                    raise NeedsValues
+                own = None if given is None else (given[:count], dict(zip(names, given[count:], strict=True)))
+                with target_device(device), tracing(Traced(made, tree_signature(parts))):
+                    keywords = dict(zip(names, parts[count:], strict=True))
+                    return self._run(kept, parts[:count], keywords, PLAIN, concrete=own)
+
+            body.__name__ = body.__qualname__ = kernel.op_id
+            made = CompiledEntry(kept, body, tree_signature)
+            entry = self._table.add(key, made)
+        parts = (*args, *kwargs.values())
+        out = self._enter(entry, key, kernel, taken, parts, parts)
+        self._table.shorten(short, key, -1)
         return out
 
     def call_planned(
@@ -257,11 +326,19 @@ class Executor(Generic[Cfg, Out]):
         return entry
 
     def _enter(
-        self, entry: CompiledEntry, key: Hashable, kernel: Kernel[Cfg, Out], taken: Taken, plan: Plan | None = None
+        self,
+        entry: CompiledEntry,
+        key: Hashable,
+        kernel: Kernel[Cfg, Out],
+        taken: Taken,
+        given: Any = None,
+        parts: Sequence[Any] | None = None,
     ) -> Any:
-        self._now.given = taken.leaves if plan is None else plan
+        """Calls an entry's function with what its trace may need at hand: the call's arrays, its trees or its plan."""
+        parts = taken.leaves if parts is None else parts
+        self._now.given = taken.leaves if given is None else given
         try:
-            return entry.fn(*taken.leaves)
+            return entry.fn(*parts)
         except BaseException as error:
             cores = [_jax.peel(leaf).core for leaf in taken.leaves]
             looks_at_values = isinstance(error, UNTRACEABLE) and all(map(is_concrete, cores))
@@ -278,7 +355,7 @@ class Executor(Generic[Cfg, Out]):
             f"kernel {versioned(kernel)} looks at values while it is traced, so it runs without jit, slowly: {reason}",
         )
         entry.run_unjitted()
-        return entry.fn(*taken.leaves)
+        return entry.fn(*parts)
 
     def _build(
         self,
@@ -406,6 +483,20 @@ class Executor(Generic[Cfg, Out]):
         if found is not None:
             self._table.shorten(found[0], key, count)
 
+    def _group_key(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
+        """The short key of all calls with such trees, whatever their structure; None where there is none."""
+        # The place of a call is that of its first array, for which the trees would have to be taken apart.
+        if self.several_kinds or not RESERVED.isdisjoint(kwargs):
+            return None
+        try:
+            state = vars(kernel)
+            short = self._placed(with_state((type(kernel), len(args), tuple(kwargs)), state), ())
+            hash(short)
+        # An attribute that cannot be hashed, or no kernel at all.
+        except TypeError:
+            return None
+        return short if all(map(is_short, state.values())) else None
+
     def _tree_key(
         self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Hashable, Sequence[Any]] | None:
@@ -473,6 +564,13 @@ def _serves_as_shape(leaf: Any) -> bool:
     if not isinstance(leaf, jax.core.Tracer):
         return True
     return is_float(leaf) and jax.typeof(leaf).sharding.mesh.empty
+
+
+def _has_no_twin(leaf: Any) -> bool:
+    """Is no Python value equal to this array in JAX's jit key? Numbers are weakly typed there, truth values are not."""
+    if not is_concrete(leaf):
+        return False
+    return leaf.ndim > 0 or not (getattr(leaf, "weak_type", False) or leaf.dtype == bool)
 
 
 def _refuse_forward_mode(kernel: Kernel[Any, Any], options: Options, device: jax.Device) -> None:

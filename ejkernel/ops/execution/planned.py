@@ -62,7 +62,7 @@ def planned(known_good: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None
                     return entry.fn(*leaves)
                 # A signature that was not checked yet: it is planned first.
                 except (NeedsValues, *UNTRACEABLE):
-                    pass
+                    entry.forget_failures()
             plan = front(*args, **kwargs, executor=executor)
             if type(plan) is not Plan or plan.cfg is not None:
                 return _through(plan)

@@ -14,15 +14,19 @@ from typing import Any
 import jax
 
 from ..config.selection import ConfigSelectorChain, Decision
+from ..core import invalidation
 from ..core.errors import KernelError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, check_class, versioned
 from ..core.record import Trial
+from ..timing.program import UNTRACEABLE
 from .arguments import RESERVED, split
 from .default import default_executor
 from .executor import Executor
 from .invocation_of import invocation_of
 from .kernel_check import check
+from .short_key import ARRAY, frames_in_force
+from .table import NeedsValues
 from .tunable_space import ParameterSpace, of_candidates, of_values
 
 _KINDS = inspect.Parameter
@@ -174,13 +178,32 @@ class Tunable:
         self.kernel_type = kernel_type
         self.cfg_type = kernel_type.space.cfg_type
         self.kernel = kernel_type()
+        # The short key of a call without keywords.
+        self._short: Any = kernel_type
         self._executor = executor
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """The function's result, with the best parameters for this call."""
-        if "cfg" in kwargs or "_cfg" in kwargs:
-            kwargs = self._with_cfg(kwargs)
-        return (self._executor or default_executor())(self.kernel, *args, **kwargs)
+        executor = self._executor or default_executor()
+        kernel = self.kernel
+        if kwargs or kernel.__dict__ or type(executor) is not Executor:
+            if "cfg" in kwargs or "_cfg" in kwargs:
+                kwargs = self._with_cfg(kwargs)
+            return executor(kernel, *args, **kwargs)
+        # The executor's own short way, written out for a kernel without attributes and a call without keywords.
+        for arg in args:
+            if type(arg) is not ARRAY:
+                return executor(kernel, *args)
+        entry = executor.find(self._short)
+        if entry is None or entry.count != len(args) or entry.epoch != invalidation.epoch or frames_in_force():
+            return executor(kernel, *args)
+        entry.hot = True
+        try:
+            return entry.fn(*args)
+        # A new shape that cannot be measured, or traced, without its values.
+        except (NeedsValues, *UNTRACEABLE):
+            entry.forget_failures()
+            return executor.call_anew(kernel, args, {})
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance is the first argument, a static value or a tree of arrays."""
