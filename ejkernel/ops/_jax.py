@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,10 +20,9 @@ from .core.errors import JaxChangedError
 
 
 def _private(module: str, name: str) -> Any:
-    import importlib
-
     try:
-        return getattr(importlib.import_module(module), name)
+        # Asked on every choice, so not through the machinery of imports where the module is there.
+        return getattr(sys.modules.get(module) or importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise _changed(f"there is no {module}.{name}") from error
 
@@ -37,7 +38,7 @@ ArrayImpl: Any = _private("jax._src.array", "ArrayImpl")
 _BatchTracer: Any = _private("jax._src.interpreters.batching", "BatchTracer")
 _JVPTracer: Any = _private("jax._src.interpreters.ad", "JVPTracer")
 _LinearizeTracer: Any = _private("jax._src.interpreters.ad", "LinearizeTracer")
-_JaxprTracer: Any = _private("jax._src.interpreters.partial_eval", "DynamicJaxprTracer")
+JaxprTracer: Any = _private("jax._src.interpreters.partial_eval", "DynamicJaxprTracer")
 
 
 # Is no transformation around this thread? Then no array of a call is a tracer.
@@ -67,7 +68,7 @@ class Peeled:
     @property
     def is_staged(self) -> bool:
         """Is a program being written, rather than run?"""
-        return isinstance(self.core, _JaxprTracer)
+        return isinstance(self.core, JaxprTracer)
 
 
 def peel(value: Any) -> Peeled:

@@ -80,10 +80,10 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     ) -> None:
         _check_part("tuner", tuner, "autotune", "such as Tuner()")
         _check_part("persistent", persistent, "get", "such as PersistentCache(path)")
-        self.cache = cache
+        self._cache = cache
         self._policy = AutotunePolicy() if policy is None else _policy(policy)
         self.tuner: Autotuner = tuner or Tuner()
-        self.persistent = persistent
+        self._take_store(persistent)
         self.persist_autotune = persist_autotune
         self.forbid_reautotune = forbid_reautotune
         self._settings = Settings.read()
@@ -96,6 +96,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._records: dict[Key, Record] = {}
         # Tunings that were traced ahead of their turn.
         self._prepared: dict[Key, PreparedAhead] = {}
+        # The latest list of tiers, by what it was made of.
+        self._listed: dict[Any, tuple[Sequence[Tier], Any]] = {}
         self._unwritable: set[str] = set()
         self._said: set[tuple[str, str]] = set()
 
@@ -110,12 +112,26 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         invalidation.note_everything()
 
     @property
+    def cache(self) -> ConfigCache[Cfg]:
+        """The memory of this process; another one takes effect at the next choice."""
+        return self._cache
+
+    @cache.setter
+    def cache(self, cache: ConfigCache[Cfg]) -> None:
+        self._cache = cache
+        invalidation.note_everything()
+
+    @property
     def persistent(self) -> Mapped | None:
         """The store, as it was given."""
         return self._persistent
 
     @persistent.setter
     def persistent(self, persistent: Mapped | None) -> None:
+        self._take_store(persistent)
+        invalidation.note_everything()
+
+    def _take_store(self, persistent: Mapped | None) -> None:
         self._persistent = persistent
         self._store: Store | None = None if persistent is None else as_store(persistent)
 
@@ -255,6 +271,17 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def _tiers(self, policy: AutotunePolicy, lock: LockFile | None = None) -> Sequence[Tier]:
         """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
+        # Made anew where any part of this selector was replaced: a choice from memory costs less than making it.
+        parts = (policy, lock, *vars(self).values())
+        known = (self.tuning_is_off(), *map(id, parts))
+        listed = self._listed.get(known)
+        if listed is None:
+            self._listed.clear()
+            # The parts are kept with it, so that their addresses stay their own.
+            listed = self._listed[known] = (self._list_of_tiers(policy, lock), parts)
+        return listed[0]
+
+    def _list_of_tiers(self, policy: AutotunePolicy, lock: LockFile | None) -> Sequence[Tier]:
         packs = self._settings.packs
         tiers = (
             _OVERRIDE,

@@ -22,6 +22,9 @@ from ..store.store import Store, StoredEntry, peek
 from .cache import ConfigCache, Plain, overlay_in_force
 from .walk import Tier
 
+# Two answers of nearly every walk, made once.
+_NOT_GIVEN, _NONE_ACTIVE = Miss("not given"), Miss("none active")
+
 
 @final
 class OverrideTier(Tier):
@@ -33,7 +36,7 @@ class OverrideTier(Tier):
         """The cfg of the call itself."""
         cfg = request.inv.override_cfg
         if cfg is None:
-            return Miss("not given")
+            return _NOT_GIVEN
         return Hit(check_cfg_type(request.kernel, cfg, "cfg="), self.name, "override")
 
 
@@ -54,7 +57,7 @@ class OverlayTier(Tier):
             return self._hit(request, cfg, "the overlay's cfg", {})
         if self.lock is not None:
             return self._locked(request, self.lock)
-        return Miss(f"none of {len(shadow)} entries in force is for this call" if shadow else "none active")
+        return Miss(f"none of {len(shadow)} entries in force is for this call") if shadow else _NONE_ACTIVE
 
     def _hit(self, request: Request, cfg: Any, what: str, data: Mapping[str, str]) -> Hit:
         return Hit(check_cfg_type(request.kernel, cfg, what), self.name, "overlay_hit", data, measured=True)

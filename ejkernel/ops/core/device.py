@@ -51,12 +51,11 @@ def default_device() -> jax.Device:
 
 def device_of(inv: Any) -> jax.Device:
     """The device of a call: its first committed array's; for a trace the target, then the mesh's; else the default."""
-    concrete = traced = False
-    mesh_device = None
+    concrete = False
+    traced = []
     for leaf in jax.tree_util.tree_leaves((inv.args, dict(inv.kwargs))):
         if isinstance(leaf, (jax.ShapeDtypeStruct, jax.core.Tracer)):
-            traced = True
-            mesh_device = mesh_device or _mesh_device(leaf)
+            traced.append(leaf)
         elif is_array(leaf):
             concrete = True
             if isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.committed:
@@ -66,7 +65,7 @@ def device_of(inv: Any) -> jax.Device:
     return (
         _target.get()
         or _first(inv.mesh)
-        or mesh_device
+        or next(filter(None, map(_mesh_device, traced)), None)
         or _attached(jax.sharding.get_abstract_mesh())
         or default_device()
     )

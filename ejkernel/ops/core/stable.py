@@ -87,9 +87,16 @@ def type_name(kind: Any) -> str:
     return f"{module}.{name}"
 
 
+_NO_ARRAYS = frozenset((int, float, bool, str, complex, type(None), types.FunctionType))
+
+
 def is_array(value: Any) -> bool:
     """Is this an array, which a key knows by shape and dtype alone?"""
-    return isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
+    # JAX's own check of `jax.Array` is made in Python, and most values need none.
+    kind = type(value)
+    if kind is _jax.ArrayImpl:
+        return True
+    return kind not in _NO_ARRAYS and isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
 @functools.cache

@@ -82,8 +82,8 @@ class Executor(Generic[Cfg, Out]):
     def __init__(self, chooser: ConfigChooser, stamp_prefix: str = PREFIX) -> None:
         if not callable(getattr(chooser, "choose", None)):
             raise SettingError(f"{chooser!r} chooses nothing; give a ConfigSelectorChain, or an object with `choose`")
-        self.chooser = chooser
-        self.stamp_prefix = stamp_prefix
+        self._chooser = chooser
+        self._stamp_prefix = stamp_prefix
         self._settings = Settings.read()
         file = self._settings.record_file
         self._recording = None if file is None else Recording(file)
@@ -96,6 +96,26 @@ class Executor(Generic[Cfg, Out]):
         self._mixed: set[Hashable] = set()
         # Known once a backend runs: does this process have devices of more than one kind?
         self.several_kinds: bool | None = None
+
+    @property
+    def chooser(self) -> ConfigChooser:
+        """What chooses the cfgs; another one takes effect at the next call."""
+        return self._chooser
+
+    @chooser.setter
+    def chooser(self, chooser: ConfigChooser) -> None:
+        self._chooser = chooser
+        invalidation.note_everything()
+
+    @property
+    def stamp_prefix(self) -> str:
+        """The beginning of every label; another one takes effect at the next call."""
+        return self._stamp_prefix
+
+    @stamp_prefix.setter
+    def stamp_prefix(self, prefix: str) -> None:
+        self._stamp_prefix = prefix
+        invalidation.note_everything()
 
     def __call__(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Any:
         """The kernel's result for this call; `cfg=`, `stamp=`, `method=`, `mesh=` and specs are the executor's own."""
@@ -143,17 +163,18 @@ class Executor(Generic[Cfg, Out]):
         """The short way of trees of arrays, such as a dict of parameters; `cause` is the argument that is no array."""
         if not isinstance(cause, jax.core.Tracer) and RESERVED.isdisjoint(kwargs):
             short = self._group_key(kernel, args, kwargs)
-            leaves: Sequence[Any] = (*args, *kwargs.values())
+            parts: Sequence[Any] = (*args, *kwargs.values())
             entry = None if short is None else self.find(short)
             if entry is None:
                 found = self._tree_key(kernel, args, kwargs)
-                entry, leaves = (None, ()) if found is None else (self.find(found[0]), found[1])
+                if found is not None:
+                    entry, parts = self.find(found[0]), found[1]
             elif not _jax.at_top_level():
                 entry = None
             if entry is not None and entry.epoch == invalidation.epoch:
                 entry.hot = True
                 try:
-                    return entry.fn(*leaves)
+                    return entry.fn(*parts)
                 # Also what JAX says of a leaf that is no array.
                 except (NeedsValues, TypeError, ValueError, *UNTRACEABLE):
                     entry.forget_failures()
@@ -217,6 +238,9 @@ class Executor(Generic[Cfg, Out]):
         """The long way: any call at all; `keep` is given the entry that served it, and its arrays."""
         check_kernel(kernel)
         options, keywords = split(kernel, kwargs)
+        # Nearly every call inside a program: nothing of it needs to be taken apart.
+        if (args or keywords) and all(type(arg) is _jax.JaxprTracer for arg in args) and _are_plain(keywords):
+            return self._run(kernel, args, keywords, options)
         taken = take(kernel, args, keywords)
         peeled = [_jax.peel(leaf) for leaf in taken.leaves]
         if any(p.forward_mode for p in peeled):
@@ -230,8 +254,9 @@ class Executor(Generic[Cfg, Out]):
         if group is not None and group not in self._mixed:
             if not taken.statics and all(map(_has_no_twin, taken.leaves)):
                 return self._call_group(group, kernel, args, keywords, taken, device)
-            if self._table.lengthen(group):
-                self._mixed.add(group)
+            # From now on such calls are looked at leaf by leaf.
+            self._mixed.add(group)
+            self._table.lengthen(group)
         key = (kernel_key(kernel), taken.shape, options.key(), batch, frames_in_force(), device)
         entry = self._table.find(key)
         if entry is None:
@@ -547,6 +572,11 @@ def _outside() -> int:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("ejkernel."):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def _are_plain(keywords: dict[str, Any]) -> bool:
+    """Are these static values that are their own key?"""
+    return not keywords or all(type(value) in PLAIN_KINDS for value in keywords.values())
 
 
 def _method(bound: Any) -> Any:

@@ -215,10 +215,10 @@ class CompiledTable:
             self.quick[short] = entry
             self._shorts.setdefault(key, set()).add(short)
 
-    def lengthen(self, short: Hashable) -> bool:
-        """Takes a short key out of use; False where it led nowhere."""
+    def lengthen(self, short: Hashable) -> None:
+        """Takes a short key out of use."""
         with self._lock:
-            return self.quick.pop(short, None) is not None
+            self.quick.pop(short, None)
 
     def drop(self, key: Hashable) -> None:
         """Forgets an entry."""
