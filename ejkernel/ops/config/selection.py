@@ -48,6 +48,7 @@ from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
 from .policy import in_force
 from .policy import policy_override as policy_override
+from .recall import Recall, question_of
 from .tiers import (
     AgreedTier,
     HeuristicsTier,
@@ -96,6 +97,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._records: dict[Key, Record] = {}
         # Tunings that were traced ahead of their turn.
         self._prepared: dict[Key, PreparedAhead] = {}
+        # What was answered from memory while programs were traced.
+        self._recall = Recall()
         # The latest list of tiers, by what it was made of.
         self._listed: dict[Any, tuple[Sequence[Tier], Any]] = {}
         self._unwritable: set[str] = set()
@@ -156,6 +159,18 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def decide(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
         """The cfg for this call, the tier that answered, and why the earlier ones did not."""
+        question = None if self._is_shared() else question_of(inv, kernel)
+        recalled = None if question is None else self._recall.find(question)
+        if recalled is not None and recalled.key is not None:
+            self._tell("cache_hit", recalled.key, "memory", cfg=recalled.cfg, level="memory")
+            return recalled
+        epoch = invalidation.epoch
+        decision = self._decide(inv, kernel)
+        if question is not None:
+            self._recall.keep(question, decision, epoch)
+        return decision
+
+    def _decide(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
         policy = self.policy
         request = ask(inv, kernel, objective_of(policy))
         log = call_log.in_force()

@@ -41,6 +41,11 @@ def target_device(device: jax.Device) -> Iterator[None]:
         _target.reset(token)
 
 
+def target_in_force() -> jax.Device | None:
+    """The device of the `target_device` block around, if there is one."""
+    return _target.get()
+
+
 def default_device() -> jax.Device:
     """The device that JAX puts a new array on."""
     chosen: Any = _jax.setting("jax_default_device")

@@ -124,6 +124,9 @@ class Executor(Generic[Cfg, Out]):
         # the path that must cost nothing.
         for arg in args:
             if type(arg) is not ARRAY:
+                # Each frame between a program and its operations costs: JAX writes them all down for each operation.
+                if type(arg) is _jax.JaxprTracer:
+                    return self.call_anew(kernel, args, kwargs)
                 return self._call_with_trees(kernel, arg, args, kwargs)
         short: Any = kernel.__class__
         leaves: Any = args
@@ -239,7 +242,7 @@ class Executor(Generic[Cfg, Out]):
         check_kernel(kernel)
         options, keywords = split(kernel, kwargs)
         # Nearly every call inside a program: nothing of it needs to be taken apart.
-        if (args or keywords) and all(type(arg) is _jax.JaxprTracer for arg in args) and _are_plain(keywords):
+        if _is_in_a_program(args, keywords):
             return self._run(kernel, args, keywords, options)
         taken = take(kernel, args, keywords)
         peeled = [_jax.peel(leaf) for leaf in taken.leaves]
@@ -574,9 +577,15 @@ def _outside() -> int:
     return level
 
 
-def _are_plain(keywords: dict[str, Any]) -> bool:
-    """Are these static values that are their own key?"""
-    return not keywords or all(type(value) in PLAIN_KINDS for value in keywords.values())
+def _is_in_a_program(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Are the arguments values of a program that is being written, and the keywords their own key?"""
+    for arg in args:
+        if type(arg) is not _jax.JaxprTracer:
+            return False
+    for value in keywords.values():
+        if type(value) not in PLAIN_KINDS:
+            return False
+    return bool(args)
 
 
 def _method(bound: Any) -> Any:
