@@ -40,6 +40,7 @@ from .compiled import Compiled
 from .invocation_of import invocation_of
 from .labels import PREFIX, json_label, label
 from .recording import Recording
+from .static_values import as_it_is_now
 from .table import Chosen, CompiledEntry, CompiledTable, Traced, entries_being_traced, signature, tracing
 
 # Static values that are their own key: cheap to hash, never equal across types once the type stands beside them.
@@ -204,12 +205,14 @@ class Executor(Generic[Cfg, Out]):
             reason = first_line(error)
         finally:
             self._now.leaves = None
+        entry.run_unjitted()
+        # A kernel that fails here too, such as one that lets its tracers escape, has nothing to be told about jit.
+        out = entry.fn(*taken.leaves)
         self._say_once(
             ("unjitted", type(kernel)),
             f"kernel {versioned(kernel)} looks at values while it is traced, so it runs without jit, slowly: {reason}",
         )
-        entry.run_unjitted()
-        return entry.fn(*taken.leaves)
+        return out
 
     def _build(
         self,
@@ -219,7 +222,7 @@ class Executor(Generic[Cfg, Out]):
         batch: BatchAxes | None,
         device: jax.Device,
     ) -> CompiledEntry:
-        rebuild = taken.rebuild
+        rebuild = taken.settled()
         # As it is now: the caller may change its own, and other kernels with these attributes share the entry.
         kernel = _snapshot(kernel)
 
@@ -423,7 +426,7 @@ def _refuse_forward_mode(kernel: Kernel[Any, Any], options: Options, device: jax
 def _snapshot(kernel: Kernel[Any, Any]) -> Kernel[Any, Any]:
     """The kernel with its attributes as they are now."""
     same = copy.copy(kernel)
-    vars(same).update({name: copied(value) for name, value in vars(kernel).items()})
+    vars(same).update({name: as_it_is_now(copied(value)) for name, value in vars(kernel).items()})
     return same
 
 

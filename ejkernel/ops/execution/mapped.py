@@ -10,8 +10,8 @@ import jax
 
 from ..core.kernel import Kernel
 from ..core.stable import is_array
-from .arguments import value_key
 from .executor import Executor
+from .static_values import value_key
 
 # Sets of keywords that a mapped kernel keeps programs for.
 _MOST = 64
