@@ -27,6 +27,7 @@ from ..core.errors import SettingError
 from ..core.gradients import forward_mode_error
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
+from ..core.kernel_names import KernelNames
 from ..core.key import Key
 from ..core.request import Decision
 from ..core.trace_context import TraceContext
@@ -88,6 +89,8 @@ class Executor(Generic[Cfg, Out]):
         self._now = _Now()
         self._statics: dict[tuple[str, str], set[Hashable]] = {}
         self._said: set[Hashable] = set()
+        # Of a chooser of the user's own; a selector has its own.
+        self._kernel_names = KernelNames()
         # Known once a backend runs: does this process have devices of more than one kind?
         self._several_kinds: bool | None = None
 
@@ -277,6 +280,7 @@ class Executor(Generic[Cfg, Out]):
         # The executor looks behind no chooser of the user's own, nor behind a `choose` that replaces the selector's.
         if isinstance(chooser, ConfigSelectorChain) and _method(chooser.choose) is ConfigSelectorChain.choose:
             return chooser.decide(inv, kernel)
+        self._kernel_names.claim(kernel)
         return Decision(self.chooser.choose(inv, kernel), "")
 
     def _record(self, key: Key, kernel: Kernel[Cfg, Out], inv: Invocation[Any, Any]) -> None:
