@@ -456,6 +456,9 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         """The reason why a tuning of this request would be an error; else empty."""
         if not self.forbid_reautotune or self._tuned.get(request.key) != self._life(request):
             return ""
+        # An entry that was put for other code meanwhile, as by a reloaded module, is not this selector's own any more.
+        if any("code" in seed.data for seed in request.seeds):
+            return ""
         return (
             f"{request.key} was tuned by this selector before and is not in its cache any more; "
             "keep the entry, call cache.clear(), or pass forbid_reautotune=False"
