@@ -88,6 +88,16 @@ def test_a_change_of_what_is_measured_changes_the_fingerprint(edit, tmp_path):
     assert code(tmp_path, replaced(SCALING, *MEANING[edit])) != code(tmp_path, SCALING)
 
 
+@pytest.mark.parametrize("spelling", ["type(self)", "Scaling", "self.__class__", "self"])
+def test_a_member_of_the_class_counts_however_it_is_reached(spelling, tmp_path):
+    """By the instance, by its class, or by the name of the class."""
+    text = replaced(SCALING, "for size in BLOCKS]", f"for size in {spelling}.sizes]")
+    texts = [
+        replaced(text, "cfg_type = Blocks", f"cfg_type = Blocks\n    sizes = {sizes}") for sizes in ("(1,)", "(2,)")
+    ]
+    assert code(tmp_path, texts[0]) != code(tmp_path, texts[1])
+
+
 def test_a_version_of_the_kernels_own_rules(tmp_path):
     """Then its author says when entries stop to fit."""
     assert code(tmp_path, replaced(SCALING, 'op_id = "scaling"', 'op_id = "scaling"\n    version = "7"')) == ""

@@ -94,7 +94,8 @@ class _Closure:
             self._texts.append(json.dumps(meaning(node), sort_keys=True))
             for name in sorted(names_used(node)):
                 waiting += self._behind(name, definition)
-            for name in sorted(_of_self(node)):
+            # Of any object: `self`, `type(self)` and the class by its name lead to one and the same member.
+            for name in sorted(_attributes(node)):
                 waiting += [method for method in self.methods(name) if method is not None]
                 waiting += self._attribute(name)
         return self._texts
@@ -145,18 +146,6 @@ def _is_users(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in ("builtins", "typing", "abc") and not (
         kind.__module__.startswith("ejkernel.ops.")
     )
-
-
-def _of_self(node: ast.AST) -> set[str]:
-    """The attributes of its first argument that a method uses."""
-    arguments = getattr(node, "args", None)
-    first = [*arguments.posonlyargs, *arguments.args][:1] if isinstance(arguments, ast.arguments) else []
-    return {
-        inner.attr
-        for inner in parts_of(node)
-        if first and isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name)
-        if inner.value.id == first[0].arg
-    }
 
 
 def _undecorated(node: ast.AST) -> ast.AST:

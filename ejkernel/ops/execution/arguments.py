@@ -51,7 +51,7 @@ def split(kernel: Kernel[Any, Any], keywords: Mapping[str, Any]) -> tuple[Option
             raise KernelError(f"kernel {versioned(kernel)} was called with both cfg= and _cfg=; give one of them")
         mine["cfg"] = other_spelling
     # The caller may change a dict of its own afterwards.
-    mine["cfg"] = copied(mine.get("cfg"))
+    mine["cfg"] = as_it_is_now(copied(mine.get("cfg")))
     options = Options(**mine)
     if options.method not in _METHODS:
         raise KernelError(
