@@ -39,6 +39,13 @@ def test_classes_with_versions_of_their_own_share_a_name():
     executor(made("Second", version="1")(), X)
 
 
+def test_a_call_with_its_own_cfg_shares_nothing():
+    """A variant of a kernel can be tried by hand beside it: no entry is looked up or kept."""
+    executor = Executor(untuned())
+    executor(made("First")(), X)
+    assert float(executor(made("Second")(), X, cfg=5)[1]) == 5.0
+
+
 def test_a_class_that_is_defined_again_replaces_the_older():
     """Module and qualified name are equal, as after a reload or a cell that was run again."""
     executor = Executor(untuned())

@@ -379,9 +379,11 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def _asked(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], policy: AutotunePolicy) -> Request:
         """The request of a call, of a kernel that is alone with its name."""
         request = ask(inv, kernel, objective_of(policy))
-        self.cache.kernel_names.claim(kernel)
-        if self._store_names is not None:
-            self._store_names.claim(kernel)
+        # A cfg given by hand is neither looked up nor kept.
+        if inv.override_cfg is None:
+            self.cache.kernel_names.claim(kernel)
+            if self._store_names is not None:
+                self._store_names.claim(kernel)
         return request
 
     def _tune(self, request: Request, job: TuningJob, *, again: bool) -> Record:

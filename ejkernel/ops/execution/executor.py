@@ -280,7 +280,8 @@ class Executor(Generic[Cfg, Out]):
         # The executor looks behind no chooser of the user's own, nor behind a `choose` that replaces the selector's.
         if isinstance(chooser, ConfigSelectorChain) and _method(chooser.choose) is ConfigSelectorChain.choose:
             return chooser.decide(inv, kernel)
-        self._kernel_names.claim(kernel)
+        if inv.override_cfg is None:
+            self._kernel_names.claim(kernel)
         return Decision(self.chooser.choose(inv, kernel), "")
 
     def _record(self, key: Key, kernel: Kernel[Cfg, Out], inv: Invocation[Any, Any]) -> None:
