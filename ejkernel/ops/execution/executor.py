@@ -26,6 +26,7 @@ from ..core.errors import SettingError
 from ..core.gradients import forward_mode_error
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
+from ..core.kernel_names import KernelNames
 from ..core.key import Key
 from ..core.request import Decision
 from ..core.stable import is_array
@@ -43,6 +44,7 @@ from .labels import PREFIX, json_label, label
 from .plan import Plan
 from .recording import Recording
 from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, is_short, of_tree, place_of, with_keywords, with_state
+from .static_values import as_it_is_now
 from .table import (
     Chosen,
     CompiledEntry,
@@ -94,6 +96,8 @@ class Executor(Generic[Cfg, Out]):
         self._said: set[Hashable] = set()
         # Short keys of calls with trees that have held static values, or numbers as arrays.
         self._mixed: set[Hashable] = set()
+        # Of a chooser of the user's own; a selector has its own.
+        self._kernel_names = KernelNames()
         # Known once a backend runs: does this process have devices of more than one kind?
         self.several_kinds: bool | None = None
 
@@ -191,7 +195,7 @@ class Executor(Generic[Cfg, Out]):
         check_kernel(kernel)
         # A wrong keyword is an error here; the caller may change a dict of its own afterwards.
         split(kernel, static)
-        static = {name: copied(value) for name, value in static.items()}
+        static = {name: as_it_is_now(copied(value)) for name, value in static.items()}
         kernel = _snapshot(kernel)
         # An executor of the user's own class may call kernels as it likes.
         if type(self).__call__ is not Executor.__call__:
@@ -337,7 +341,7 @@ class Executor(Generic[Cfg, Out]):
     def _build_planned(
         self, front: Callable[..., Any], kernel: Kernel[Cfg, Out], taken: Taken, device: jax.Device
     ) -> CompiledEntry:
-        rebuild = taken.rebuild
+        rebuild = taken.settled()
 
         def body(*leaves: Any) -> Any:
             plan, self._now.given = self._now.given, None
@@ -378,12 +382,14 @@ class Executor(Generic[Cfg, Out]):
             reason = first_line(error)
         finally:
             self._now.given = None
+        entry.run_unjitted()
+        # A kernel that fails here too, such as one that lets its tracers escape, has nothing to be told about jit.
+        out = entry.fn(*parts)
         self._say_once(
             ("unjitted", type(kernel)),
             f"kernel {versioned(kernel)} looks at values while it is traced, so it runs without jit, slowly: {reason}",
         )
-        entry.run_unjitted()
-        return entry.fn(*parts)
+        return out
 
     def _build(
         self,
@@ -393,7 +399,7 @@ class Executor(Generic[Cfg, Out]):
         batch: BatchAxes | None,
         device: jax.Device,
     ) -> CompiledEntry:
-        rebuild = taken.rebuild
+        rebuild = taken.settled()
         # As it is now: the caller may change its own, and other kernels with these attributes share the entry.
         kernel = _snapshot(kernel)
 
@@ -448,6 +454,8 @@ class Executor(Generic[Cfg, Out]):
         # The executor looks behind no chooser of the user's own, nor behind a `choose` that replaces the selector's.
         if isinstance(chooser, ConfigSelectorChain) and _method(chooser.choose) is ConfigSelectorChain.choose:
             return chooser.decide(inv, kernel)
+        if inv.override_cfg is None:
+            self._kernel_names.claim(kernel)
         return Decision(self.chooser.choose(inv, kernel), "")
 
     def _record(self, key: Key, kernel: Kernel[Cfg, Out], inv: Invocation[Any, Any]) -> None:
@@ -621,7 +629,7 @@ def _refuse_forward_mode(kernel: Kernel[Any, Any], options: Options, device: jax
 def _snapshot(kernel: Kernel[Any, Any]) -> Kernel[Any, Any]:
     """The kernel with its attributes as they are now."""
     same = copy.copy(kernel)
-    vars(same).update({name: copied(value) for name, value in vars(kernel).items()})
+    vars(same).update({name: as_it_is_now(copied(value)) for name, value in vars(kernel).items()})
     return same
 
 
