@@ -1,8 +1,9 @@
-"""What a warm call through the executor costs over a bare `jax.jit` call of the same computation.
+"""What warm calls cost over a bare `jax.jit` call of the same computation, and what choosing adds to a trace.
 
-Also what choosing from a warm memory cache adds to a trace. Tiny arrays, so that the computation itself costs next to
-nothing. Both sides are called in turns within each round,
-and the medians of the rounds are compared. Exit code 1 where a ratio is over its limit.
+Executor calls, bound functions, `tunable`, every function of the library and trees of 300 arrays; tiny arrays, so that
+the computation costs next to nothing. Both sides are called in turns within each of many short rounds, and the median
+of the rounds' ratios counts: a round that the machine interrupts is far from the median, and its neighbours are not. A
+row over its limit is measured again before it counts. Exit code 1 where a limit is broken.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -21,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Kernel, tunable
+import ejkernel.library as library
+from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor, Kernel, tunable
 
 
 class Add(Kernel[int, jax.Array]):
@@ -83,6 +85,36 @@ class OwnGradient(Kernel[int, jax.Array]):
         return dy * b, dy * a
 
 
+class FirstOfTree(Kernel[int, jax.Array]):
+    """Adds the first array of a tree."""
+
+    op_id = "benchmark.tree"
+
+    def run(self, tree, x, *, cfg):
+        return x + jax.tree_util.tree_leaves(tree)[0]
+
+    def heuristic_cfg(self, inv):
+        return 1
+
+
+@jax.tree_util.register_pytree_node_class
+class Module:
+    """A model as frameworks have it: arrays, and a setting that is none."""
+
+    def __init__(self, arrays, name):
+        self.arrays = arrays
+        self.name = name
+
+    def tree_flatten(self):
+        """The arrays, and the setting."""
+        return self.arrays, self.name
+
+    @classmethod
+    def tree_unflatten(cls, name, arrays):
+        """The model again."""
+        return cls(arrays, name)
+
+
 @dataclass(frozen=True)
 class Case:
     """Two ways to compute one thing."""
@@ -92,10 +124,12 @@ class Case:
     bare: Callable[[], Any]
     limit: float
     aim: float
+    # Of a round, beside the others: a call of hundreds of arrays is long enough by itself.
+    share: float = 1.0
 
 
-def cases(executor: Executor) -> list[Case]:
-    """The calls that people make."""
+def executor_cases(executor: Executor) -> Iterator[Case]:
+    """Calls of kernels through the executor."""
     a, b = jnp.arange(8.0), jnp.ones(8)
     many = [jnp.full((8,), float(i)) for i in range(40)]
     add, prepared, product = Add(), PreparedAdd(), OwnGradient()
@@ -109,16 +143,79 @@ def cases(executor: Executor) -> list[Case]:
     def declared(x, y, *, way):
         return x * y
 
-    return [
-        Case("two arrays", lambda: executor(add, a, b), lambda: plain(a, b), 1.25, 1.10),
-        Case("two arrays, own prepare", lambda: executor(prepared, a, b), lambda: plain(a, b), 1.25, 1.10),
-        Case("own gradient", lambda: executor(product, a, b), lambda: times(a, b), 1.25, 1.10),
-        Case("tunable function", lambda: declared(a, b), lambda: times(a, b), 1.35, 1.15),
-        Case("40 arrays", lambda: executor(add, *many), lambda: plain(*many), 1.25, 1.10),
-        Case("array by keyword", lambda: executor(add, a, y=b), lambda: keywords(a, y=b), 1.5, 1.25),
-        Case("fresh kernel", lambda: executor(ScaledAdd(2), a, b), lambda: by_two(a, b), 1.5, 1.25),
-        Case("static keyword", lambda: executor(add, a, b, scale=2), lambda: scaled(a, b, scale=2), 1.5, 1.25),
-    ]
+    yield Case("two arrays", lambda: executor(add, a, b), lambda: plain(a, b), 1.2, 1.1)
+    yield Case("two arrays, own prepare", lambda: executor(prepared, a, b), lambda: plain(a, b), 1.2, 1.1)
+    yield Case("own gradient", lambda: executor(product, a, b), lambda: times(a, b), 1.2, 1.1)
+    yield Case("40 arrays", lambda: executor(add, *many), lambda: plain(*many), 1.2, 1.1, 0.25)
+    yield Case("array by keyword", lambda: executor(add, a, y=b), lambda: keywords(a, y=b), 1.35, 1.2)
+    yield Case("fresh kernel", lambda: executor(ScaledAdd(2), a, b), lambda: by_two(a, b), 1.35, 1.2)
+    yield Case("static keyword", lambda: executor(add, a, b, scale=2), lambda: scaled(a, b, scale=2), 1.35, 1.2)
+    yield Case("tunable function", lambda: declared(a, b), lambda: times(a, b), 1.35, 1.2)
+    bound, bound_by_two = executor.bind(add), executor.bind(add, scale=2)
+    yield Case("bound function", lambda: bound(a, b), lambda: plain(a, b), 1.2, 1.1)
+    yield Case("bound, static keyword", lambda: bound_by_two(a, b), lambda: by_two(a, b), 1.2, 1.1)
+
+
+def tree_cases(executor: Executor) -> Iterator[Case]:
+    """Calls with hundreds of arrays in one argument."""
+    x, first = jnp.arange(8.0), FirstOfTree()
+    arrays = {f"layer{i}": jnp.full((8,), float(i)) for i in range(300)}
+    nested = {f"layer{i}": {name: jnp.full((8,), 1.0) for name in ("weight", "bias")} for i in range(150)}
+    module = Module(tuple(arrays.values()), "model")
+    plain = jax.jit(lambda tree, x: first.run(tree, x, cfg=1))
+    for name, tree in (("dict of 300 arrays", arrays), ("150 dicts of 2", nested), ("module of 300 arrays", module)):
+        yield Case(name, *_both(lambda t: executor(first, t, x), lambda t: plain(t, x), tree), 1.3, 1.15, 0.05)
+
+
+def _both(ours: Callable[[Any], Any], bare: Callable[[Any], Any], tree: Any) -> tuple[Any, Any]:
+    return lambda: ours(tree), lambda: bare(tree)
+
+
+def library_calls() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """A small call of each function of the library, by its name and what is special about the call."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    q, x, w = normal(1, 8, 2, 4), normal(8, 8), normal(8)
+    labels, sizes, lengths = jnp.arange(8), jnp.array([3, 5]), jnp.array([5])
+    return {
+        "attention": ((q, q, q), {}),
+        "attention, causal": ((q, q, q), {"causal": True}),
+        "attention, a mask": ((q, q, q), {"mask": jnp.ones((1, 1, 8, 8), bool)}),
+        "attention, lengths": ((q, q, q), {"key_value_lengths": lengths}),
+        "layer_norm": ((x, w, w), {}),
+        "linear_cross_entropy": ((x, x, labels), {}),
+        "linear_cross_entropy, none": ((x, x, labels), {"reduction": "none"}),
+        "matmul": ((x, x), {}),
+        "matmul, bias, gelu": ((x, x, w), {"activation": "gelu"}),
+        "ragged_dot": ((x, normal(2, 8, 8), sizes), {}),
+        "rms_norm": ((x, w), {}),
+        "softmax": ((x,), {}),
+        "softmax, an axis": ((x,), {"axis": 0}),
+    }
+
+
+def library_cases() -> Iterator[Case]:
+    """Every function of the library, against a jit of itself: the same program without the call around it."""
+    untuned = Executor(ConfigSelectorChain(ConfigCache(), AutotunePolicy(allow_autotune=False)))
+    for name, (args, kwargs) in library_calls().items():
+        function = getattr(library, name.partition(",")[0])
+        arrays = {key: value for key, value in kwargs.items() if isinstance(value, jax.Array)}
+        static = {key: value for key, value in kwargs.items() if key not in arrays}
+        yield Case(name, *_calls(function, args, arrays, static, untuned), 1.5, 1.2)
+
+
+def _calls(function: Any, args: Any, arrays: Any, static: Any, executor: Executor) -> tuple[Any, Any]:
+    bare = jax.jit(lambda *xs, **more: function(*xs, **more, **static, executor=executor))
+    return lambda: function(*args, **arrays, **static, executor=executor), lambda: bare(*args, **arrays)
+
+
+def functions_without_a_row() -> set[str]:
+    """Functions of the library that no row calls."""
+    public = {name for name in library.__all__ if name[0].islower()}
+    return public - {name.partition(",")[0] for name in library_calls()}
 
 
 def seconds(call: Callable[[], Any], count: int) -> float:
@@ -129,23 +226,34 @@ def seconds(call: Callable[[], Any], count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def compare(case: Case, rounds: int, count: int) -> tuple[float, float]:
-    """Medians of both sides, which took turns."""
+@dataclass(frozen=True)
+class Compared:
+    """Medians over the rounds: of both sides, and of the ratios."""
+
+    ours: float
+    bare: float
+    ratio: float
+
+
+def compare(case: Case, rounds: int, count: int) -> Compared:
+    """Calls both sides in turns."""
     shuffled = random.Random(0)
+    each = max(2, round(count * case.share))
     ours, bare = [], []
     for _ in range(rounds):
         sides = [(ours, case.ours), (bare, case.bare)]
         shuffled.shuffle(sides)
         for samples, call in sides:
-            samples.append(seconds(call, count))
-    return median(ours), median(bare)
+            samples.append(seconds(call, each))
+    ratios = [mine / other for mine, other in zip(ours, bare, strict=True)]
+    return Compared(median(ours), median(bare), median(ratios))
 
 
-TRACE_LIMIT_US = 200
+TRACE_LIMIT_US, TRACE_AIM_US = 100, 50
 
 
-def trace_cost(executor: Executor, rounds: int) -> tuple[float, float]:
-    """Median seconds of tracing a call through the executor, and of tracing `run` called by hand."""
+def trace_cost(executor: Executor, rounds: int) -> tuple[float, float, float]:
+    """Median seconds of tracing a call through the executor and of `run` by hand, and of their differences."""
     kernel, a, b = Add(), jnp.arange(8.0), jnp.ones(8)
     cfg = executor.choose_config(kernel, a, b)
 
@@ -160,36 +268,44 @@ def trace_cost(executor: Executor, rounds: int) -> tuple[float, float]:
     for _ in range(rounds):
         ours.append(traced(lambda *xs: executor(kernel, *xs)))
         bare.append(traced(lambda *xs: kernel.run(*xs, cfg=cfg)))
-    return median(ours), median(bare)
+    return median(ours), median(bare), median([mine - other for mine, other in zip(ours, bare, strict=True)])
+
+
+def is_broken(case: Case, rounds: int, count: int) -> bool:
+    """Prints a row; measures up to three times where it is over its limit."""
+    for _ in range(2):
+        np.testing.assert_allclose(case.ours(), case.bare(), rtol=1e-5, atol=1e-6)
+    for _ in range(3):
+        found = compare(case, rounds, count)
+        if found.ratio <= case.limit:
+            break
+    mark = "over" if found.ratio > case.limit else "" if found.ratio > case.aim else "aim"
+    times = f"{found.ours * 1e6:>8.2f}us{found.bare * 1e6:>8.2f}us"
+    print(f"{case.name:<28}{times}{found.ratio:>8.2f}{case.limit:>8.2f}{case.aim:>7.2f} {mark}", flush=True)
+    return found.ratio > case.limit
 
 
 def main() -> int:
     """Prints the table; 1 where a limit is broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--calls", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--calls", type=int, default=40)
     options = parser.parse_args()
-    selector = ConfigSelectorChain(ConfigCache())
-    executor = Executor(selector)
+    executor = Executor(ConfigSelectorChain(ConfigCache()))
     print(f"jax {jax.__version__}, Python {platform.python_version()}, {jax.devices()[0].platform}")
-    print(f"{'call':<26}{'executor':>10}{'bare jit':>10}{'ratio':>8}{'limit':>8}{'aim':>7}")
-    broken = 0
-    for case in cases(executor):
-        np.testing.assert_allclose(case.ours(), case.bare())
-        np.testing.assert_allclose(case.ours(), case.bare())
-        ours, bare = compare(case, options.rounds, options.calls)
-        ratio = ours / bare
-        broken += ratio > case.limit
-        mark = "over" if ratio > case.limit else ""
-        times = f"{ours * 1e6:>8.2f}us{bare * 1e6:>8.2f}us"
-        print(f"{case.name:<26}{times}{ratio:>8.2f}{case.limit:>8.2f}{case.aim:>7.2f} {mark}")
-    ours, bare = trace_cost(executor, 10 * options.rounds)
-    added = (ours - bare) * 1e6
-    broken += added > TRACE_LIMIT_US
-    times = f"{ours * 1e6:.0f} against {bare * 1e6:.0f}"
-    print(f"choosing while tracing adds {added:.0f} us ({times}), limit {TRACE_LIMIT_US}")
-    tuned = selector.cache.size()
-    print(f"{tuned} tuned configs in the cache; {'limits broken: ' + str(broken) if broken else 'all within limits'}")
+    print(f"{'call':<28}{'ours':>10}{'bare jit':>10}{'ratio':>8}{'limit':>8}{'aim':>7}")
+    cases = [*executor_cases(executor), *tree_cases(executor), *library_cases()]
+    broken = [case.name for case in cases if is_broken(case, options.rounds, options.calls)]
+    broken += [f"{name} (no row)" for name in sorted(functions_without_a_row())]
+    for _ in range(3):
+        ours, bare, added = (1e6 * cost for cost in trace_cost(executor, options.rounds))
+        if added <= TRACE_LIMIT_US:
+            break
+    if added > TRACE_LIMIT_US:
+        broken.append("choosing while tracing")
+    print(f"choosing while tracing adds {added:.0f} us ({ours:.0f} against {bare:.0f}), limit {TRACE_LIMIT_US}", end="")
+    print(f", aim {TRACE_AIM_US}")
+    print(f"limits broken: {', '.join(broken)}" if broken else "all within limits")
     return 1 if broken else 0
 
 

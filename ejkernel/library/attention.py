@@ -16,12 +16,13 @@ import numpy as np
 from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
 from .arguments import ArgumentError, ArgumentTypeError, float_array
-from .attention_arguments import check_heads, lengths_of, spread, window_of
+from .attention_arguments import check_heads, in_range, lengths_of, spread, window_of
 from .attention_blocks import chunked, sliced
 from .attention_ready import by_jax, by_pallas, cudnn_refuses, jax_refuses_cudnn, pallas_refuses
 from .attention_sight import Sight
-from .call import call
+from .call import plan, planned
 from .examples import drawn
+from .values import were_checked
 
 _FORM = ("batch", "length", "heads", "head_dim")
 _ARRAYS = ("q", "k", "v", "mask", "bias", "query_lengths", "key_value_lengths")
@@ -229,6 +230,18 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         return wide.astype(q.dtype)
 
 
+def _lengths_are_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    for name, place in (("query_lengths", 0), ("key_value_lengths", 1)):
+        lengths = kwargs.get(name)
+        if lengths is not None:
+            # All three arrays by position, as nearly every call has them: a call of another form is checked in full.
+            shape: tuple[int, ...] = args[place].shape if len(args) == 3 else ()
+            if len(shape) != 4 or not were_checked(lengths, shape[1], in_range):
+                return False
+    return True
+
+
+@planned(known_good=_lengths_are_known)
 def attention(
     q: jax.Array,
     k: jax.Array,
@@ -273,7 +286,7 @@ def attention(
     while arrays[-1] is None:
         arrays.pop()
     static = {"causal": causal, "window": window, "scale": factor}
-    return call(Attention(), *arrays, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
+    return plan(Attention(), *arrays, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
 
 
 def _named(inv: Invocation[Any, Any]) -> dict[str, Any]:

@@ -58,6 +58,11 @@ def window_of(window: Any, causal: bool, queries: int) -> tuple[int, int] | None
     return None if causal and left >= queries else (left, right)
 
 
+def in_range(lengths: Any, most: int) -> bool:
+    """Are all lengths from 0 to the most that there can be?"""
+    return not lengths.size or bool(lengths.min() >= 0 and lengths.max() <= most)
+
+
 def lengths_of(name: str, value: Any, batch: int, most: int) -> jax.Array | None:
     """Lengths that fit the call."""
     if value is None:
@@ -66,7 +71,7 @@ def lengths_of(name: str, value: Any, batch: int, most: int) -> jax.Array | None
     if lengths.shape[0] != batch:
         raise ArgumentError(f"{name} must have the shape (batch,) = ({batch},), got {lengths.shape}")
     known = known_values(lengths)
-    if known is not None and known.size and (known.min() < 0 or known.max() > most):
+    if known is not None and not in_range(known, most):
         raise ArgumentError(f"{name} must be from 0 to {most}, got {known.min()} to {known.max()}")
     # Under a trace nothing can be read: what is beyond the places counts as all of them.
     return jnp.clip(as_int32(lengths), 0, most)

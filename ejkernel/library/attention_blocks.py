@@ -98,8 +98,13 @@ def _whole(q: Any, k: Any, v: Any, seen: Any, bias: Any, *, scale: float, dtype:
     top = _finite(jax.lax.stop_gradient(jnp.max(scores, axis=-1)))
     # Hidden once more, since a seen score may be the lowest as well: its weight is not nothing.
     weights = exp_in(dtype, _hidden(scores - top[..., None], seen, _LOWEST))
-    total = product_in(dtype, "bkgts,bskh->bkgth", weights, v)
-    return _merged(total, jnp.sum(weights, axis=-1)).astype(dtype)
+    norm = jnp.sum(weights, axis=-1)
+    if jnp.dtype(dtype) == jnp.float32:
+        # Divided before the product: in the gradient each row's weights are then weighed against their own sum, and
+        # what all keys have in common cancels as in a softmax. Narrow weights are exact as they are, and stay so.
+        shares = weights / jnp.where(norm == 0, 1.0, norm)[..., None]
+        return _by_queries(product_in(dtype, "bkgts,bskh->bkgth", shares, v))
+    return _merged(product_in(dtype, "bkgts,bskh->bkgth", weights, v), norm).astype(dtype)
 
 
 def _online(state: Any, q: Any, k: Any, v: Any, seen: Any, bias: Any, *, scale: float, dtype: Any) -> Any:
@@ -121,7 +126,10 @@ def _finite(top: jax.Array) -> jax.Array:
 
 def _merged(total: jax.Array, norm: jax.Array) -> jax.Array:
     # A row that sees nothing gives zeros.
-    out = total / jnp.where(norm == 0, 1.0, norm)[..., None]
+    return _by_queries(total / jnp.where(norm == 0, 1.0, norm)[..., None])
+
+
+def _by_queries(out: jax.Array) -> jax.Array:
     batch, groups, each, queries, depth = out.shape
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, groups * each, depth)
 

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..ops import Executor, Kernel, default_executor
+from ..ops.execution.plan import Plan
+from ..ops.execution.planned import planned as planned
+
+
+def plan(
+    kernel: Kernel[Any, Any],
+    *args: Any,
+    cfg: Any = None,
+    executor: Executor[Any, Any] | None = None,
+    then: Callable[[Any], Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """What a function under `planned` returns: its kernel and arguments, and what is done with the result."""
+    made = Plan(kernel, args, kwargs, cfg, executor)
+    return made if then is None else Plan(kernel, args, kwargs, cfg, executor, then)
 
 
 def call(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ..ops import Executor, Invocation
 from . import reduce
 from .arguments import ArgumentError
-from .call import call
+from .call import plan, planned
 from .reverse import ReverseOnGpu, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
@@ -135,6 +135,7 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
 
 
+@planned()
 def layer_norm(
     x: jax.Array,
     weight: jax.Array | None = None,
@@ -148,7 +149,7 @@ def layer_norm(
     x = float_rows("x", x)
     scale = None if weight is None else as_vector("weight", weight, "x", x)
     given = (x, scale) if bias is None else (x, scale, as_vector("bias", bias, "x", x))
-    return call(LayerNorm(), *given, eps=epsilon(eps), cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+    return plan(LayerNorm(), *given, eps=epsilon(eps), cfg=cfg, executor=executor)  # type: ignore[no-any-return]
 
 
 def _normed(x: jax.Array, eps: float, lanes: int | None = None) -> jax.Array:

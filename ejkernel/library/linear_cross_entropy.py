@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from .arguments import (
     known_values,
     same_dtype,
 )
-from .call import call
+from .call import plan, planned
 from .examples import drawn
 from .extent import examples, too_large
 from .linear_cross_entropy_chunks import at_once, by_tokens, by_words, gradients_by_words
@@ -38,6 +38,7 @@ from .linear_cross_entropy_ways import (
     by_xla,
     launch_of,
 )
+from .values import were_checked
 
 _ARRAYS = ("hidden", "weight", "labels")
 
@@ -210,6 +211,24 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         return tuple(given[name] for name in _ARRAYS), rest
 
 
+def _out_of_range(labels: Any, ignore_index: int, words: int) -> Any:
+    return labels[(labels != ignore_index) & ((labels < 0) | (labels >= words))]
+
+
+def _labels_are_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    # All three arrays by position, as nearly every call has them: a call of another form is checked in full.
+    shape: tuple[int, ...] = args[1].shape if len(args) == 3 else ()
+    if len(shape) != 2:
+        return False
+    words = shape[0 if kwargs.get("vocab_first") else 1]
+    return were_checked(args[2], (kwargs.get("ignore_index", -100), words), _are_in_range)
+
+
+def _are_in_range(labels: Any, wanted: tuple[int, int]) -> bool:
+    return not _out_of_range(labels, *wanted).size
+
+
+@planned(known_good=_labels_are_known)
 def linear_cross_entropy(
     hidden: jax.Array,
     weight: jax.Array,
@@ -248,7 +267,7 @@ def linear_cross_entropy(
     if not depth:
         # All logits are zero, which nothing needs to be tuned for.
         cfg = cfg or by_chunks(rows.shape[0], words, CPU_BYTES)
-    loss: jax.Array = call(
+    return plan(  # type: ignore[no-any-return]
         LinearCrossEntropy(),
         rows,
         weight,
@@ -262,8 +281,8 @@ def linear_cross_entropy(
         reduction=reduction,
         cfg=cfg,
         executor=executor,
+        then=(lambda loss: loss.reshape(labels.shape)) if reduction == "none" else None,
     )
-    return loss.reshape(labels.shape) if reduction == "none" else loss
 
 
 def _labels(labels: Any, hidden: jax.Array, ignore_index: int, words: int) -> jax.Array:
@@ -272,7 +291,7 @@ def _labels(labels: Any, hidden: jax.Array, ignore_index: int, words: int) -> ja
         raise ArgumentError(f"labels {found.shape} must have the shape of hidden {hidden.shape} without d")
     known = known_values(found)
     if known is not None:
-        wrong = known[(known != ignore_index) & ((known < 0) | (known >= words))]
+        wrong = _out_of_range(known, ignore_index, words)
         if wrong.size:
             raise ArgumentError(
                 f"labels must be from 0 to {words - 1}, or ignore_index={ignore_index}; "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ..ops import Executor, Invocation
 from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, same_dtype
-from .call import call
+from .call import plan, planned
 from .extent import too_large
 from .reverse import ReverseOnGpu, recomputed
 from .rows import across
@@ -154,6 +154,7 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         return refused or too_large(inv, a.size, b.size, _rows(inv) * b.shape[-1]) or True
 
 
+@planned()
 def matmul(
     a: jax.Array,
     b: jax.Array,
@@ -189,7 +190,7 @@ def matmul(
         static |= {"transpose_a": bool(transpose_a), "transpose_b": bool(transpose_b)}
     if preferred_element_type is not None:
         static["dtype"] = _dtype(preferred_element_type)
-    return call(Matmul(), *given, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
+    return plan(Matmul(), *given, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
 
 
 def _tiles_refuse(a: Any, b: Any, cfg: MatmulConfig, *, transposed: bool) -> str:

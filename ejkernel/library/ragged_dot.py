@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,13 @@ import numpy as np
 from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
 from .arguments import ArgumentError, as_int32, float_array, integers, known_values, same, same_dtype
-from .call import call
+from .call import plan, planned
 from .extent import too_large
 from .narrow import split
 from .ragged_dot_tiles import in_parts, masked, masked_outer, starts_of, tiled, tiled_outer
 from .ready_made import gpu_kernels
 from .reverse import recomputed
+from .values import were_checked
 
 _ARRAYS = ("lhs", "rhs", "group_sizes")
 # An H200 does some 180 operations while it reads a byte, and each row is one operation a byte of the matrices.
@@ -192,6 +193,19 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
             return masked(one, other, group_sizes, transposed=False, dtype=dtype)
 
 
+def _fits(sizes: np.ndarray[Any, Any], rows: int) -> bool:
+    # By Python's numbers, which have no end.
+    known = sizes.tolist()
+    return not known or (min(known) >= 0 and sum(known) <= rows)
+
+
+def _sizes_are_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    # All three arrays by position, as nearly every call has them: a call of another form is checked in full.
+    shape: tuple[int, ...] = args[0].shape if len(args) == 3 else ()
+    return len(shape) == 2 and were_checked(args[2], shape[0], _fits)
+
+
+@planned(known_good=_sizes_are_known)
 def ragged_dot(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -213,19 +227,16 @@ def ragged_dot(
     same("k", "lhs", lhs, lhs.shape[1], "rhs", rhs, rhs.shape[1])
     same("groups", "rhs", rhs, rhs.shape[0], "group_sizes", given, given.shape[0])
     known = known_values(given)
-    if known is not None and known.size:
-        # By Python's numbers, which have no end.
-        least, total = int(known.min()), sum(known.tolist())
-        if least < 0 or total > lhs.shape[0]:
-            raise ArgumentError(
-                f"group_sizes must be 0 or more and add up to at most the {lhs.shape[0]} rows of lhs {lhs.shape}; "
-                f"the least is {least} and they add up to {total}"
-            )
+    if known is not None and not _fits(known, lhs.shape[0]):
+        raise ArgumentError(
+            f"group_sizes must be 0 or more and add up to at most the {lhs.shape[0]} rows of lhs {lhs.shape}; "
+            f"the least is {int(known.min())} and they add up to {sum(known.tolist())}"
+        )
     wanted = None if preferred_element_type is None else jnp.dtype(preferred_element_type).name
     if not lhs.size or not rhs.size:
         return jnp.zeros((lhs.shape[0], rhs.shape[2]), wanted or lhs.dtype)
     static = {"preferred_element_type": wanted}
-    return call(RaggedDot(), lhs, rhs, as_int32(given), cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
+    return plan(RaggedDot(), lhs, rhs, as_int32(given), cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
 
 
 def mosaic_refuses(lhs: Any, rhs: Any, wanted: str | None, cfg: RaggedDotConfig, capability: str) -> str:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ..ops import Executor, Invocation
 from . import reduce
 from .arguments import ArgumentError
-from .call import call
+from .call import plan, planned
 from .reverse import ReverseOnGpu, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
@@ -115,6 +115,7 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
         return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
 
 
+@planned()
 def rms_norm(
     x: jax.Array,
     weight: jax.Array | None = None,
@@ -126,7 +127,7 @@ def rms_norm(
     """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, in float32; the result has the dtype of `x`."""
     x = float_rows("x", x)
     given = () if weight is None else (as_vector("weight", weight, "x", x),)
-    return call(RmsNorm(), x, *given, eps=epsilon(eps), cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+    return plan(RmsNorm(), x, *given, eps=epsilon(eps), cfg=cfg, executor=executor)  # type: ignore[no-any-return]
 
 
 def _plain(x: jax.Array, weight: jax.Array | None, eps: float, lanes: int | None = None) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ..ops import Executor, Invocation
 from . import reduce
 from .arguments import ArgumentError, integer
-from .call import call
+from .call import plan, planned
 from .reverse import ReverseOnGpu, recomputed
 from .rows import float_rows, rows_refuse
 from .triton.rows import by_rows, guess, launches
@@ -108,6 +108,7 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
         return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
 
 
+@planned()
 def softmax(
     x: jax.Array,
     *,
@@ -122,7 +123,7 @@ def softmax(
         raise ArgumentError(f"axis={axis!r} is no axis of x of shape {x.shape}")
     # Counted from the end, so that one call has one key.
     place = axis if axis < 0 else axis - x.ndim
-    return call(Softmax(), x, axis=place, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+    return plan(Softmax(), x, axis=place, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
 
 
 def _by_lanes(x: jax.Array, lanes: int | None) -> jax.Array:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,10 +20,9 @@ from .core.errors import JaxChangedError
 
 
 def _private(module: str, name: str) -> Any:
-    import importlib
-
     try:
-        return getattr(importlib.import_module(module), name)
+        # Asked on every choice, so not through the machinery of imports where the module is there.
+        return getattr(sys.modules.get(module) or importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise _changed(f"there is no {module}.{name}") from error
 
@@ -37,7 +38,22 @@ ArrayImpl: Any = _private("jax._src.array", "ArrayImpl")
 _BatchTracer: Any = _private("jax._src.interpreters.batching", "BatchTracer")
 _JVPTracer: Any = _private("jax._src.interpreters.ad", "JVPTracer")
 _LinearizeTracer: Any = _private("jax._src.interpreters.ad", "LinearizeTracer")
-_JaxprTracer: Any = _private("jax._src.interpreters.partial_eval", "DynamicJaxprTracer")
+JaxprTracer: Any = _private("jax._src.interpreters.partial_eval", "DynamicJaxprTracer")
+
+
+# Is no transformation around this thread? Then no array of a call is a tracer.
+at_top_level: Callable[[], bool] = _private("jax._src.core", "trace_ctx").is_top_level
+
+
+def forget_failures(jitted: Any) -> None:
+    """Lets a jitted function dispatch fast again for signatures whose first trace raised; what it compiled stays.
+
+    JAX serves such a signature in Python ever after, ten times as slowly, also once it was traced and compiled.
+    """
+    try:
+        jitted._clear_cache()
+    except AttributeError as error:
+        raise _changed(f"a jitted function: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,7 @@ class Peeled:
     @property
     def is_staged(self) -> bool:
         """Is a program being written, rather than run?"""
-        return isinstance(self.core, _JaxprTracer)
+        return isinstance(self.core, JaxprTracer)
 
 
 def peel(value: Any) -> Peeled:

@@ -69,6 +69,11 @@ def no_color() -> bool:
     return bool(os.environ.get("NO_COLOR"))
 
 
+def notebook() -> str | None:
+    """Path of the notebook that this process runs, where its server says so."""
+    return os.environ.get("JPY_SESSION_NAME") or None
+
+
 def default_folder() -> Path:
     """The folder of stores that are given no path."""
     chosen = Settings.read().cache_dir

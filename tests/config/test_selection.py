@@ -1522,3 +1522,43 @@ def test_a_policy_that_is_none_cannot_be_assigned():
     with pytest.raises(ValueError, match="is no AutotunePolicy"):
         here.selector.policy = "heuristics"
     assert here.selector.policy == NO_TUNING
+
+
+def test_a_put_over_a_forward_only_entry_is_taken_as_asked():
+    """What was known of the older cfg is not known of the one that was put by hand: neither what it was tuned for."""
+    selector = ConfigSelectorChain(ConfigCache(), tuner=TableTuner())
+    inv, kernel = call_of(Doubling()), Doubling()
+    tuned = selector.decide(inv, kernel)
+    selector.cache.put(*tuned.key, Blocks(4))
+    with policy_override(selector, validate_backward=True):
+        decision = selector.decide(inv, kernel)
+    assert (decision.cfg, decision.tier, decision.objective) == (Blocks(4), "memory", None)
+    assert selector.tuner.calls == 1
+
+
+def test_a_put_over_a_forward_only_entry_of_a_store_is_taken_as_asked(tmp_path):
+    """The next process finds the cfg that was put, and tunes nothing."""
+    inv, kernel, path = call_of(Doubling()), Doubling(), tmp_path / "doubling.json"
+    key = (
+        ConfigSelectorChain(ConfigCache(), tuner=TableTuner(), persistent=PersistentCache("doubling", path))
+        .decide(inv, kernel)
+        .key
+    )
+    PersistentCache("doubling", path).put(*key, Blocks(4))
+    both = AutotunePolicy(validate_backward=True)
+    fresh = ConfigSelectorChain(ConfigCache(), both, TableTuner(), PersistentCache("doubling", path))
+    decision = fresh.decide(inv, kernel)
+    assert (decision.cfg, decision.tier, fresh.tuner.calls) == (Blocks(4), "persistent", 0)
+
+
+def test_a_put_over_an_entry_for_other_code_is_taken_as_asked():
+    """Nor for which code."""
+    selector = ConfigSelectorChain(ConfigCache(), tuner=TableTuner())
+    unversioned = type("Unversioned", (Doubling,), {"version": "0", "op_id": "unversioned"})()
+    inv = call_of(unversioned)
+    key = selector.decide(inv, unversioned).key
+    selector.cache.keep_entry(key, Blocks(1), code="other")
+    assert selector.decide(inv, unversioned).tier == "autotune"
+    selector.cache.keep_entry(key, Blocks(1), code="other")
+    selector.cache.put(*key, Blocks(4))
+    assert (selector.decide(inv, unversioned).cfg, selector.tuner.calls) == (Blocks(4), 2)

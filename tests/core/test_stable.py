@@ -106,3 +106,28 @@ def test_the_backward_parameters_are_all_open():
 def test_parameters_can_be_hashed(kind):
     """Equal parameters are one key of a dict."""
     assert len({kind(blocksize_m=64), kind(blocksize_m=64), kind(blocksize_m=128)}) == 2
+
+
+def structure(tree):
+    return jax.tree_util.tree_structure(tree)
+
+
+def test_the_structure_of_a_tree_has_a_stable_form():
+    """Frameworks keep it in static values: containers, their keys and the places of leaves count, leaves do not."""
+    same = stable_json(structure({"a": [1, (2, None)]}))
+    assert stable_json(structure({"a": [3.0, (jnp.ones(2), None)]})) == same
+    others = [{"b": [1, (2, None)]}, {"a": [1, (2, 3)]}, {"a": [1, [2, None]]}, {"a": (1, (2, None))}, [1, 2]]
+    assert len({same, *(stable_json(structure(tree)) for tree in others)}) == 1 + len(others)
+
+
+class OddlyNamed:
+    """A class with a property that JAX's dtypes have too."""
+
+    @property
+    def type(self):
+        return "odd"
+
+
+def test_a_class_with_an_attribute_named_type_is_a_class():
+    """It counts by its name, as every class does."""
+    assert "OddlyNamed" in stable_json(OddlyNamed)

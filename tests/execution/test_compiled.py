@@ -273,3 +273,27 @@ def test_integers_of_the_example_are_measured_with():
     index = jnp.array([3, 1])
     close(executor_with(tuner).compile(Take(), X, index)(X, index), X[index])
     assert tuner.integers == [[[3, 1]]]
+
+
+class Weighted(Counting):
+    """The argument times an attribute, which lies in containers of several kinds."""
+
+    op_id = "weighted.compiled"
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+        self.factors = {"list": [factor], "array": np.full(3, factor, np.float32)}
+
+    def run(self, x, *, cfg):
+        return x * self.factor + self.factors["list"][0] + float(self.factors["array"][0])
+
+
+def test_a_compiled_kernel_keeps_its_attributes():
+    """What is changed later, in place too, reaches no shape of a function that was compiled before."""
+    kernel = Weighted(2.0)
+    fn = executor_with().compile(kernel, X)
+    kernel.factor = kernel.factors["list"][0] = 5.0
+    kernel.factors["array"][:] = 5.0
+    for x in (X, jnp.ones(7)):
+        close(fn(x), x * 2.0 + 4.0)

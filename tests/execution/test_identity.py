@@ -197,6 +197,26 @@ def test_a_cfg_that_is_changed_after_the_call_is_not_used_again():
     np.testing.assert_allclose(executor(Dict(), X3, cfg={"b": 2}), X3 * 2)
 
 
+def test_a_cfg_with_an_array_that_is_changed_later_is_not_used_again():
+    """At any depth: an equal cfg with another shape is traced with the array as it was."""
+
+    class Table(Times):
+        op_id = "table"
+
+        def run(self, a, *, cfg):
+            return a * float(cfg["rows"][0])
+
+        def heuristic_cfg(self, inv):
+            return {"rows": np.ones(2)}
+
+    _, executor = untuned()
+    cfg = {"rows": np.full(2, 2.0)}
+    executor(Table(), X2, cfg=cfg)
+    cfg["rows"][:] = 4.0
+
+    np.testing.assert_allclose(executor(Table(), X3, cfg={"rows": np.full(2, 2.0)}), X3 * 2)
+
+
 def test_a_put_for_a_kernel_inside_a_kernel_reaches_the_outer_one():
     """An eager call of the outer kernel runs the inner one with its new cfg."""
     selector, executor = untuned()

@@ -464,3 +464,15 @@ def test_a_chooser_of_the_user_s_own_is_asked_again_after_refresh(kernel):
     refresh()
     close(executor(kernel, X), X * 4)
     close(step(X), X * 5)
+
+
+@pytest.mark.parametrize("puts", [1, 7, 8, 9, 30])
+def test_many_changes_of_a_key_elsewhere_do_not_hide_one_here(puts, kernel):
+    """Only the last changes of a key are remembered: where an older one may be missing, the program asks again."""
+    mine, other = executor_with(), executor_with()
+    put(mine, kernel, 2, X)
+    close(mine(kernel, X), X * 2)
+    put(mine, kernel, 3, X)
+    for _ in range(puts):
+        put(other, kernel, 2, X)
+    close(mine(kernel, X), X * 3)

@@ -8,14 +8,17 @@ import itertools
 import math
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pydantic
 import pytest
 from fakes_execution import Asked, Counting, close, executor_with
 
 from ejkernel.ops import Executor
+from ejkernel.ops.execution import static_values
 
 X = jnp.arange(1.0, 4.0)
 
@@ -275,3 +278,200 @@ def test_callables_are_static():
     for function in (jnp.sin, jnp.cos, jnp.sin, lambda x: x * 3, lambda x: x * 4):
         close(executor(kernel, X, value=function), function(X))
     assert len(kernel.log) == 4
+
+
+@dataclass(eq=False)
+class Identified:
+    """A static value with an attribute that its fields do not show; it is equal to itself alone."""
+
+    name: str
+
+    def __init__(self, name, by):
+        self.name = name
+        self.by = by
+
+
+class Private(pydantic.BaseModel, frozen=True):
+    """A static value with a private attribute."""
+
+    name: str = "same"
+    _by: int = pydantic.PrivateAttr(0)
+
+    def __init__(self, by):
+        super().__init__()
+        self._by = by
+
+    @property
+    def by(self):
+        return self._by
+
+
+class Labelled(tuple):
+    """A tuple that holds more than its items."""
+
+    def __new__(cls, by):
+        made = super().__new__(cls, (1,))
+        made.by = by
+        return made
+
+
+class Loud(functools.partial):
+    """A partial that holds more than its function."""
+
+    def __new__(cls, by):
+        made = super().__new__(cls, int)
+        made.by = by
+        return made
+
+
+class Scales(Counting):
+    """The argument times an attribute of a static value."""
+
+    op_id = "scales"
+
+    def run(self, x, *, value, cfg):
+        self.log.append(value)
+        return x * value.by
+
+
+HIDING = [Identified, Private, Labelled, Loud]
+
+
+@pytest.mark.parametrize("kind", [lambda by: Identified("same", by), *HIDING[1:]], ids=[k.__name__ for k in HIDING])
+def test_static_values_that_differ_in_what_their_fields_hide_are_never_mixed_up(kind):
+    """The object itself counts, by its own `==`, where it can be hashed; else its attributes do."""
+    executor, kernel = executor_with(), Scales.fresh()()
+    values = [kind(2), kind(3)]
+    for value in values * 2:
+        close(executor(kernel, X, value=value), X * value.by)
+
+
+@dataclass
+class Plain:
+    """An attribute of a kernel that cannot be hashed and holds more than its field."""
+
+    name: str
+
+
+class Holds(Counting):
+    """The argument times something of an attribute."""
+
+    op_id = "holds"
+
+    def __init__(self, held, read):
+        super().__init__()
+        self.held = held
+        self.read = read
+
+    def run(self, x, *, cfg):
+        return x * self.read(self.held)
+
+
+class Model(pydantic.BaseModel):
+    """The same as a model."""
+
+    name: str = "same"
+    _by: int = pydantic.PrivateAttr(0)
+
+
+def by_attribute(held):
+    return held.by
+
+
+def by_private(held):
+    return held._by
+
+
+def test_an_attribute_of_a_kernel_counts_with_what_its_fields_hide():
+    """An object that cannot be hashed is known by all of its attributes, declared or not."""
+    executor = executor_with()
+    for by in (2.0, 3.0):
+        plain, model = Plain("same"), Model()
+        plain.by = model._by = by
+        close(executor(Holds(plain, by_attribute), X), X * by)
+        close(executor(Holds(model, by_private), X), X * by)
+
+
+def first(held):
+    return float(np.asarray(held).reshape(-1)[0])
+
+
+def first_of_field(held):
+    return float(held.name[0])
+
+
+SIZES = {"small": 8, "large": 1 << 17}
+HOLDERS = {
+    "array": (lambda array: array, first),
+    "view": (lambda array: array[::2], first),
+    "in a dataclass": (Plain, first_of_field),
+    "of objects": (lambda array: array.astype(object), first),
+}
+
+
+CHANGED = [(holder, size) for holder in HOLDERS for size in SIZES if (holder, size) != ("of objects", "large")]
+
+
+@pytest.mark.parametrize(("holder", "size"), CHANGED)
+def test_an_array_of_a_kernel_that_is_changed_in_place_counts_as_it_is(holder, size):
+    """The old result would be wrong, and no error would say so."""
+    hold, read = HOLDERS[holder]
+    array = np.full(SIZES[size], 2.0, np.float32)
+    held = hold(array)
+    executor, kernel = executor_with(), Holds(held, read)
+    close(executor(kernel, X), X * 2)
+    (held if holder == "of objects" else array)[:] = 3.0
+    close(executor(kernel, X), X * 3)
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_a_program_keeps_the_array_that_it_was_compiled_for(size):
+    """An equal kernel with another shape is traced with the array as it was, not as its owner changed it since."""
+    executor = executor_with()
+    changed, equal = (np.full(size, 2.0, np.float32) for _ in range(2))
+    executor(Holds(changed, first), X)
+    changed[:] = 3.0
+    longer = jnp.arange(5.0)
+    close(executor(Holds(equal, first), longer), longer * 2)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A static value that holds an array."""
+
+    rows: Any
+
+    @property
+    def by(self):
+        return float(self.rows[0])
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_an_array_inside_a_static_value_counts_as_it_is(size):
+    """Changed in place it is another value, and what was compiled before keeps the one that it had."""
+    executor, kernel = executor_with(), Scales.fresh()()
+    rows, equal = (np.full(size, 2.0, np.float32) for _ in range(2))
+    close(executor(kernel, X, value=Table(rows)), X * 2)
+    rows[:] = 3.0
+    close(executor(kernel, X, value=Table(rows)), X * 3)
+    longer = jnp.arange(5.0)
+    close(executor(kernel, longer, value=Table(equal)), longer * 2)
+
+
+def test_a_large_array_that_cannot_change_is_not_read_at_each_call(monkeypatch):
+    """One that is marked as read-only is known by itself."""
+    monkeypatch.setattr(static_values, "hashlib", None)
+    array = np.full(SIZES["large"], 2.0, np.float32)
+    array.flags.writeable = False
+    close(executor_with()(Holds(array, first), X), X * 2)
+
+
+def test_a_view_that_cannot_be_written_is_no_constant():
+    """The array behind it can still be changed."""
+    array = np.full(SIZES["large"], 2.0, np.float32)
+    view = array[:]
+    view.flags.writeable = False
+    executor, kernel = executor_with(), Holds(view, first)
+    close(executor(kernel, X), X * 2)
+    array[:] = 3.0
+    close(executor(kernel, X), X * 3)

@@ -434,3 +434,65 @@ def test_a_cfg_that_does_not_fit_is_refused(cfg):
     """By the names that are missing, or the values that are declared."""
     with pytest.raises(OpsError, match=r"give a value for each of rows, way|give a dict of rows, way|it has 2, 4, 8"):
         scale(X, Y, cfg=cfg)
+
+
+def test_traced_parameters_are_arrays_whatever_a_call_gives():
+    """Three values of a Python number are one program and one tuning, by keyword and by position."""
+    tuner = TableTuner({1: 2.0, 2: 1.0})
+    traces = []
+
+    @tunable(
+        size=[1, 2], traced=("factor", "shift"), executor=Executor(ConfigSelectorChain(ConfigCache(), tuner=tuner))
+    )
+    def scaled(x, factor, *, shift=0.0, size):
+        traces.append(size)
+        return x * factor + shift
+
+    def call(value):
+        np.testing.assert_allclose(scaled(X, value, shift=value), X * value + value, rtol=1e-6)
+        np.testing.assert_allclose(scaled(X, factor=value, shift=value), X * value + value, rtol=1e-6)
+
+    call(1.5)
+    known = tuner.calls, len(traces)
+    for value in (2.5, -0.0, 2.5):
+        call(value)
+    assert known[0] == 2
+    assert (tuner.calls, len(traces)) == known
+
+
+def test_a_traced_number_does_not_widen_a_narrow_array():
+    """It is weak, as a number that JAX traces is; and gradients reach it."""
+
+    @tunable(size=[1], traced=["factor"], executor=untuned())
+    def scaled(x, factor, *, size):
+        return x * factor
+
+    assert scaled(X.astype(jnp.bfloat16), 2.0).dtype == jnp.bfloat16
+    np.testing.assert_allclose(jax.grad(lambda f: scaled(Y, f).sum())(3.0), Y.sum())
+
+
+def test_the_other_doors_know_traced_parameters_too():
+    """`choose`, `tune` and `check` ask for the call that is made."""
+    tuner = TableTuner({1: 2.0, 2: 1.0})
+
+    @tunable(size=[1, 2], traced=("factor",), executor=Executor(ConfigSelectorChain(ConfigCache(), tuner=tuner)))
+    def scaled(x, factor, *, size):
+        return x * factor
+
+    scaled(X, 1.0)
+    assert scaled.choose(X, 2.0).size == scaled.tune(X, 3.0).cfg.size == 2
+    assert {trial.status for trial in scaled.check(X, 4.0)} == {"ok"}
+    assert len(scaled.executor.chooser.cache.keys()) == 1
+
+
+@pytest.mark.parametrize(
+    ("traced", "words"),
+    [("factor", "no list of parameters"), (("size",), "which is tuned"), (("other",), "it has x, factor")],
+)
+def test_traced_parameters_are_those_of_the_call(traced, words):
+    """A name that means nothing is an error where it is written."""
+    with pytest.raises(OpsError, match=words):
+
+        @tunable(size=[1, 2], traced=traced)
+        def scaled(x, factor, *, size):
+            return x * factor

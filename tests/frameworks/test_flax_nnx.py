@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes_execution import Picking, executor_with
+from fakes_execution import Asked, Counting, Picking, close, executor_with
 from framework_checks import (
     NEEDS,
     QUIET,
@@ -22,7 +22,7 @@ from framework_checks import (
     numbers,
 )
 
-from ejkernel.ops import AutotuneOptions, autotune
+from ejkernel.ops import AutotuneOptions, Executor, autotune
 from ejkernel.ops.programs.user_function import flatten_program, of_arrays
 
 nnx = pytest.importorskip("flax.nnx", reason=NEEDS)
@@ -76,6 +76,38 @@ TREES = [name for name in STEPS if name != "no pytree"]
 def test_autotune_finds_the_calls_of_a_step():
     """A quick one of the tests below, for every run of the suite."""
     check_autotune(training)
+
+
+class Merged(Counting):
+    """A module that comes in two parts, its graph and its arrays, applied to the argument."""
+
+    op_id = "frameworks.merged"
+
+    def run(self, graph, state, x, *, cfg):
+        self.log.append(cfg)
+        return nnx.merge(graph, state)(x)
+
+
+class Scaled(nnx.Module):
+    """A layer and a number that is part of the graph."""
+
+    def __init__(self, factor):
+        self.layer = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+        self.factor = factor
+
+    def __call__(self, x):
+        return self.layer(x) * self.factor
+
+
+def test_a_graph_is_a_static_argument():
+    """Equal graphs share a program and a key, another one has its own; eagerly and under jit."""
+    asked, kernel, x = Asked(1), Merged.fresh()(), jnp.ones((2, WIDTH))
+    executor = Executor(asked)
+    for factor in (1.0, 1.0, 2.0, 1.0):
+        graph, state = nnx.split(Scaled(factor))
+        close(executor(kernel, graph, state, x), Scaled(factor)(x))
+        close(jax.jit(executor, static_argnums=(0, 1))(kernel, graph, state, x), Scaled(factor)(x))
+    assert len({question.call_key for question in asked.questions}) == 2
 
 
 @pytest.mark.engines

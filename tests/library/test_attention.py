@@ -210,6 +210,17 @@ def test_a_query_that_sees_nothing_gives_zeros(way):
     assert not any(np.any(x) for x in jax.tree.leaves(both(q, k, v)))
 
 
+def test_a_query_that_sees_one_key_has_no_gradient():
+    """Its weight is one whatever the score, however large the key: `sliced` has exact zeros there in float32."""
+    q, k, v, dy = (jnp.asarray(np.random.default_rng(n).normal(size=(1, 8, 2, 4)), jnp.float32) for n in range(4))
+    cfg = AttentionConfig("sliced", block_q=4)
+
+    def total(q):
+        return (attention(q, k + 100, v, causal=True, cfg=cfg, executor=UNTUNED) * dy).sum()
+
+    assert not jax.grad(total)(q)[:, 0].any()
+
+
 def test_windows_that_hide_nothing_are_no_window():
     """Then the call has the key, and the implementations, of one without."""
     q, k, v, _ = inputs()

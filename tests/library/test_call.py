@@ -29,7 +29,8 @@ CALLS = {
 def test_a_warm_call_takes_the_short_way(name, monkeypatch):
     """The second call of arrays and plain options is looked up by its types, and nothing is taken apart."""
     CALLS[name](UNTUNED)
-    monkeypatch.setattr(Executor, "_call", lambda *_: pytest.fail("took the long way"))
+    for way in ("call_anew", "call_planned"):
+        monkeypatch.setattr(Executor, way, lambda *_: pytest.fail("took the long way"))
 
     CALLS[name](UNTUNED)
 

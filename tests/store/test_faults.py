@@ -14,6 +14,7 @@ from fakes_store import ERRORS, Disk, entries, entry_files, keep, never_small, o
 from thinning import AT_LENGTH
 
 from ejkernel.ops.core.errors import StoreError
+from ejkernel.ops.store import files
 from ejkernel.ops.store.persistent import StoreWarning
 
 NAMES = [errno.errorcode[code] for code in ERRORS]
@@ -406,3 +407,30 @@ def test_a_look_that_fails_does_not_forget_what_was_known(tmp_path):
 
     assert len(said) == 1
     assert [value(cache, name) for name in ("one", "two")] == [1, 2]
+
+
+@pytest.mark.parametrize("held", ["nothing of the key", "an older entry of the key"])
+def test_a_fold_never_removes_what_the_snapshot_does_not_hold(tmp_path, monkeypatch, held):
+    """On a disk without locks another process puts its own snapshot over ours before it is read back."""
+    never_small(monkeypatch)
+    cache = store(tmp_path)
+    keep(cache, "first", 1)
+    if held == "an older entry of the key":
+        keep(cache, "second", 1)
+    cache.fold()
+    theirs = Path(cache.path).read_bytes()
+    keep(cache, "second", 2)
+    [pending] = entry_files(cache.path)
+    real = files.write
+
+    def write(path, data, **more):
+        real(path, data, **more)
+        if str(path) == cache.path:
+            Path(cache.path).write_bytes(theirs)
+
+    monkeypatch.setattr(files, "write", write)
+    cache.fold()
+    monkeypatch.undo()
+
+    assert pending.exists()
+    assert [value(store(tmp_path), name) for name in ("first", "second")] == [1, 2]

@@ -105,7 +105,8 @@ def tuned(request: Request, record: Record, cfg: Any) -> Hit:
     keep = Keep.MEMORY if record.stop == "settled" else Keep.MEMORY_AND_STORE
     # What was asked for, even where the tuner had to time less: asking again would find no more.
     objective = request.objective
-    return Hit(cfg, AutotuneTier.name, keep=keep, measured=True, objective=objective, record=record)
+    known = {"objective": objective, "record": record, "code": request.code}
+    return Hit(cfg, AutotuneTier.name, keep=keep, measured=True, **known)  # type: ignore[arg-type]
 
 
 def _say_nothing(what: tuple[str, str], message: str) -> None:

@@ -29,6 +29,7 @@ from .. import _jax
 from ..core import invalidation
 from ..core.errors import ConfigTypeError, KeyPartError, ScopeError
 from ..core.invocation import Cfg
+from ..core.kernel_names import KernelNames
 from ..core.key import Key
 from ..core.record import Objective
 from ..core.stable import stable_json, type_name
@@ -54,6 +55,10 @@ class ConfigCache(Generic[Cfg]):
         self._objectives: dict[Key, Objective] = {}
         # The calls behind the keys in readable parts, where they are known.
         self._calls: dict[Key, Mapping[str, str]] = {}
+        # The fingerprints of the kernels' code that they were tuned for.
+        self._codes: dict[Key, str] = {}
+        # The kernel classes that this cache has answered.
+        self.kernel_names = KernelNames()
         self._generation = 0
         self._lock = threading.Lock()
 
@@ -76,6 +81,8 @@ class ConfigCache(Generic[Cfg]):
             self._data.clear()
             self._objectives.clear()
             self._calls.clear()
+            self._codes.clear()
+            self.kernel_names = KernelNames()
             self._generation += 1
         invalidation.note_everything()
 
@@ -106,13 +113,24 @@ class ConfigCache(Generic[Cfg]):
     def _entry(self, key: Key) -> CacheEntry:
         return CacheEntry(self._data[key], self._objectives.get(key), self._calls.get(key, {}))
 
+    def code(self, key: Key) -> str:
+        """The fingerprint of the kernel's code that an entry was tuned for; empty where that is not known."""
+        return self._codes.get(key, "")
+
     def keep_entry(
-        self, key: Key, cfg: Cfg, *, objective: Objective | None = None, call: Mapping[str, str] | None = None
+        self,
+        key: Key,
+        cfg: Cfg,
+        *,
+        objective: Objective | None = None,
+        call: Mapping[str, str] | None = None,
+        code: str = "",
     ) -> None:
         """Keeps a cfg with what it was tuned for, and the call in readable parts."""
         with self._lock:
             self._data[key] = cfg
             self._objectives.pop(key, None)
+            self._codes[key] = code
             if objective is not None:
                 self._objectives[key] = objective
             if call:

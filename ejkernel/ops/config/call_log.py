@@ -143,6 +143,11 @@ def calls_made() -> Iterator[CallsMade]:
         _collectors.reset(token)
 
 
+def is_watching() -> bool:
+    """Is a program looked through here, or are its calls collected?"""
+    return _finder.get() is not None or bool(_collectors.get())
+
+
 def collect(request: Request, decision: Decision, lock: LockFile | None) -> None:
     """Adds a decision to every collection around this call."""
     collectors = _collectors.get()

@@ -47,7 +47,10 @@ frames: ContextVar[tuple[Frame, ...]] = ContextVar("ejkernel_policy", default=()
 
 def in_force(selector: object, base: AutotunePolicy) -> AutotunePolicy:
     """The selector's policy as this context sees it."""
-    mine = [f for f in frames.get() if f.selector is None or f.selector is selector]
+    around = frames.get()
+    if not around:
+        return base
+    mine = [f for f in around if f.selector is None or f.selector is selector]
     # What holds for every selector holds whatever the overrides of one of them say.
     for frame in sorted(mine, key=lambda f: f.selector is None):
         base = replace(base, **dict(frame.updates))

@@ -16,10 +16,10 @@ import jax
 from .. import _jax
 from ..core import invalidation
 from ..core.cfg import distinct
-from ..core.device import environment
 from ..core.errors import RetuneError, SettingError
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel
+from ..core.kernel_names import names_in
 from ..core.key import Key
 from ..core.record import Objective, Record, Trial
 from ..core.request import Decision as Decision
@@ -48,7 +48,10 @@ from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
 from .policy import in_force
 from .policy import policy_override as policy_override
+from .recall import Recall, question_of
+from .static_floats import StaticFloats
 from .tiers import (
+    OTHER_CODE,
     AgreedTier,
     HeuristicsTier,
     MemoryTier,
@@ -58,6 +61,7 @@ from .tiers import (
     SeedTier,
     StoreTier,
 )
+from .tuning_job import TuningWarning
 from .walk import LOCKED, Misses, Off, Tier, Walked, nothing_left, preview, walk
 from .warm_start import warm_start_configs
 
@@ -80,10 +84,10 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     ) -> None:
         _check_part("tuner", tuner, "autotune", "such as Tuner()")
         _check_part("persistent", persistent, "get", "such as PersistentCache(path)")
-        self.cache = cache
+        self._cache = cache
         self._policy = AutotunePolicy() if policy is None else _policy(policy)
         self.tuner: Autotuner = tuner or Tuner()
-        self.persistent = persistent
+        self._take_store(persistent)
         self.persist_autotune = persist_autotune
         self.forbid_reautotune = forbid_reautotune
         self._settings = Settings.read()
@@ -96,8 +100,13 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._records: dict[Key, Record] = {}
         # Tunings that were traced ahead of their turn.
         self._prepared: dict[Key, PreparedAhead] = {}
+        # What was answered from memory while programs were traced.
+        self._recall = Recall()
+        # The latest list of tiers, by what it was made of.
+        self._listed: dict[Any, tuple[Sequence[Tier], Any]] = {}
         self._unwritable: set[str] = set()
         self._said: set[tuple[str, str]] = set()
+        self._static_floats = StaticFloats()
 
     @property
     def policy(self) -> AutotunePolicy:
@@ -110,14 +119,29 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         invalidation.note_everything()
 
     @property
+    def cache(self) -> ConfigCache[Cfg]:
+        """The memory of this process; another one takes effect at the next choice."""
+        return self._cache
+
+    @cache.setter
+    def cache(self, cache: ConfigCache[Cfg]) -> None:
+        self._cache = cache
+        invalidation.note_everything()
+
+    @property
     def persistent(self) -> Mapped | None:
         """The store, as it was given."""
         return self._persistent
 
     @persistent.setter
     def persistent(self, persistent: Mapped | None) -> None:
+        self._take_store(persistent)
+        invalidation.note_everything()
+
+    def _take_store(self, persistent: Mapped | None) -> None:
         self._persistent = persistent
         self._store: Store | None = None if persistent is None else as_store(persistent)
+        self._store_names = None if persistent is None else names_in(persistent)
 
     @property
     def lock_file(self) -> LockFile | None:
@@ -140,8 +164,20 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def decide(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
         """The cfg for this call, the tier that answered, and why the earlier ones did not."""
+        question = None if self._is_shared() else question_of(inv, kernel)
+        recalled = None if question is None else self._recall.find(question)
+        if recalled is not None and recalled.key is not None:
+            self._tell("cache_hit", recalled.key, "memory", cfg=recalled.cfg, level="memory")
+            return recalled
+        epoch = invalidation.epoch
+        decision = self._decide(inv, kernel)
+        if question is not None:
+            self._recall.keep(question, decision, epoch)
+        return decision
+
+    def _decide(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
         policy = self.policy
-        request = ask(inv, kernel, objective_of(policy))
+        request = self._asked(inv, kernel, policy)
         log = call_log.in_force()
         if log is not None:
             # A program is looked through, not run.
@@ -184,7 +220,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def adopt(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], record: Record) -> None:
         """Keeps what another selector tuned for this call as if it were this one's own."""
-        request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
+        request = self._asked(replace(inv, override_cfg=None), kernel, self.policy)
         self._accept(request, tuned(request, record, record.cfg), ())
 
     def tune(
@@ -196,7 +232,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         seconds: float | None = None,
     ) -> Decision:
         """Tunes this call now, whatever is known already; of several repetitions the fastest winner is kept."""
-        request = ask(replace(inv, override_cfg=None), kernel, objective_of(self.policy))
+        request = self._asked(replace(inv, override_cfg=None), kernel, self.policy)
         request = replace(request, seconds=seconds)
         proposal = _Proposal(self, request, (_HEURISTICS,), repetitions=repetitions)
         return self._agree(proposal) if self._is_shared() else proposal.make()
@@ -255,6 +291,17 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def _tiers(self, policy: AutotunePolicy, lock: LockFile | None = None) -> Sequence[Tier]:
         """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
+        # Made anew where any part of this selector was replaced: a choice from memory costs less than making it.
+        parts = (policy, lock, *vars(self).values())
+        known = (self.tuning_is_off(), *map(id, parts))
+        listed = self._listed.get(known)
+        if listed is None:
+            self._listed.clear()
+            # The parts are kept with it, so that their addresses stay their own.
+            listed = self._listed[known] = (self._list_of_tiers(policy, lock), parts)
+        return listed[0]
+
+    def _list_of_tiers(self, policy: AutotunePolicy, lock: LockFile | None) -> Sequence[Tier]:
         packs = self._settings.packs
         tiers = (
             _OVERRIDE,
@@ -323,7 +370,9 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if hit.record is not None:
             self._tuned[key] = self._life(request)
         if hit.keep is not Keep.NOTHING:
-            self.cache.keep_entry(key, hit.cfg, objective=hit.objective, call=request.call)
+            self.cache.keep_entry(key, hit.cfg, objective=hit.objective, call=request.call, code=hit.code)
+        if "code" in hit.data:
+            self._say_of_other_code(key, misses)
         if hit.keep is Keep.MEMORY_AND_STORE and self.persist_autotune:
             self._write(request, hit)
         if hit.record is not None and not (self.persist_autotune and isinstance(self._store, KeepsRecords)):
@@ -340,7 +389,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             return
         key, record = request.key, hit.record
         if record is None:
-            entry = StoredEntry(hit.cfg, environment(request.device), "imported", hit.objective, call=request.call)
+            entry = StoredEntry(hit.cfg, request.environment, "imported", hit.objective, call=request.call)
         else:
             known = StoredEntry(hit.cfg, record.environment, "autotune", hit.objective)
             entry = replace(known, summary=record.summary(), call=request.call, record=record)
@@ -357,11 +406,35 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
                     stacklevel=2,
                 )
 
+    def _say_of_other_code(self, key: Key, misses: Misses) -> None:
+        said = ("code", key.op_id)
+        if said not in self._said:
+            self._said.add(said)
+            why = dict(misses).get("autotune", "") or "nothing was measured"
+            warnings.warn(
+                f"{key} runs with a cfg that {OTHER_CODE}, and is not tuned again: {why}. Tune it, or give the "
+                "kernel a version, which then says alone what entries are for",
+                TuningWarning,
+                stacklevel=2,
+            )
+
+    def _asked(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], policy: AutotunePolicy) -> Request:
+        """The request of a call, of a kernel that is alone with its name."""
+        request = ask(inv, kernel, objective_of(policy))
+        # A cfg given by hand is neither looked up nor kept.
+        if inv.override_cfg is None:
+            self.cache.kernel_names.claim(kernel)
+            if self._store_names is not None:
+                self._store_names.claim(kernel)
+        return request
+
     def _tune(self, request: Request, job: TuningJob, *, again: bool) -> Record:
         """Runs a job, one at a time on a device, within what the process may still spend."""
         refused = "" if again else self._refusal(request)
         if refused:
             raise RetuneError(refused)
+        if not again:
+            self._static_floats.tuned(request)
         job = self._complete(request, job, again=again)
         ahead = self._prepared.pop(request.key, None)
 
@@ -426,6 +499,9 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def _refusal(self, request: Request) -> str:
         """The reason why a tuning of this request would be an error; else empty."""
         if not self.forbid_reautotune or self._tuned.get(request.key) != self._life(request):
+            return ""
+        # An entry that was put for other code meanwhile, as by a reloaded module, is not this selector's own any more.
+        if any("code" in seed.data for seed in request.seeds):
             return ""
         return (
             f"{request.key} was tuned by this selector before and is not in its cache any more; "

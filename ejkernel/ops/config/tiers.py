@@ -22,6 +22,11 @@ from ..store.store import Store, StoredEntry, peek
 from .cache import ConfigCache, Plain, overlay_in_force
 from .walk import Tier
 
+# Two answers of nearly every walk, made once.
+_NOT_GIVEN, _NONE_ACTIVE = Miss("not given"), Miss("none active")
+# The reason of a tier that has an entry which the present code must be measured for.
+OTHER_CODE = "was tuned for other code of the kernel"
+
 
 @final
 class OverrideTier(Tier):
@@ -33,7 +38,7 @@ class OverrideTier(Tier):
         """The cfg of the call itself."""
         cfg = request.inv.override_cfg
         if cfg is None:
-            return Miss("not given")
+            return _NOT_GIVEN
         return Hit(check_cfg_type(request.kernel, cfg, "cfg="), self.name, "override")
 
 
@@ -54,7 +59,7 @@ class OverlayTier(Tier):
             return self._hit(request, cfg, "the overlay's cfg", {})
         if self.lock is not None:
             return self._locked(request, self.lock)
-        return Miss(f"none of {len(shadow)} entries in force is for this call" if shadow else "none active")
+        return Miss(f"none of {len(shadow)} entries in force is for this call") if shadow else _NONE_ACTIVE
 
     def _hit(self, request: Request, cfg: Any, what: str, data: Mapping[str, str]) -> Hit:
         return Hit(check_cfg_type(request.kernel, cfg, what), self.name, "overlay_hit", data, measured=True)
@@ -112,6 +117,10 @@ class MemoryTier(Tier):
             return Miss(f"the entry is of an earlier definition of the kernel, and does not fit: {error}")
         check_cfg_type(request.kernel, cfg, "the cached cfg")
         hit = Hit(cfg, self.name, "cache_hit", {"level": "memory"}, measured=True, objective=found.objective)
+        code = self.cache.code(request.key)
+        if _is_of_other_code(code, request):
+            seed = replace(hit, objective=None, data={**hit.data, "code": code})
+            return Miss(f"the entry {OTHER_CODE}", (seed,))
         if _covers(found.objective, request.objective):
             return hit
         return Miss(f"the entry was tuned for {found.objective} alone", (hit,))
@@ -151,10 +160,14 @@ class StoreTier(Tier):
             # What it was tuned for there does not count here.
             aged = self._hit(cfg, None, Keep.NOTHING, environment=known)
             return Miss(f"the entry in {self.store} is from another environment ({known})", (aged,))
+        code = entry.environment.get("code", "")
+        if _is_of_other_code(code, request):
+            # What it was tuned for there does not count here either.
+            return Miss(f"the entry in {self.store} {OTHER_CODE}", (self._hit(cfg, None, Keep.NOTHING, code=code),))
         if not _covers(objective, request.objective):
             seed = self._hit(cfg, objective, Keep.NOTHING)
             return Miss(f"the entry in {self.store} was tuned for {objective} alone", (seed,))
-        return self._hit(cfg, objective, Keep.MEMORY)
+        return replace(self._hit(cfg, objective, Keep.MEMORY), code=code)
 
     def _hit(self, cfg: Any, objective: Objective | None, keep: Keep, **data: str) -> Hit:
         # A seed is not kept in memory: there it would stand in the way of a tuning that is allowed later.
@@ -187,7 +200,7 @@ class PacksTier(Tier):
 
 @final
 class SeedTier(Tier):
-    """An entry from another environment, or tuned for less, where nothing better could be measured."""
+    """An entry from another environment, for other code, or tuned for less, where nothing could be measured."""
 
     name = "seeds"
 
@@ -218,6 +231,11 @@ def _known_objective(request: Request, cfg: Any) -> Objective | None:
 
 def _believed(kept: Mapping[str, str], device: jax.Device) -> bool:
     return "believed" in kept or same_environment(kept, environment(device))
+
+
+def _is_of_other_code(code: str, request: Request) -> bool:
+    # Unknown on either side is no difference: a cfg put by hand, a version of the kernel's own, a missing source.
+    return bool(code) and bool(request.code) and code != request.code
 
 
 def _spelled(kept: Mapping[str, str]) -> str:

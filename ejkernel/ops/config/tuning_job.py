@@ -13,7 +13,6 @@ import numpy as np
 from .._jax import clean_room
 from ..core.batch import BatchAxes, batched_leaves
 from ..core.bind import bind
-from ..core.device import environment
 from ..core.errors import KernelError, KeyPartError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, kernel_path, versioned
@@ -61,7 +60,7 @@ def job_for(request: Request, cfgs: Sequence[Any], refused: Sequence[tuple[Any, 
         about={
             "key": request.key._asdict() | call_parts(inv),
             "kernel": kernel_path(kernel),
-            "environment": environment(request.device),
+            "environment": request.environment,
         },
     )
 

@@ -17,6 +17,8 @@ BatchAxes = tuple[tuple[Any, ...], ...]
 def find_batch(leaves: Sequence[Any]) -> BatchAxes | None:
     """The vmaps around these arrays, as far as their tracers show them."""
     peeled = [_jax.peel(leaf).batches for leaf in leaves]
+    if not any(peeled):
+        return None
     order = _in_order([[batch[0] for batch in batches] for batches in peeled])
     levels: list[tuple[Any, ...]] = []
     for tag in order:

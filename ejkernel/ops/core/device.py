@@ -41,6 +41,11 @@ def target_device(device: jax.Device) -> Iterator[None]:
         _target.reset(token)
 
 
+def target_in_force() -> jax.Device | None:
+    """The device of the `target_device` block around, if there is one."""
+    return _target.get()
+
+
 def default_device() -> jax.Device:
     """The device that JAX puts a new array on."""
     chosen: Any = _jax.setting("jax_default_device")
@@ -51,12 +56,11 @@ def default_device() -> jax.Device:
 
 def device_of(inv: Any) -> jax.Device:
     """The device of a call: its first committed array's; for a trace the target, then the mesh's; else the default."""
-    concrete = traced = False
-    mesh_device = None
+    concrete = False
+    traced = []
     for leaf in jax.tree_util.tree_leaves((inv.args, dict(inv.kwargs))):
         if isinstance(leaf, (jax.ShapeDtypeStruct, jax.core.Tracer)):
-            traced = True
-            mesh_device = mesh_device or _mesh_device(leaf)
+            traced.append(leaf)
         elif is_array(leaf):
             concrete = True
             if isinstance(leaf, jax.Array) and not leaf.is_deleted() and leaf.committed:
@@ -66,7 +70,7 @@ def device_of(inv: Any) -> jax.Device:
     return (
         _target.get()
         or _first(inv.mesh)
-        or mesh_device
+        or next(filter(None, map(_mesh_device, traced)), None)
         or _attached(jax.sharding.get_abstract_mesh())
         or default_device()
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Invocation(Generic[Cfg, Out]):
     @cached_property
     def call_key(self) -> str:
         """Sixteen hexadecimal digits: equal for equal calls, in every process and on every machine."""
-        return stable.short_hash(_text(dict(self.parts)))
+        return _digest(tuple(self.parts.items()))
 
     def make_key(self, key_builder: Callable[[Invocation[Cfg, Out]], str] | None = None) -> str:
         """The call key, or the key that the builder makes of this call."""
@@ -85,7 +86,21 @@ def _add(parts: dict[str, str], name: str, value: Any, depth: int = 0) -> None:
         for key in sorted(value):
             _add(parts, f"{name}[{key!r}]", value[key], depth + 1)
         return
-    parts[name] = _text(stable.form(value, name))
+    parts[name] = _plain_text(value.__class__, value) if type(value) in _PLAIN else _text(stable.form(value, name))
+
+
+# Values whose type and equality say everything: their text is remembered, since one program makes the same calls often.
+_PLAIN = frozenset((int, bool, str, type(None)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain_text(kind: Any, value: Any) -> str:
+    return _text(stable.form(value))
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(parts: tuple[tuple[str, str], ...]) -> str:
+    return stable.short_hash(_text(dict(parts)))
 
 
 def _text(form: Any) -> str:

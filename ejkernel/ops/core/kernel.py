@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Generic, TypeVar
 
-from .errors import BadNameError, KernelError
+from .errors import BadNameError, ConfigTypeError, KernelError
 from .invocation import Cfg, Invocation, Out
 from .variants import has_any, lonely_half, variant
 
@@ -112,8 +112,6 @@ def kernel_path(kernel: Kernel[Any, Any]) -> str:
 
 def check_cfg_type(kernel: Kernel[Any, Any], cfg: Any, origin: str) -> Any:
     """The cfg itself, or an error where the kernel declares another type."""
-    from .errors import ConfigTypeError
-
     kind = kernel.cfg_type
     if kind is not None and not isinstance(cfg, kind):
         raise ConfigTypeError(
@@ -125,6 +123,8 @@ def check_cfg_type(kernel: Kernel[Any, Any], cfg: Any, origin: str) -> Any:
 
 def key_builder_of(kernel: Kernel[Any, Any]) -> Callable[[Any], str] | None:
     """The kernel's key builder as a function of the invocation alone, however it was written."""
+    if kernel.key_builder is None:
+        return None
     if "key_builder" in vars(kernel):
         return vars(kernel)["key_builder"]  # type: ignore[no-any-return]
     raw = inspect.getattr_static(type(kernel), "key_builder", None)
@@ -141,8 +141,13 @@ def _required(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
 
 
+@functools.lru_cache(maxsize=1024)
+def _is_op_id(text: str) -> bool:
+    return _OP_ID.fullmatch(text) is not None
+
+
 def _check_op_id(op_id: Any, cls: type) -> str:
-    if not isinstance(op_id, str) or not _OP_ID.fullmatch(op_id):
+    if not isinstance(op_id, str) or not _is_op_id(op_id):
         raise BadNameError(
             f"{cls.__qualname__} has the op_id {op_id!r}; use letters, digits, '_', '.' and '-', such as 'matmul'"
         )

@@ -11,10 +11,11 @@ from typing import Any
 import jax
 
 from .description import described
-from .device import device_fingerprint, device_of, get_device_platform
+from .device import device_fingerprint, device_of, environment, get_device_platform
 from .errors import KernelError
 from .invocation import Invocation
 from .kernel import Kernel, check_kernel, key_builder_of, versioned
+from .kernel_code import code_of
 from .key import Key
 from .record import Objective, Record
 from .variants import variant
@@ -46,6 +47,8 @@ class Hit:
     objective: Objective | None = None
     # The record of the tuning that found it just now.
     record: Record | None = None
+    # The fingerprint of the kernel's code that it was tuned for, where that is known.
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,16 @@ class Request:
     def call(self) -> Mapping[str, str]:
         """The call in readable parts."""
         return described(self.inv)
+
+    @property
+    def code(self) -> str:
+        """The fingerprint of the kernel's code; empty where it has a version of its own, or no source."""
+        return code_of(self.kernel)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Versions of JAX, its runtime and the driver, and the kernel's code: a tuning done now depends on them."""
+        return environment(self.device) | ({"code": self.code} if self.code else {})
 
     def hook(self, name: str) -> Callable[..., Any]:
         """The kernel's variant of a method for this platform, sharded or not."""

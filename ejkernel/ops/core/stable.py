@@ -69,7 +69,7 @@ def form(value: Any, name: str = "value", depth: int = 0) -> Any:
 
     if is_array(value):
         return ["array", array_form(value, name)]
-    for known in (_dtype, _sharding, _container, _fields, _callable):
+    for known in (_dtype, _sharding, _structure, _container, _fields, _callable):
         found = known(value, inner)
         if found is not None:
             return found
@@ -87,9 +87,16 @@ def type_name(kind: Any) -> str:
     return f"{module}.{name}"
 
 
+_NO_ARRAYS = frozenset((int, float, bool, str, complex, type(None), types.FunctionType))
+
+
 def is_array(value: Any) -> bool:
     """Is this an array, which a key knows by shape and dtype alone?"""
-    return isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
+    # JAX's own check of `jax.Array` is made in Python, and most values need none.
+    kind = type(value)
+    if kind is _jax.ArrayImpl:
+        return True
+    return kind not in _NO_ARRAYS and isinstance(value, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
 @functools.cache
@@ -153,7 +160,9 @@ def _spec_text(spec: Any) -> str:
 
 
 def _dtype(value: Any, inner: Any) -> Any:
-    extended = jax.numpy.issubdtype(getattr(value, "type", None) or object, jax.dtypes.extended)
+    # A class of the user's own may have a `type` that is anything, such as a property.
+    scalar = getattr(value, "type", None)
+    extended = isinstance(scalar, type) and jax.numpy.issubdtype(scalar, jax.dtypes.extended)
     if isinstance(value, np.dtype) or extended:
         return ["dtype", dtype_name(value)]
     if isinstance(value, type) and issubclass(value, np.generic):
@@ -177,6 +186,18 @@ def _sharding(value: Any, inner: Any) -> Any:
     if isinstance(value, jax.Device):
         return ["device", value.platform, value.device_kind]
     return None
+
+
+def _structure(value: Any, inner: Any) -> Any:
+    # A tree without its leaves: a static value of frameworks that take models apart.
+    if not isinstance(value, jax.tree_util.PyTreeDef):
+        return None
+    data = value.node_data()
+    if data is None:
+        return ["structure", "leaf"]
+    kind, constant = data
+    children = [inner(child, f" child {i}") for i, child in enumerate(value.children())]
+    return ["structure", type_name(kind), inner(constant, " (constant data)"), children]
 
 
 def _container(value: Any, inner: Any) -> Any:

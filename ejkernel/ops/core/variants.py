@@ -8,7 +8,7 @@ from typing import Any
 from .errors import KernelError
 
 PLATFORMS = ("gpu", "tpu", "cpu")
-_SUFFIXES = ("", "_shard_map", *(f"_{p}" for p in PLATFORMS), *(f"_shard_map_{p}" for p in PLATFORMS))
+SUFFIXES = ("", "_shard_map", *(f"_{p}" for p in PLATFORMS), *(f"_shard_map_{p}" for p in PLATFORMS))
 
 
 def levels(platform: str, method: str | None) -> tuple[str, ...]:
@@ -19,7 +19,7 @@ def levels(platform: str, method: str | None) -> tuple[str, ...]:
 
 def has_any(cls: type, name: str) -> bool:
     """Does the class define the method at any level?"""
-    return any(_defines(cls, name + suffix) for suffix in _SUFFIXES)
+    return any(_defines(cls, name + suffix) for suffix in SUFFIXES)
 
 
 def variant(kernel: Any, name: str, *, platform: str, method: str | None = None) -> Callable[..., Any]:
@@ -43,7 +43,7 @@ def gradient(kernel: Any, *, platform: str, method: str | None = None) -> tuple[
 
 def lonely_half(cls: type) -> str:
     """A forward pass or a `vjp` where no level of the class has both; empty where there is none."""
-    pairs = [("fwd_with_residuals" + suffix, "vjp" + suffix) for suffix in _SUFFIXES]
+    pairs = [("fwd_with_residuals" + suffix, "vjp" + suffix) for suffix in SUFFIXES]
     if any(_defines(cls, one) and _defines(cls, other) for one, other in pairs):
         return ""
     either = [pair for pair in pairs for pair in (pair, pair[::-1])]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
-from ..core.codec import is_model
 from ..core.errors import KernelError, StaticArgumentError
 from ..core.kernel import Kernel, versioned
 from ..core.stable import is_array, type_name
 from ..registry import copied
+from .static_values import as_it_is_now, value_key
 
 _METHODS = (None, "shard_map")
 
@@ -54,7 +51,7 @@ def split(kernel: Kernel[Any, Any], keywords: Mapping[str, Any]) -> tuple[Option
             raise KernelError(f"kernel {versioned(kernel)} was called with both cfg= and _cfg=; give one of them")
         mine["cfg"] = other_spelling
     # The caller may change a dict of its own afterwards.
-    mine["cfg"] = copied(mine.get("cfg"))
+    mine["cfg"] = as_it_is_now(copied(mine.get("cfg")))
     options = Options(**mine)
     if options.method not in _METHODS:
         raise KernelError(
@@ -63,12 +60,17 @@ def split(kernel: Kernel[Any, Any], keywords: Mapping[str, Any]) -> tuple[Option
     return options, {name: value for name, value in keywords.items() if name not in RESERVED}
 
 
+Rebuild = Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
 @dataclass(frozen=True)
 class Taken:
     """A call's arrays in order, and the rest of it."""
 
     leaves: list[Any]
-    rebuild: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+    rebuild: Rebuild
+    # The same with static values as they are now, for what outlives the call: the caller may change its own.
+    settled: Callable[[], Rebuild]
     # Structure and static values: equal for calls that differ in arrays alone.
     shape: Hashable
     # The static values by the path to them.
@@ -89,14 +91,20 @@ def take(kernel: Kernel[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         paths = [_path(path, names) for path, _ in jax.tree_util.tree_leaves_with_path(parts)]
         statics = tuple((paths[i], _static(kernel, paths[i], v)) for i, v in enumerate(flat) if not is_array(v))
 
-    def rebuild(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        whole = list(constants)
-        for place, leaf in zip(places, leaves, strict=True):
-            whole[place] = leaf
-        positional, by_keyword = jax.tree_util.tree_unflatten(tree, whole)
-        return positional, dict(zip(names, by_keyword, strict=True))
+    def with_constants(constants: Sequence[Any]) -> Rebuild:
+        def rebuild(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            whole = list(constants)
+            for place, leaf in zip(places, leaves, strict=True):
+                whole[place] = leaf
+            positional, by_keyword = jax.tree_util.tree_unflatten(tree, whole)
+            return positional, dict(zip(names, by_keyword, strict=True))
 
-    return Taken([flat[i] for i in places], rebuild, (tree, names, statics), statics)
+        return rebuild
+
+    def settled() -> Rebuild:
+        return with_constants([as_it_is_now(constant) for constant in constants])
+
+    return Taken([flat[i] for i in places], with_constants(constants), settled, (tree, names, statics), statics)
 
 
 def _path(path: Any, names: tuple[str, ...]) -> str:
@@ -113,54 +121,6 @@ def _static(kernel: Kernel[Any, Any], path: str, value: Any) -> Hashable:
             "hashed; pass an array, or a hashable value such as a number, a string, a tuple or a frozen dataclass"
         )
     return key
-
-
-def value_key(value: Any, *, soft: bool = True) -> Hashable:
-    """A hashable stand-in that tells values, their types, -0.0 and NaN apart, at any depth; None for what has none.
-
-    A value that is known by its address alone is kept alive by the entry under this key.
-    """
-    if isinstance(value, (float, complex, np.generic)):
-        return type(value), repr(value)
-    if isinstance(value, np.ndarray) and value.nbytes <= _SMALL_ARRAY and not value.dtype.hasobject:
-        return "array", str(value.dtype), value.shape, value.tobytes()
-    if isinstance(value, (jax.Array, np.ndarray)):
-        return "array", id(value)
-    parts = _parts(value, soft)
-    if parts is not None:
-        keys = [value_key(part, soft=soft) for part in parts]
-        if None in keys:
-            return None
-        return type(value), frozenset(keys) if isinstance(value, frozenset) else tuple(keys)
-    try:
-        hash(value)
-    except TypeError:
-        return ("object", id(value)) if soft else None
-    return type(value), value
-
-
-# Numpy arrays can be changed in place: up to this size their content is looked at.
-_SMALL_ARRAY = 1 << 16
-
-
-def _parts(value: Any, soft: bool) -> Sequence[Any] | None:
-    """The parts of a value; None for one without parts. Unhashable containers count where the caller can keep them."""
-    if isinstance(value, type):
-        return None
-    if isinstance(value, functools.partial):
-        return (value.func, value.args, tuple(sorted(value.keywords.items())))
-    if isinstance(value, (tuple, frozenset)):
-        return tuple(value)
-    hashable = type(value).__hash__ is not None
-    if dataclasses.is_dataclass(value) and (soft or hashable):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    if is_model(type(value)) and (soft or hashable):
-        return [getattr(value, name) for name in type(value).model_fields]
-    if soft and isinstance(value, dict):
-        return tuple(value.items())
-    if soft and isinstance(value, (list, set)):
-        return tuple(value) if isinstance(value, list) else (frozenset(value),)
-    return None
 
 
 def kernel_key(kernel: Kernel[Any, Any]) -> Hashable:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import enum
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from types import FunctionType, NoneType
 from typing import Any, Generic, Protocol
 
 import jax
 
 from .. import _jax
-from ..config import call_log, policy
+from ..config import call_log
 from ..config.cache import is_shadowed
 from ..config.selection import ConfigSelectorChain, objective_of
 from ..core import invalidation
@@ -27,25 +26,37 @@ from ..core.errors import SettingError
 from ..core.gradients import forward_mode_error
 from ..core.invocation import Cfg, Invocation, Out
 from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
+from ..core.kernel_names import KernelNames
 from ..core.key import Key
 from ..core.request import Decision
+from ..core.stable import is_array
 from ..core.trace_context import TraceContext
 from ..core.variants import gradient
 from ..registry import copied, record_call
 from ..settings import Settings
 from ..timing.inputs import is_concrete, is_float
 from ..timing.program import UNTRACEABLE, first_line
-from .arguments import RESERVED, Options, Taken, kernel_key, split, take
+from .arguments import PLAIN, RESERVED, Options, Taken, kernel_key, split, take
+from .bound import bound
 from .compiled import Compiled
 from .invocation_of import invocation_of
 from .labels import PREFIX, json_label, label
+from .plan import Plan
 from .recording import Recording
-from .table import Chosen, CompiledEntry, CompiledTable, Traced, entries_being_traced, signature, tracing
+from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, is_short, of_tree, place_of, with_keywords, with_state
+from .static_values import as_it_is_now
+from .table import (
+    Chosen,
+    CompiledEntry,
+    CompiledTable,
+    NeedsValues,
+    Traced,
+    entries_being_traced,
+    signature,
+    tracing,
+    tree_signature,
+)
 
-# Static values that are their own key: cheap to hash, never equal across types once the type stands beside them.
-_ARRAY = _jax.ArrayImpl
-_frames = policy.frames.get
-_SHORT = frozenset((int, bool, str, NoneType))
 # So many different values of one static argument mean that it should have been an array.
 _MANY_STATICS = 64
 
@@ -61,14 +72,10 @@ class ConfigChooser(Protocol):
         """The cfg."""
 
 
-class _NeedsValues(Exception):
-    """JAX traces a call of the short way that cannot be measured by its shapes: the long way has its arrays at hand."""
-
-
 class _Now(threading.local):
-    """The arrays of the call that this thread is making, for the time that JAX may trace it."""
+    """The call that this thread is making, for the time that JAX may trace it: its arrays, or its plan."""
 
-    leaves: Sequence[Any] | None = None
+    given: Any = None
 
 
 class Executor(Generic[Cfg, Out]):
@@ -77,18 +84,42 @@ class Executor(Generic[Cfg, Out]):
     def __init__(self, chooser: ConfigChooser, stamp_prefix: str = PREFIX) -> None:
         if not callable(getattr(chooser, "choose", None)):
             raise SettingError(f"{chooser!r} chooses nothing; give a ConfigSelectorChain, or an object with `choose`")
-        self.chooser = chooser
-        self.stamp_prefix = stamp_prefix
+        self._chooser = chooser
+        self._stamp_prefix = stamp_prefix
         self._settings = Settings.read()
         file = self._settings.record_file
         self._recording = None if file is None else Recording(file)
         self._table = CompiledTable()
-        self._find = self._table.quick.get
+        self.find = self._table.quick.get
         self._now = _Now()
         self._statics: dict[tuple[str, str], set[Hashable]] = {}
         self._said: set[Hashable] = set()
+        # Short keys of calls with trees that have held static values, or numbers as arrays.
+        self._mixed: set[Hashable] = set()
+        # Of a chooser of the user's own; a selector has its own.
+        self._kernel_names = KernelNames()
         # Known once a backend runs: does this process have devices of more than one kind?
-        self._several_kinds: bool | None = None
+        self.several_kinds: bool | None = None
+
+    @property
+    def chooser(self) -> ConfigChooser:
+        """What chooses the cfgs; another one takes effect at the next call."""
+        return self._chooser
+
+    @chooser.setter
+    def chooser(self, chooser: ConfigChooser) -> None:
+        self._chooser = chooser
+        invalidation.note_everything()
+
+    @property
+    def stamp_prefix(self) -> str:
+        """The beginning of every label; another one takes effect at the next call."""
+        return self._stamp_prefix
+
+    @stamp_prefix.setter
+    def stamp_prefix(self, prefix: str) -> None:
+        self._stamp_prefix = prefix
+        invalidation.note_everything()
 
     def __call__(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Any:
         """The kernel's result for this call; `cfg=`, `stamp=`, `method=`, `mesh=` and specs are the executor's own."""
@@ -96,43 +127,80 @@ class Executor(Generic[Cfg, Out]):
         # before it registered the short key; `_short_key` says what that is, here it is written out, since this is
         # the path that must cost nothing.
         for arg in args:
-            if type(arg) is not _ARRAY:
-                return self._call(kernel, args, kwargs)
+            if type(arg) is not ARRAY:
+                # Each frame between a program and its operations costs: JAX writes them all down for each operation.
+                if type(arg) is _jax.JaxprTracer:
+                    return self.call_anew(kernel, args, kwargs)
+                return self._call_with_trees(kernel, arg, args, kwargs)
         short: Any = kernel.__class__
-        leaves = args
+        leaves: Any = args
         if kwargs:
-            found = _marks(kwargs)
+            found = with_keywords(short, args, kwargs)
             if found is None:
-                return self._call(kernel, args, kwargs)
-            marks, arrays = found
-            short = (short, marks)
-            if arrays:
-                leaves = (*args, *arrays)
+                return self._call_with_trees(kernel, None, args, kwargs)
+            short, leaves = found
         try:
             state = kernel.__dict__
-            for name, value in state.items():
-                short = (short, name, value, type(value))
-            frames = _frames()
+            if state:
+                for name, value in state.items():
+                    short = (short, name, value, type(value))
+            frames = frames_in_force()
             if frames:
                 short = (short, frames)
-            entry = self._find(short)
-            if entry is None and self._several_kinds:
-                short = (short, _place(leaves))
-                entry = self._find(short)
+            if self.several_kinds:
+                short = (short, place_of(leaves))
+            entry = self.find(short)
             # The same kernel with another number of arrays is another program.
             if entry is not None and entry.count != len(args):
-                entry = self._find((short, len(args)))
+                entry = self.find((short, len(args)))
         # An attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
         except (TypeError, AttributeError):
             entry = None
         if entry is None or entry.epoch != invalidation.epoch:
-            return self._call(kernel, args, kwargs)
+            return self.call_anew(kernel, args, kwargs)
         entry.hot = True
         try:
             return entry.fn(*leaves)
         # A new shape that cannot be measured, or traced, without its values.
-        except (_NeedsValues, *UNTRACEABLE):
-            return self._call(kernel, args, kwargs)
+        except (NeedsValues, *UNTRACEABLE):
+            entry.forget_failures()
+            return self.call_anew(kernel, args, kwargs)
+
+    def _call_with_trees(self, kernel: Kernel[Cfg, Out], cause: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The short way of trees of arrays, such as a dict of parameters; `cause` is the argument that is no array."""
+        if not isinstance(cause, jax.core.Tracer) and RESERVED.isdisjoint(kwargs):
+            short = self._group_key(kernel, args, kwargs)
+            parts: Sequence[Any] = (*args, *kwargs.values())
+            entry = None if short is None else self.find(short)
+            if entry is None:
+                found = self._tree_key(kernel, args, kwargs)
+                if found is not None:
+                    entry, parts = self.find(found[0]), found[1]
+            elif not _jax.at_top_level():
+                entry = None
+            if entry is not None and entry.epoch == invalidation.epoch:
+                entry.hot = True
+                try:
+                    return entry.fn(*parts)
+                # Also what JAX says of a leaf that is no array.
+                except (NeedsValues, TypeError, ValueError, *UNTRACEABLE):
+                    entry.forget_failures()
+        return self.call_anew(kernel, args, kwargs)
+
+    def bind(self, kernel: Kernel[Cfg, Out], /, **static: Any) -> Callable[..., Any]:
+        """A function of the arrays alone: the kernel as it is now, with these keywords.
+
+        It costs what a jitted function costs, and notices every change that a call of the executor notices.
+        """
+        check_kernel(kernel)
+        # A wrong keyword is an error here; the caller may change a dict of its own afterwards.
+        split(kernel, static)
+        static = {name: as_it_is_now(copied(value)) for name, value in static.items()}
+        kernel = _snapshot(kernel)
+        # An executor of the user's own class may call kernels as it likes.
+        if type(self).__call__ is not Executor.__call__:
+            return lambda *args, **kwargs: self(kernel, *args, **{**static, **kwargs})
+        return bound(self, kernel, static)
 
     def choose_config(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Cfg:
         """The cfg that a call would run with."""
@@ -167,10 +235,19 @@ class Executor(Generic[Cfg, Out]):
         run.__name__ = run.__qualname__ = kernel.op_id
         return Compiled(kernel, run, defaults)
 
-    def _call(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The long way: any call at all."""
+    def call_anew(
+        self,
+        kernel: Kernel[Cfg, Out],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        keep: Callable[[CompiledEntry, Sequence[Any]], None] | None = None,
+    ) -> Any:
+        """The long way: any call at all; `keep` is given the entry that served it, and its arrays."""
         check_kernel(kernel)
         options, keywords = split(kernel, kwargs)
+        # Nearly every call inside a program: nothing of it needs to be taken apart.
+        if _is_in_a_program(args, keywords):
+            return self._run(kernel, args, keywords, options)
         taken = take(kernel, args, keywords)
         peeled = [_jax.peel(leaf) for leaf in taken.leaves]
         if any(p.forward_mode for p in peeled):
@@ -180,19 +257,120 @@ class Executor(Generic[Cfg, Out]):
             return self._run(kernel, args, keywords, options)
         batch = find_batch(taken.leaves) if any(p.batches for p in peeled) else None
         device = self._device([p.core for p in peeled])
-        key = (kernel_key(kernel), taken.shape, options.key(), batch, _frames(), device)
+        group = None if all(map(is_array, args)) else self._group_key(kernel, args, kwargs)
+        if group is not None and group not in self._mixed:
+            if not taken.statics and all(map(_has_no_twin, taken.leaves)):
+                return self._call_group(group, kernel, args, keywords, taken, device)
+            # From now on such calls are looked at leaf by leaf.
+            self._mixed.add(group)
+            self._table.lengthen(group)
+        key = (kernel_key(kernel), taken.shape, options.key(), batch, frames_in_force(), device)
         entry = self._table.find(key)
         if entry is None:
             self._count_statics(kernel, taken)
             entry = self._table.add(key, self._build(kernel, taken, options, batch, device))
         out = self._enter(entry, key, kernel, taken)
         self._shorten(kernel, args, kwargs, key)
+        if keep is not None:
+            keep(entry, taken.leaves)
         return out
 
-    def _enter(self, entry: CompiledEntry, key: Hashable, kernel: Kernel[Cfg, Out], taken: Taken) -> Any:
-        self._now.leaves = taken.leaves
+    def _call_group(
+        self,
+        short: Hashable,
+        kernel: Kernel[Cfg, Out],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        taken: Taken,
+        device: jax.Device,
+    ) -> Any:
+        """Runs a call of trees that hold arrays alone by one jitted function for all of their structures.
+
+        JAX takes such trees apart faster than Python can, and tells structures and shapes apart itself. It would also
+        take a number for an array: so this function is traced here alone, for arrays that no number is equal to.
+        """
+        names, count = tuple(kwargs), len(args)
+        key = (kernel_key(kernel), "trees", count, names, frames_in_force(), device)
+        entry = self._table.find(key)
+        if entry is None:
+            kept = _snapshot(kernel)
+
+            def body(*parts: Any) -> Any:
+                given, self._now.given = self._now.given, None
+                leaves = jax.tree_util.tree_leaves(parts)
+                if given is None and not all(is_array(leaf) and is_concrete(leaf) for leaf in leaves):
+                    raise NeedsValues
+                own = None if given is None else (given[:count], dict(zip(names, given[count:], strict=True)))
+                with target_device(device), tracing(Traced(made, tree_signature(parts))):
+                    keywords = dict(zip(names, parts[count:], strict=True))
+                    return self._run(kept, parts[:count], keywords, PLAIN, concrete=own)
+
+            body.__name__ = body.__qualname__ = kernel.op_id
+            made = CompiledEntry(kept, body, tree_signature)
+            entry = self._table.add(key, made)
+        parts = (*args, *kwargs.values())
+        out = self._enter(entry, key, kernel, taken, parts, parts)
+        self._table.shorten(short, key, -1)
+        return out
+
+    def call_planned(
+        self,
+        front: Callable[..., Any],
+        plan: Plan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        short: Hashable,
+    ) -> Any:
+        """Runs what a function planned for a call of arrays, as a program that holds the function itself.
+
+        The short key leads to that program, which never meets a signature that the function has not seen.
+        """
+        kernel = plan.kernel
+        check_kernel(kernel)
+        taken = take(kernel, args, kwargs)
+        device = self._device(taken.leaves)
+        key = (front, taken.shape, frames_in_force(), device)
+        entry = self._table.find(key)
+        if entry is None:
+            self._count_statics(kernel, taken)
+            entry = self._table.add(key, self._build_planned(front, kernel, taken, device))
+        out = self._enter(entry, key, kernel, taken, plan)
+        self._table.shorten(short, key, -1)
+        return out
+
+    def _build_planned(
+        self, front: Callable[..., Any], kernel: Kernel[Cfg, Out], taken: Taken, device: jax.Device
+    ) -> CompiledEntry:
+        rebuild = taken.settled()
+
+        def body(*leaves: Any) -> Any:
+            plan, self._now.given = self._now.given, None
+            if plan is None and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+                raise NeedsValues
+            own = None if plan is None else (plan.args, dict(plan.kwargs))
+            with target_device(device), tracing(Traced(entry, signature(leaves))):
+                args, kwargs = rebuild(leaves)
+                inside = front(*args, **kwargs)
+                return inside.then(self._run(inside.kernel, inside.args, dict(inside.kwargs), PLAIN, concrete=own))
+
+        body.__name__ = body.__qualname__ = kernel.op_id
+        entry = CompiledEntry(kernel, body)
+        return entry
+
+    def _enter(
+        self,
+        entry: CompiledEntry,
+        key: Hashable,
+        kernel: Kernel[Cfg, Out],
+        taken: Taken,
+        given: Any = None,
+        parts: Sequence[Any] | None = None,
+    ) -> Any:
+        """Calls an entry's function with what its trace may need at hand: the call's arrays, its trees or its plan."""
+        parts = taken.leaves if parts is None else parts
+        self._now.given = taken.leaves if given is None else given
         try:
-            return entry.fn(*taken.leaves)
+            return entry.fn(*parts)
         except BaseException as error:
             cores = [_jax.peel(leaf).core for leaf in taken.leaves]
             looks_at_values = isinstance(error, UNTRACEABLE) and all(map(is_concrete, cores))
@@ -203,13 +381,15 @@ class Executor(Generic[Cfg, Out]):
                 raise
             reason = first_line(error)
         finally:
-            self._now.leaves = None
+            self._now.given = None
+        entry.run_unjitted()
+        # A kernel that fails here too, such as one that lets its tracers escape, has nothing to be told about jit.
+        out = entry.fn(*parts)
         self._say_once(
             ("unjitted", type(kernel)),
             f"kernel {versioned(kernel)} looks at values while it is traced, so it runs without jit, slowly: {reason}",
         )
-        entry.run_unjitted()
-        return entry.fn(*taken.leaves)
+        return out
 
     def _build(
         self,
@@ -219,14 +399,14 @@ class Executor(Generic[Cfg, Out]):
         batch: BatchAxes | None,
         device: jax.Device,
     ) -> CompiledEntry:
-        rebuild = taken.rebuild
+        rebuild = taken.settled()
         # As it is now: the caller may change its own, and other kernels with these attributes share the entry.
         kernel = _snapshot(kernel)
 
         def body(*leaves: Any) -> Any:
-            concrete, self._now.leaves = self._now.leaves, None
+            concrete, self._now.given = self._now.given, None
             if concrete is None and not all(map(_serves_as_shape, leaves)):
-                raise _NeedsValues
+                raise NeedsValues
             own = None if concrete is None else rebuild(concrete)
             with target_device(device), tracing(Traced(entry, signature(leaves))):
                 return self._run(kernel, *rebuild(leaves), options, batch=batch, concrete=own)
@@ -274,6 +454,8 @@ class Executor(Generic[Cfg, Out]):
         # The executor looks behind no chooser of the user's own, nor behind a `choose` that replaces the selector's.
         if isinstance(chooser, ConfigSelectorChain) and _method(chooser.choose) is ConfigSelectorChain.choose:
             return chooser.decide(inv, kernel)
+        if inv.override_cfg is None:
+            self._kernel_names.claim(kernel)
         return Decision(self.chooser.choose(inv, kernel), "")
 
     def _record(self, key: Key, kernel: Kernel[Cfg, Out], inv: Invocation[Any, Any]) -> None:
@@ -312,8 +494,8 @@ class Executor(Generic[Cfg, Out]):
 
     def _device(self, cores: Sequence[Any]) -> jax.Device:
         """The device of an eager call."""
-        if self._several_kinds is None:
-            self._several_kinds = len({device_fingerprint(d) for d in _jax.local_devices_of_every_backend()}) > 1
+        if self.several_kinds is None:
+            self.several_kinds = len({device_fingerprint(d) for d in _jax.local_devices_of_every_backend()}) > 1
         for core in cores:
             if isinstance(core, jax.Array) and not isinstance(core, jax.core.Tracer) and core.committed:
                 return min(core.devices(), key=lambda d: d.id)
@@ -321,27 +503,60 @@ class Executor(Generic[Cfg, Out]):
 
     def _shorten(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable) -> None:
         """Registers the short key of a call that the short way can serve."""
-        state = vars(kernel)
-        if any(type(arg) is not _ARRAY for arg in args) or not RESERVED.isdisjoint(kwargs):
+        mine = RESERVED.intersection(kwargs)
+        if not all(is_short(value) for value in vars(kernel).values()):
             return
-        found = _marks(kwargs)
-        if found is None or not all(_is_short(value) for value in state.values()):
+        # A cfg or a mesh is no argument of the kernel, whatever arrays it holds.
+        if any(type(kwargs[name]) not in PLAIN_KINDS for name in mine):
             return
-        marks, arrays = found
-        self._table.shorten(self._short_key(kernel, marks, state, (*args, *arrays)), key, len(args))
+        if any(type(arg) is not ARRAY for arg in args):
+            found, count = self._tree_key(kernel, args, kwargs), -1
+        else:
+            marked, count = with_keywords(type(kernel), args, kwargs), len(args)
+            found = None if marked is None else (self._placed(with_state(marked[0], vars(kernel)), marked[1]), args)
+            if found is None:
+                found, count = self._tree_key(kernel, args, kwargs), -1
+        if found is not None:
+            self._table.shorten(found[0], key, count)
 
-    def _short_key(
-        self, kernel: Kernel[Cfg, Out], marks: tuple[Any, ...], state: dict[str, Any], leaves: Sequence[Any]
-    ) -> Hashable:
-        short: Any = type(kernel)
-        if marks:
-            short = (short, marks)
-        for name, value in state.items():
-            short = (short, name, value, type(value))
-        frames = _frames()
+    def _group_key(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
+        """The short key of all calls with such trees, whatever their structure; None where there is none."""
+        # The place of a call is that of its first array, for which the trees would have to be taken apart.
+        if self.several_kinds or not RESERVED.isdisjoint(kwargs):
+            return None
+        try:
+            state = vars(kernel)
+            short = self._placed(with_state((type(kernel), len(args), tuple(kwargs)), state), ())
+            hash(short)
+        # An attribute that cannot be hashed, or no kernel at all.
+        except TypeError:
+            return None
+        return short if all(map(is_short, state.values())) else None
+
+    def _tree_key(
+        self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Hashable, Sequence[Any]] | None:
+        """The short key of a call with trees of arrays, and the arrays; None where it has none."""
+        if not RESERVED.isdisjoint(kwargs):
+            return None
+        try:
+            flat, tree = jax.tree_util.tree_flatten((args, tuple(kwargs.values())))
+            found = of_tree(type(kernel), flat, tree, tuple(kwargs))
+            if found is None:
+                return None
+            short = self._placed(with_state(found[0], vars(kernel)), found[1])
+            hash(short)
+        # Keys that cannot be sorted, constant data that cannot be hashed, or no kernel: the long way says so.
+        except (TypeError, ValueError):
+            return None
+        return short, found[1]
+
+    def _placed(self, short: Any, leaves: Sequence[Any]) -> Any:
+        """A short key with the policy overrides in force, and the place where that matters."""
+        frames = frames_in_force()
         if frames:
             short = (short, frames)
-        return (short, _place(leaves)) if self._several_kinds else short
+        return (short, place_of(leaves)) if self.several_kinds else short
 
     def _count_statics(self, kernel: Kernel[Cfg, Out], taken: Taken) -> None:
         for path, value in taken.statics:
@@ -359,47 +574,31 @@ class Executor(Generic[Cfg, Out]):
     def _say_once(self, what: Hashable, message: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            warnings.warn(message, ExecutorWarning, stacklevel=5)
+            warnings.warn(message, ExecutorWarning, stacklevel=_outside())
+
+
+def _outside() -> int:
+    """The `stacklevel` of the line that called this package: a warning belongs there, however it was reached."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("ejkernel."):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_in_a_program(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Are the arguments values of a program that is being written, and the keywords their own key?"""
+    for arg in args:
+        if type(arg) is not _jax.JaxprTracer:
+            return False
+    for value in keywords.values():
+        if type(value) not in PLAIN_KINDS:
+            return False
+    return bool(args)
 
 
 def _method(bound: Any) -> Any:
     """The function behind a method."""
     return getattr(bound, "__func__", None)
-
-
-def _marks(kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]] | None:
-    """Names of array keywords and the static ones whole, as part of a short key; None where one needs the long way."""
-    marks: list[Any] = []
-    arrays: list[Any] = []
-    for name, value in kwargs.items():
-        kind = type(value)
-        if kind is _ARRAY:
-            marks.append(name)
-            arrays.append(value)
-        elif kind in _SHORT:
-            marks.append((name, kind, value))
-        elif kind is float and value == value:
-            # 0.0 equals -0.0: they are told apart by their text.
-            marks.append((name, kind, value or repr(value)))
-        else:
-            return None
-    return tuple(marks), arrays
-
-
-def _is_short(value: Any) -> bool:
-    """May this attribute of a kernel be part of a short key, which tells values by `==` and type alone?"""
-    # 0.0 equals -0.0, NaN is not itself, and whatever has parts may hold either.
-    if type(value) is float:
-        return bool(value) and value == value
-    return type(value) in _SHORT or isinstance(value, (type, FunctionType, enum.Enum))
-
-
-def _place(leaves: Sequence[Any]) -> Any:
-    """The place where an eager call runs, for processes with more than one kind of device."""
-    for leaf in leaves:
-        if leaf._committed:
-            return leaf.sharding
-    return _jax.setting("jax_default_device")
 
 
 def _is_plain(leaf: Any) -> bool:
@@ -414,6 +613,13 @@ def _serves_as_shape(leaf: Any) -> bool:
     return is_float(leaf) and jax.typeof(leaf).sharding.mesh.empty
 
 
+def _has_no_twin(leaf: Any) -> bool:
+    """Is no Python value equal to this array in JAX's jit key? Numbers are weakly typed there, truth values are not."""
+    if not is_concrete(leaf):
+        return False
+    return leaf.ndim > 0 or not (getattr(leaf, "weak_type", False) or leaf.dtype == bool)
+
+
 def _refuse_forward_mode(kernel: Kernel[Any, Any], options: Options, device: jax.Device) -> None:
     """Says so at once, where the tracers show it; what they do not show, the own gradient refuses later."""
     if gradient(kernel, platform=get_device_platform(device), method=options.method) is not None:
@@ -423,7 +629,7 @@ def _refuse_forward_mode(kernel: Kernel[Any, Any], options: Options, device: jax
 def _snapshot(kernel: Kernel[Any, Any]) -> Kernel[Any, Any]:
     """The kernel with its attributes as they are now."""
     same = copy.copy(kernel)
-    vars(same).update({name: copied(value) for name, value in vars(kernel).items()})
+    vars(same).update({name: as_it_is_now(copied(value)) for name, value in vars(kernel).items()})
     return same
 
 

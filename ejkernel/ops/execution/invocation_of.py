@@ -23,7 +23,10 @@ def invocation_of(
 ) -> Invocation[Any, Any]:
     """The invocation that a call makes, once the kernel has normalised it."""
     ready, keywords = _prepared(kernel, args, kwargs)
-    if batch is None:
+    if batch is None and not keywords and all(type(arg) is _jax.JaxprTracer for arg in ready):
+        # A value of the program that is being written shows no batch.
+        pass
+    elif batch is None:
         leaves = array_leaves(ready, keywords)
         batch = find_batch(leaves) if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) else None
     elif type(kernel).prepare is not Kernel.prepare:

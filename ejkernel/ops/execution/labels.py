@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any
@@ -19,6 +20,12 @@ _JSON = re.compile(r"[A-Za-z0-9_.-]+#(?=\{)")
 
 def label(op_id: str, call_hash: str, prefix: str | None = None) -> str:
     """`prefix#op:vN:call_key` for an operation `op@vN`; `@` itself would end a name in XLA."""
+    return _label(op_id, call_hash, prefix)
+
+
+# The same calls are traced again and again.
+@functools.lru_cache(maxsize=4096)
+def _label(op_id: str, call_hash: str, prefix: str | None) -> str:
     op, _, version = op_id.partition("@v")
     return f"{prefix or PREFIX}#{op}:v{_plain(version or '0')}:{_plain(call_hash)}"
 

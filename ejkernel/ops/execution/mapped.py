@@ -10,8 +10,8 @@ import jax
 
 from ..core.kernel import Kernel
 from ..core.stable import is_array
-from .arguments import value_key
 from .executor import Executor
+from .static_values import as_it_is_now, value_key
 
 # Sets of keywords that a mapped kernel keeps programs for.
 _MOST = 64
@@ -40,10 +40,11 @@ def pmap_with_config(
         key = (len(args), tuple(arrays), tuple((name, value_key(value)) for name, value in static.items()))
         function = made.get(key)
         if function is None:
+            kept = {name: as_it_is_now(value) for name, value in static.items()}
 
             def each(*parts: Any) -> Any:
                 by_keyword = dict(zip(arrays, parts[len(args) :], strict=True))
-                return executor(kernel, *parts[: len(args)], **by_keyword, **static)
+                return executor(kernel, *parts[: len(args)], **by_keyword, **kept)
 
             axes = tuple(in_axes) if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
             function = jax.pmap(each, axis_name=axis_name, in_axes=(*axes, *(None for _ in arrays)))

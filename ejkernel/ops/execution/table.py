@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from .. import _jax
 from ..core import invalidation
 from ..core.key import Key
 
@@ -30,6 +31,16 @@ _MOST = 512
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """Shapes and dtypes: which of an entry's programs a call uses."""
     return tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+
+
+def tree_signature(parts: Sequence[Any]) -> tuple[Any, ...]:
+    """The same for trees of arrays: their structure besides."""
+    leaves, tree = jax.tree_util.tree_flatten(tuple(parts))
+    return (tree, *signature(leaves))
+
+
+class NeedsValues(Exception):
+    """JAX traces a call of the short way that cannot be measured by its shapes: the long way has its arrays at hand."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +55,30 @@ class Chosen:
 class CompiledEntry:
     """One jitted function: the calls of one kernel with one set of static values, on one kind of device."""
 
-    __slots__ = ("body", "count", "decisions", "epoch", "fn", "forks", "hot", "jitted", "kernel", "lock")
+    __slots__ = (
+        "body",
+        "count",
+        "decisions",
+        "epoch",
+        "fn",
+        "forks",
+        "hot",
+        "jitted",
+        "kernel",
+        "lock",
+        "signature_of",
+    )
 
-    def __init__(self, kernel: Any, body: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        body: Callable[..., Any],
+        signature_of: Callable[[Sequence[Any]], tuple[Any, ...]] = signature,
+    ) -> None:
         # Kept, since a kernel without comparable attributes is known by its address.
         self.kernel = kernel
         self.body = body
+        self.signature_of = signature_of
         self.jitted = jax.jit(body, inline=True)
         # What a call runs: the jitted function itself, as long as that serves every shape.
         self.fn: Callable[..., Any] = self.jitted
@@ -63,7 +92,7 @@ class CompiledEntry:
         self.decisions: dict[tuple[Key, tuple[Any, ...]], Chosen] = {}
         self.lock = threading.Lock()
         # By shapes, where a cfg changed, a function of their own: what other shapes compiled stays.
-        self.forks: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self.forks: dict[tuple[Any, ...], Any] = {}
 
     def learn(self, key: Key, chosen: Chosen) -> None:
         """Remembers what a program was traced with."""
@@ -95,7 +124,12 @@ class CompiledEntry:
             self.fn = self._by_shapes
 
     def _by_shapes(self, *leaves: Any) -> Any:
-        return self.forks.get(signature(leaves), self.jitted)(*leaves)
+        return self.forks.get(self.signature_of(leaves), self.jitted)(*leaves)
+
+    def forget_failures(self) -> None:
+        """Follows a trace that raised: the same shapes may be traced yet, and are to be dispatched fast then."""
+        for jitted in (self.jitted, *self.forks.values()):
+            _jax.forget_failures(jitted)
 
     def run_unjitted(self) -> None:
         """Makes the kernel run as it is, unjitted, from now on."""
@@ -180,6 +214,11 @@ class CompiledTable:
                 short = (short, count)
             self.quick[short] = entry
             self._shorts.setdefault(key, set()).add(short)
+
+    def lengthen(self, short: Hashable) -> None:
+        """Takes a short key out of use."""
+        with self._lock:
+            self.quick.pop(short, None)
 
     def drop(self, key: Hashable) -> None:
         """Forgets an entry."""

@@ -5,24 +5,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from ..config.selection import ConfigSelectorChain, Decision
+from ..core import invalidation
 from ..core.errors import KernelError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, check_class, versioned
+from ..core.kernel_code import known_by
 from ..core.record import Trial
+from ..timing.program import UNTRACEABLE
 from .arguments import RESERVED, split
 from .default import default_executor
 from .executor import Executor
 from .invocation_of import invocation_of
 from .kernel_check import check
+from .short_key import ARRAY, frames_in_force
+from .table import NeedsValues
+from .tunable_name import operation_name
 from .tunable_space import ParameterSpace, of_candidates, of_values
 
 _KINDS = inspect.Parameter
@@ -39,13 +43,15 @@ def tunable(
     op_id: str | None = None,
     version: str = "0",
     executor: Executor[Any, Any] | None = None,
+    traced: Iterable[str] = (),
     **values: Iterable[Any],
 ) -> Callable[[Callable[..., Any]], Tunable]:
     """Makes a function choose some of its parameters by measuring: value lists by name, or whole `candidates`.
 
     `heuristic` (a dict, a cfg, or a function of the call's arguments) serves untuned, else the first that is allowed.
     `constraint` is called as the function is, and says True, or False or a reason. `reference` computes what is right
-    from the call's arguments; `example_inputs(rng, *args, **kwargs)` makes arguments where values matter.
+    from the call's arguments; `example_inputs(rng, *args, **kwargs)` makes arguments where values matter. Parameters
+    named in `traced` are arrays even where a call gives a Python number: their values are not tuned one by one.
     """
 
     def declare(function: Callable[..., Any]) -> Tunable:
@@ -54,6 +60,7 @@ def tunable(
             raise KernelError(f"@tunable of {name} needs value lists, such as block=[16, 32], or candidates=[...]")
         space = of_values(name, values) if values else of_candidates(name, candidates or ())
         _check_parameters(function, space)
+        arrays = _traced_places(function, space, traced)
         for title, hook in (
             ("constraint", constraint),
             ("reference", reference),
@@ -78,14 +85,16 @@ def tunable(
             "constraint": None if constraint is None else staticmethod(constraint),
             "cfg_type": space.cfg_type,
             "tolerance": tolerance,
-            "op_id": op_id if op_id is not None else _op_id(function, name),
+            "op_id": op_id if op_id is not None else operation_name(function, name),
             "version": str(version),
         }
         if reference is not None:
             members["reference"] = lambda self, *args, **kwargs: reference(*args, **kwargs)
         if example_inputs is not None:
             members["example_inputs"] = lambda self, inv, rng: example_inputs(rng, *inv.args, **inv.kwargs)
-        return Tunable(function, _kernel_type(function, members), executor)
+        kind = _kernel_type(function, members)
+        known_by(kind, [hook for hook in (function, constraint) if hook is not None], space.text)
+        return Tunable(function, kind, executor, arrays)
 
     return declare
 
@@ -166,7 +175,11 @@ class Tunable:
     __qualname__: str
 
     def __init__(
-        self, function: Callable[..., Any], kernel_type: type[TunableKernel], executor: Executor[Any, Any] | None
+        self,
+        function: Callable[..., Any],
+        kernel_type: type[TunableKernel],
+        executor: Executor[Any, Any] | None,
+        traced: Mapping[str, int | None] | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self.__signature__ = _visible_signature(function, kernel_type.space)
@@ -174,13 +187,36 @@ class Tunable:
         self.kernel_type = kernel_type
         self.cfg_type = kernel_type.space.cfg_type
         self.kernel = kernel_type()
+        # The short key of a call without keywords.
+        self._short: Any = kernel_type
         self._executor = executor
+        # Parameters that are arrays whatever a call gives, with their place among positional arguments.
+        self._traced = dict(traced or {})
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """The function's result, with the best parameters for this call."""
-        if "cfg" in kwargs or "_cfg" in kwargs:
-            kwargs = self._with_cfg(kwargs)
-        return (self._executor or default_executor())(self.kernel, *args, **kwargs)
+        if self._traced:
+            args, kwargs = self._with_arrays(args, kwargs)
+        executor = self._executor or default_executor()
+        kernel = self.kernel
+        if kwargs or kernel.__dict__ or type(executor) is not Executor:
+            if "cfg" in kwargs or "_cfg" in kwargs:
+                kwargs = self._with_cfg(kwargs)
+            return executor(kernel, *args, **kwargs)
+        # The executor's own short way, written out for a kernel without attributes and a call without keywords.
+        for arg in args:
+            if type(arg) is not ARRAY:
+                return executor(kernel, *args)
+        entry = executor.find(self._short)
+        if entry is None or entry.count != len(args) or entry.epoch != invalidation.epoch or frames_in_force():
+            return executor(kernel, *args)
+        entry.hot = True
+        try:
+            return entry.fn(*args)
+        # A new shape that cannot be measured, or traced, without its values.
+        except (NeedsValues, *UNTRACEABLE):
+            entry.forget_failures()
+            return executor.call_anew(kernel, args, {})
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance is the first argument, a static value or a tree of arrays."""
@@ -193,6 +229,7 @@ class Tunable:
 
     def choose(self, /, *args: Any, **kwargs: Any) -> Any:
         """The cfg that such a call would run with."""
+        args, kwargs = self._with_arrays(args, kwargs)
         return self.executor.choose_config(self.kernel, *args, **self._with_cfg(kwargs))
 
     def tune(self, /, *args: Any, **kwargs: Any) -> Decision:
@@ -200,12 +237,23 @@ class Tunable:
         selector = self.executor.chooser
         if not isinstance(selector, ConfigSelectorChain):
             raise KernelError(f"{self.__name__}.tune needs an executor over a ConfigSelectorChain, not {selector!r}")
+        args, kwargs = self._with_arrays(args, kwargs)
         options, keywords = split(self.kernel, kwargs)
         return selector.tune(invocation_of(self.kernel, args, keywords, options), self.kernel)
 
     def check(self, /, *args: Any, **kwargs: Any) -> tuple[Trial, ...]:
         """Runs every candidate of such a call and says whether it computes the right thing; nothing is timed."""
+        args, kwargs = self._with_arrays(args, kwargs)
         return check(self.kernel, *args, **kwargs)
+
+    def _with_arrays(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = list(args)
+        for name, place in self._traced.items():
+            if name in kwargs:
+                kwargs = {**kwargs, name: _array(kwargs[name])}
+            elif place is not None and place < len(given):
+                given[place] = _array(given[place])
+        return tuple(given), kwargs
 
     def _with_cfg(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         for spelling in ("cfg", "_cfg"):
@@ -224,19 +272,6 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__name__", "")) or type(function).__name__
 
 
-def _op_id(function: Any, name: str) -> str:
-    """Module and name. A script goes by its file's name, so that two of them do not share what they keep."""
-    if name == "<lambda>":
-        raise KernelError("a lambda has no name to keep its configurations under; give @tunable an op_id")
-    module = getattr(function, "__module__", None) or "function"
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name if spec else Path(file).stem if file else module
-    qualified = getattr(function, "__qualname__", name).replace(".<locals>", "")
-    return "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "_" for c in f"{module}.{qualified}")
-
-
 def _check_parameters(function: Any, space: ParameterSpace) -> None:
     """Raises where the function cannot be called as it is declared."""
     name = _name(function)
@@ -253,6 +288,28 @@ def _check_parameters(function: Any, space: ParameterSpace) -> None:
     reserved = sorted((RESERVED & {*parameters, *space.names}) - ({"cfg"} if whole else set()))
     if reserved:
         raise KernelError(f"{name} has the parameter {reserved[0]!r}, a keyword of the executor's own; rename it")
+
+
+def _traced_places(function: Any, space: ParameterSpace, traced: Iterable[str]) -> dict[str, int | None]:
+    """The place of each named parameter among the positional arguments of a call; None for keywords alone."""
+    name = _name(function)
+    if isinstance(traced, str) or not all(isinstance(one, str) for one in traced):
+        raise KernelError(f"traced={traced!r} of {name} is no list of parameters; write traced=('scale',)")
+    mine = [p for p in inspect.signature(function).parameters.values() if p.name not in space.names]
+    positional = [p.name for p in mine if p.kind in (_KINDS.POSITIONAL_ONLY, _KINDS.POSITIONAL_OR_KEYWORD)]
+    places: dict[str, int | None] = {}
+    for one in traced:
+        if one in space.names:
+            raise KernelError(f"traced of {name} names {one!r}, which is tuned; name parameters that a call gives")
+        if one not in positional and not any(p.name == one and p.kind is _KINDS.KEYWORD_ONLY for p in mine):
+            raise KernelError(f"traced of {name} names {one!r}; it has {', '.join(p.name for p in mine) or 'none'}")
+        places[one] = positional.index(one) if one in positional else None
+    return places
+
+
+def _array(value: Any) -> Any:
+    """A Python number as an array of a weak type, as JAX would trace it; everything else as it is."""
+    return jax.numpy.asarray(value) if type(value) in (bool, int, float, complex) else value
 
 
 def _visible_signature(function: Any, space: ParameterSpace) -> inspect.Signature:

@@ -22,6 +22,8 @@ class ParameterSpace:
     # In the order of their declaration; made anew for each call, since a product may be large.
     cfgs: Callable[[], Iterable[Any]]
     keywords: Callable[[Any], dict[str, Any]]
+    # Everything that was declared, as JSON text.
+    text: str
 
     def cfg(self, value: Any, origin: str) -> Any:
         """A cfg from what the user wrote: a cfg already, or a mapping with a value for every parameter."""
@@ -43,7 +45,8 @@ def of_values(name: str, values: Mapping[str, Iterable[Any]]) -> ParameterSpace:
     def cfgs() -> Iterable[Any]:
         return (kind(*combination) for combination in itertools.product(*declared.values()))
 
-    return ParameterSpace(kind, tuple(declared), cfgs, vars)
+    text = codec.dumps(codec.encode({parameter: list(offered) for parameter, offered in declared.items()}))
+    return ParameterSpace(kind, tuple(declared), cfgs, vars, text)
 
 
 def of_candidates(name: str, candidates: Iterable[Any]) -> ParameterSpace:
@@ -69,7 +72,7 @@ def _of_mappings(name: str, offered: Sequence[Mapping[str, Any]]) -> ParameterSp
     declared = {p: _listed(name, p, [candidate[p] for candidate in offered]) for p in parameters}
     kind = _cfg_type(name, declared)
     cfgs = tuple(kind(**candidate) for candidate in offered)
-    return ParameterSpace(kind, tuple(parameters), lambda: cfgs, vars)
+    return ParameterSpace(kind, tuple(parameters), lambda: cfgs, vars, _text(cfgs))
 
 
 def _of_whole(name: str, offered: Sequence[Any]) -> ParameterSpace:
@@ -88,7 +91,11 @@ def _of_whole(name: str, offered: Sequence[Any]) -> ParameterSpace:
                 f"{kind.__qualname__} with their types, or use numbers, strings and a frozen dataclass of them"
             )
     cfgs = tuple(offered)
-    return ParameterSpace(kind, ("cfg",), lambda: cfgs, lambda cfg: {"cfg": cfg})
+    return ParameterSpace(kind, ("cfg",), lambda: cfgs, lambda cfg: {"cfg": cfg}, _text(cfgs))
+
+
+def _text(cfgs: Sequence[Any]) -> str:
+    return codec.dumps([codec.encode(cfg) for cfg in cfgs])
 
 
 def _listed(name: str, parameter: str, given: Any) -> tuple[Any, ...]:

@@ -182,6 +182,7 @@ def _answer(seen: Walked) -> str:
         "lock": "locked by {}",
         "pack": "from the pack {}",
         "environment": "tuned in another environment ({})",
+        "code": "tuned for other code of the kernel ({})",
         "process": "as process {} decided for all",
     }
     said = [text.format(seen.hit.data[name]) for name, text in notes.items() if name in seen.hit.data]

@@ -19,6 +19,8 @@ UNTRACEABLE = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
+    # A traced value in `nondiff_argnums`.
+    jax.errors.UnexpectedTracerError,
 )
 # On GPUs the compiler times its own ways to multiply, which pays for what runs often: an attention's reference took 8 s
 # to compile on an H200, and 0.3 s so.

@@ -1,0 +1,98 @@
+"""The short key of a call: what a warm call is looked up by, made without hashing or comparing more than it must.
+
+A short key has the class of the kernel (or the function of a planned call), the keywords, the kernel's attributes, the
+policy overrides around and, where a process has devices of several kinds, the place. It never has shapes: JAX's own jit
+key tells those apart. A call with a value that `==` and the type do not tell from all others has no short key.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Mapping, Sequence
+from types import FunctionType, NoneType
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import _jax
+from ..config import policy
+
+ARRAY = _jax.ArrayImpl
+# Static values that are their own key: cheap to hash, never equal across types once the type stands beside them.
+PLAIN_KINDS = frozenset((int, bool, str, NoneType))
+# Classes and functions are known by their identity.
+_BY_IDENTITY = (type, FunctionType, enum.Enum, np.dtype, type(jax.jit(lambda: None)))
+
+frames_in_force = policy.frames.get
+
+
+def with_keywords(short: Any, leaves: Any, keywords: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """The short key and the arrays of a call with its keywords added; None where one of them needs the long way."""
+    for name, value in keywords.items():
+        kind = type(value)
+        if kind is ARRAY:
+            short = (short, name)
+            leaves = (*leaves, value)
+        elif kind in PLAIN_KINDS:
+            short = (short, name, kind, value)
+        else:
+            mark = _mark(value)
+            if mark is None:
+                return None
+            short = (short, name, kind, mark)
+    return short, leaves
+
+
+def with_state(short: Any, state: Mapping[str, Any]) -> Any:
+    """The short key with the kernel's attributes added; `is_short` was asked before the key was first kept."""
+    for name, value in state.items():
+        short = (short, name, value, type(value))
+    return short
+
+
+def is_short(value: Any) -> bool:
+    """May this attribute of a kernel be part of a short key, which tells values by `==` and type alone?"""
+    # 0.0 equals -0.0, NaN is not itself, and whatever has parts may hold either.
+    if type(value) is float:
+        return bool(value) and value == value
+    return type(value) in PLAIN_KINDS or isinstance(value, _BY_IDENTITY)
+
+
+def _mark(value: Any) -> Hashable | None:
+    """What stands for a static keyword beside its type; None where nothing short does."""
+    if type(value) is float:
+        # 0.0 equals -0.0: they are told apart by their text.
+        return value or repr(value) if value == value else None
+    if type(value) is tuple:
+        return value if all(type(item) is int for item in value) else None
+    return value if isinstance(value, _BY_IDENTITY) else None
+
+
+def of_tree(short: Any, flat: Sequence[Any], tree: Any, names: tuple[str, ...]) -> tuple[Any, Sequence[Any]] | None:
+    """The short key of a call with trees of arrays, and the arrays; None where a leaf needs the long way."""
+    # In few steps of Python for each leaf: there may be hundreds.
+    others = [place for place, leaf in enumerate(flat) if type(leaf) is not ARRAY]
+    if not others:
+        return (short, tree, names), flat
+    leaves = list(flat)
+    static: list[Any] = []
+    for place in reversed(others):
+        leaf = flat[place]
+        kind = type(leaf)
+        if kind is np.ndarray:
+            continue
+        mark = leaf if kind in PLAIN_KINDS else _mark(leaf)
+        if mark is None:
+            return None
+        static += (place, kind, mark)
+        del leaves[place]
+    return (short, tree, names, tuple(static)), leaves
+
+
+def place_of(leaves: Sequence[Any]) -> Any:
+    """The place where an eager call runs, for processes with more than one kind of device."""
+    for leaf in leaves:
+        if type(leaf) is ARRAY and leaf._committed:
+            return leaf.sharding
+    return _jax.setting("jax_default_device")
