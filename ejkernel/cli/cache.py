@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..ops.core import codec, formatting
+from ..ops.core import formatting
 from ..ops.reporting.summary import summary_of, summary_of_entry
 from ..ops.settings import default_folder
 from ..ops.store.maintenance import verify
@@ -41,8 +41,9 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _cells(row: Row) -> Sequence[str]:
-    gain = "-" if (times := row.gain) is None else f"{times:.2f}x"
-    cfg, source = codec.describe(row.raw["cfg"]), str(row.raw.get("source", "hand"))
+    figures = summary_of_entry(row.summary)
+    gain = "-" if figures is None else figures.gain_cell()
+    cfg, source = formatting.short(row.raw["cfg"]), str(row.raw.get("source", "hand"))
     when = row.when
     age = "-" if when is None else _age(when)
     return row.key.op_id, row.key.call_key, row.key.device, cfg, formatting.seconds(row.seconds), gain, age, source
@@ -78,8 +79,12 @@ def _show(options: argparse.Namespace) -> int:
         call = ", ".join(f"{name}={text}" for name, text in (row.raw.get("call") or {}).items())
         known = ", ".join(f"{name} {value}" for name, value in (row.raw.get("environment") or {}).items())
         origin = ", ".join(str(row.raw[name]) for name in ("source", "when", "by") if row.raw.get(name))
-        about = [("cfg", codec.describe(row.raw["cfg"])), ("call", call), ("source", origin), ("tuned with", known)]
-        for name, text in [*about, *([] if figures is None else figures.rows()), ("kept in", row.path)]:
+        about = [("cfg", formatting.short(row.raw["cfg"])), ("call", call), ("source", origin), ("tuned with", known)]
+        for name, text in [
+            *about,
+            *([] if figures is None else figures.rows()),
+            ("kept in", formatting.at_home(row.path)),
+        ]:
             if text:
                 write(f"  {name:<10}  {text}")
         if record is not None:

@@ -15,6 +15,7 @@ from ..core.description import described_in
 from ..core.errors import ConfigTypeError, ScopeError, SettingError, TuningError
 from ..core.key import Key
 from ..core.record import Record
+from ..core.standing import verdict
 from ..store.store import Store, StoredEntry
 from . import result_file
 from .confirm import Confirmation
@@ -227,16 +228,21 @@ _HEADER = ("operation", "call", "cfg", "time", "runs", "share", "gain", "candida
 
 def _row(entry: Entry, total: float) -> tuple[str, ...]:
     record, taken = entry.record, seconds_of(entry, "winner")
-    gain = None if record is None or record.gain is None else record.gain[0]
     tried = "-" if record is None else str(len(record.trials))
     failed = "" if record is None or not record.failures else f", {len(record.failures)} failed"
     return (
-        *(entry.op_id_v, entry.call_key, repr(entry.cfg), formatting.seconds(taken), str(entry.count)),
+        *(entry.op_id_v, entry.call_key, formatting.short(entry.cfg), formatting.seconds(taken), str(entry.count)),
         f"{entry.count * taken / total:.0%}" if taken and total else "-",
-        "-" if gain is None else f"{gain:.2f}x",
+        _gain_cell(record),
         tried + failed,
         (entry.source or "hand") + (f": {entry.note}" if entry.note else ""),
     )
+
+
+def _gain_cell(record: Record | None) -> str:
+    if record is None or record.gain is None:
+        return "-"
+    return "too noisy to tell" if verdict(record).kind == "noisy" else f"{record.gain[0]:.2f}x"
 
 
 def seconds_of(entry: Entry, role: str) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 from ..config.preview import entry_behind, near_misses, record_behind
 from ..config.selection import ConfigSelectorChain, is_program_text
 from ..config.walk import Walked
-from ..core import codec
+from ..core import codec, formatting
 from ..core.description import Near, one_line
 from ..core.errors import ConfigTypeError, SettingError
 from ..core.invocation import Invocation
@@ -78,7 +78,7 @@ class Explanation:
         # An answer that was measured stands without its neighbours; the data has them all the same.
         if self.is_open:
             lines += [f"  {'nearest':<{width}}  {near}" for near in self.nearest]
-        return "\n".join(lines)
+        return formatting.at_home("\n".join(lines))
 
 
 def explain(
@@ -177,7 +177,7 @@ def _answer(seen: Walked) -> str:
         return f"would be tuned: {seen.planned.candidates} candidates"
     if seen.hit is None:
         return "nothing: the call would be an error"
-    shown = codec.describe(seen.hit.cfg)
+    shown = formatting.short(seen.hit.cfg)
     notes = {
         "lock": "locked by {}",
         "pack": "from the pack {}",

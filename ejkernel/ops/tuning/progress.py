@@ -16,6 +16,7 @@ from typing import Literal, TextIO, final
 
 from ..core import formatting
 from ..core.record import Record
+from ..core.standing import verdict
 from ..settings import Progress
 
 log = logging.getLogger("ejkernel.ops")
@@ -111,8 +112,7 @@ def outcome(title: str, record: Record, seconds: float) -> str:
     if record.stop == "settled":
         return f"{title} was tuned by another process meanwhile"
     trials = sum(trial.status != "invalid" for trial in record.trials)
-    gain = "" if record.gain is None else f", {record.gain[0]:.2f} times as fast as the heuristic cfg"
-    return f"tuned {title}: {trials} candidates in {seconds:.1f} s{gain}"
+    return f"tuned {title}: {trials} candidates in {seconds:.1f} s, {verdict(record).text}"
 
 
 class _TuningTotals:
