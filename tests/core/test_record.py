@@ -140,7 +140,7 @@ def test_the_documented_fields_exist():
     ]
     assert {
         *("key", "kernel", "environment", "objective", "clock", "seed", "budget_s", "stop", "trials"),
-        *("winner", "heuristic", "runner_up", "gain", "tied", "space", "conditions", "note"),
+        *("winner", "heuristic", "runner_up", "gain", "tied", "space", "conditions", "note", "cost", "phases"),
     } == {f.name for f in dataclasses.fields(Record)}
 
 

@@ -88,6 +88,10 @@ class Record:
     conditions: str = ""
     # What became of the winner later on, such as being taken back.
     note: str = ""
+    # What the computation needs at least: `bytes` of arguments and results, `operations` as the compiler counts them.
+    cost: Mapping[str, float] = field(default_factory=dict)
+    # Seconds of the tuning by what they went into.
+    phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def cfg(self) -> Any:
@@ -154,6 +158,8 @@ class Record:
             **{name: getattr(self, name) for name in (*_PLAIN, "space", "conditions", "note")},
             "key": dict(self.key),
             "environment": dict(self.environment),
+            "cost": dict(self.cost),
+            "phases": dict(self.phases),
             "trials": [_trial_json(t) for t in self.trials],
         }
 
@@ -183,6 +189,8 @@ class Record:
                 space=data.get("space"),
                 conditions=str(data.get("conditions", "")),
                 note=str(data.get("note", "")),
+                cost=_numbers(data.get("cost")),
+                phases=_numbers(data.get("phases")),
                 key=dict(data["key"]),
                 environment=dict(data["environment"]),
                 trials=tuple(_trial(t, load_cfg) for t in data["trials"]),
@@ -215,6 +223,13 @@ _PLAIN = (
     *("kernel", "objective", "clock", "seed", "budget_s", "stop"),
     *("winner", "heuristic", "runner_up", "gain", "tied"),
 )
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    """Named figures of a file, without what is none."""
+    if not isinstance(value, dict):
+        return {}
+    return {str(k): v for k, v in value.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
 
 
 def _tuples(value: Any) -> Any:

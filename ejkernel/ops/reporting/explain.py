@@ -18,6 +18,7 @@ from ..core.record import Record
 from ..core.request import Hit, Request
 from ..execution.default import default_executor
 from ..execution.executor import Executor
+from ..execution.tunable import Tunable
 from ..programs.found_call import FoundCall
 from ..store.store import StoredEntry
 from .summary import TuningSummary, summary_of, summary_of_entry
@@ -82,14 +83,21 @@ class Explanation:
 
 
 def explain(
-    kernel: Kernel[Any, Any],
+    kernel: Kernel[Any, Any] | Tunable,
     /,
     *args: Any,
     executor: Executor[Any, Any] | None = None,
     selector: ConfigSelectorChain[Any, Any] | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Says why this call gets the cfg that it would get now; takes arrays or shapes, and every keyword of a call."""
+    """Says why this call gets the cfg that it would get now; takes arrays or shapes, and every keyword of a call.
+
+    The kernel may be a tunable function, which is asked with its own executor.
+    """
+    if isinstance(kernel, Tunable):
+        if executor is None and selector is None:
+            executor = kernel.executor
+        kernel = kernel.kernel
     asked = _Question(_selector(executor, selector))
     Executor[Any, Any](asked).choose_config(kernel, *args, **kwargs)
     return _explained(asked.selector, asked.found[0])

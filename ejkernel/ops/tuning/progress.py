@@ -42,6 +42,20 @@ class Step:
 Watch = Callable[[Step], None]
 
 
+class Phases:
+    """Seconds of a tuning by what they went into."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def ended(self, name: str) -> None:
+        """Counts the time since the last end for this phase."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+
 def unseen(step: Step) -> None:
     """Shows no step."""
 

@@ -13,6 +13,7 @@ import jax
 
 from ..core.record import Record, Stop, Trial
 from ..timing.clock import Clock
+from ..timing.cost import least_cost
 from ..timing.program import Cotangents
 from ..timing.race import Outcome, low_end
 from ..timing.sampler import RoundSampler
@@ -189,6 +190,7 @@ class InProcessRunner:
         outcome = sampler.race(least_rounds=self._iters, protected=place, seed=self.seed)
         clock, conditions = sampler.clock_name, sampler.conditions
         record = replace(record, objective=self.compiler.objective, clock=clock, conditions=conditions)
+        record = replace(record, cost=least_cost(program.executable for program in self.candidates.running.values()))
         late = self.compiler.late or time.perf_counter() >= deadline
         return finished(record, self.candidates, numbers, outcome, heuristic=heuristic, late=late)
 
