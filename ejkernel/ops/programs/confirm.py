@@ -23,6 +23,7 @@ from ..config.call_log import CallLog, looking
 from ..core import formatting
 from ..core.errors import ProgramArgumentError
 from ..core.key import Key
+from ..core.shown import Shown
 from ..timing.compile_pool import CompilePool
 from ..timing.inputs import FlatCall, is_concrete
 from ..timing.program import first_line
@@ -56,8 +57,8 @@ class Change:
     saving: float
 
 
-@dataclass(frozen=True)
-class Confirmation:
+@dataclass(frozen=True, repr=False)
+class Confirmation(Shown):
     """The program before and after tuning."""
 
     before_s: float = math.nan
@@ -69,6 +70,10 @@ class Confirmation:
     taken_back: tuple[Key, ...] = ()
     # Why the program was not run, or not to the end.
     note: str = ""
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return str(self)
 
     def __str__(self) -> str:
         """One line for tables and logs."""

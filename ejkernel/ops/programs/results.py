@@ -15,25 +15,34 @@ from ..core.description import described_in
 from ..core.errors import ConfigTypeError, ScopeError, SettingError, TuningError
 from ..core.key import Key
 from ..core.record import Record
+from ..core.shown import Shown
 from ..core.standing import verdict
 from ..store.store import Store, StoredEntry
 from . import result_file
 from .confirm import Confirmation
 
 
-@dataclass(frozen=True)
-class Measurement:
+@dataclass(frozen=True, repr=False)
+class Measurement(Shown):
     """One cfg and its time."""
 
     cfg: Any
     seconds: float
 
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{formatting.short(self.cfg)}, {formatting.seconds(self.seconds)}"
 
-@dataclass(frozen=True)
-class AutotuneData:
+
+@dataclass(frozen=True, repr=False)
+class AutotuneData(Shown):
     """The times of one call's cfgs."""
 
     measurements: Sequence[Measurement]
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{len(self.measurements)} measurements"
 
     @property
     def fastest_config(self) -> Any:
@@ -43,8 +52,8 @@ class AutotuneData:
         return min(self.measurements, key=lambda m: m.seconds).cfg
 
 
-@dataclass(frozen=True)
-class Entry:
+@dataclass(frozen=True, repr=False)
+class Entry(Shown):
     """One call's cfg, and what is known about how it came to be."""
 
     op_id_v: str
@@ -62,6 +71,10 @@ class Entry:
     device: str = ""
     # Read from a file, and plain JSON until the kernel rebuilds it.
     is_plain: bool = field(default=False, compare=False, repr=False)
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{self.op_id_v} {self.call_key}, {formatting.short(self.cfg)} from {self.source or 'hand'}"
 
     @property
     def is_measured(self) -> bool:
@@ -101,8 +114,8 @@ class _EnteredResults(threading.local):
 _entered = _EnteredResults()
 
 
-@dataclass(frozen=True)
-class AutotuningResult:
+@dataclass(frozen=True, repr=False)
+class AutotuningResult(Shown):
     """The cfgs of many calls on one device; inside `with result:` they are in force."""
 
     device: str
@@ -113,6 +126,10 @@ class AutotuningResult:
     notes: Sequence[str] = ()
     # The program itself before and after, where it was run.
     confirmation: Confirmation | None = None
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{len(self.entries)} calls on {self.device}, {self.totals}"
 
     def by_key(self) -> dict[Key, Entry]:
         """The entries by their full keys."""

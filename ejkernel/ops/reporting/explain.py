@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from ..core.invocation import Invocation
 from ..core.kernel import Kernel
 from ..core.record import Record
 from ..core.request import Hit, Request
+from ..core.shown import Shown
 from ..execution.default import default_executor
 from ..execution.executor import Executor
 from ..execution.tunable import Tunable
@@ -24,8 +26,8 @@ from ..store.store import StoredEntry
 from .summary import TuningSummary, summary_of, summary_of_entry
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown):
     """The tier that answers a call, why the earlier ones do not, and what is known about the answer."""
 
     device: str
@@ -49,6 +51,10 @@ class Explanation:
     # Is this call still to be measured: would it be tuned, guessed, or an error?
     is_open: bool = False
 
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{one_line(self.op_id, self.call)}, {self.tier}: {self.answer}"
+
     def as_dict(self) -> dict[str, Any]:
         """The explanation as plain data that JSON can hold."""
         return {
@@ -69,17 +75,21 @@ class Explanation:
     def __str__(self) -> str:
         """The explanation as text for people."""
         width = max(len(name) for name in ("heuristics", self.tier))
-        rows = [(name, reason) for name, reason in self.misses] + [(self.tier, f"<- {self.answer}")]
-        lines = [
-            f"{one_line(self.op_id, self.call)} on {self.device}, call {self.call_key}",
-            *(f"  {name:<{width}}  {text}" for name, text in rows),
-            *(f"  {name:<{width}}  {text}" for name, text in self.origin.items()),
-            *([] if self.figures is None else [f"  {name:<{width}}  {text}" for name, text in self.figures.rows()]),
-        ]
-        # An answer that was measured stands without its neighbours; the data has them all the same.
-        if self.is_open:
-            lines += [f"  {'nearest':<{width}}  {near}" for near in self.nearest]
+        lines = [self._title(), *(f"  {name:<{width}}  {text}" for name, text in self._rows())]
         return formatting.at_home("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        rows = [(name, formatting.at_home(text)) for name, text in self._rows()]
+        return f"<p>{html.escape(self._title())}</p>{formatting.as_html(('', ''), rows)}"
+
+    def _title(self) -> str:
+        return f"{one_line(self.op_id, self.call)} on {self.device}, call {self.call_key}"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [*self.misses, (self.tier, f"<- {self.answer}"), *self.origin.items()]
+        rows += [] if self.figures is None else self.figures.rows()
+        # An answer that was measured stands without its neighbours; the data has them all the same.
+        return rows + ([("nearest", str(near)) for near in self.nearest] if self.is_open else [])
 
 
 def explain(
