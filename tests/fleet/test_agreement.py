@@ -214,7 +214,7 @@ def test_what_was_agreed_is_explained(said):
     size, row = said["plain"][0]["size"], the_one(values(said["plain"], "row"))
     assert the_one(values(found, "tuned")) == [
         "memory",
-        f"Blocks(size={size}) (as process {row['process']} decided for all)",
+        f"size={size} (as process {row['process']} decided for all)",
     ]
 
 
