@@ -22,6 +22,7 @@ COMMANDS = {
     "explain": "say which config a call gets, and why",
     "report": "make a page of tunings, one HTML file",
     "profile": "say which kernel calls a profiler's trace went into",
+    "remeasure": "say whether what was tuned is still the fastest",
     "cache": "list, show, check and look after what was tuned",
     "pack": "make, check and install packs of tuned configs",
 }

@@ -183,6 +183,11 @@ class InProcessRunner:
                 self.candidates.advance(number, "timed", samples_s=lane.seconds, dropped_round=len(lane.samples))
         return rows
 
+    def sampler_of(self, numbers: Sequence[int], *, seed: int) -> RoundSampler:
+        """Rounds of these programs alone, on the inputs that a race would take."""
+        programs, others = self.candidates.running, [case.leaves for case in self.checker.sets()[1:]]
+        return RoundSampler(self._clock, programs, self.leaves, numbers, warmup=self._warmup, seed=seed, others=others)
+
     def race(self, record: Record, numbers: Sequence[int], *, deadline: float, heuristic: int | None) -> Record:
         """Raced here."""
         numbers = self._without_hopeless(numbers, heuristic, deadline)
