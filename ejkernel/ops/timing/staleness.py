@@ -25,7 +25,7 @@ _BLOCKS = 12
 
 @dataclass(frozen=True)
 class Loss:
-    """How much longer the kept cfg takes than a rival, as a logarithm, with the error of that; `is_sure` to decide."""
+    """Loss of the kept cfg against a rival, as a logarithm of their times, with its error."""
 
     middle: float
     error: float
