@@ -18,11 +18,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ejkernel.ops.core.text import seconds
 from matplotlib import pyplot
 
 from ejkernel.library import demo
 from ejkernel.ops import OperationStores, device_fingerprint, tunable
+from ejkernel.ops.core.formatting import seconds, short
 
 # The same run gives the same file.
 pyplot.rcParams |= {"svg.hashsalt": "ejkernel", "font.size": 10}
@@ -129,7 +129,7 @@ def gains(path: Path) -> None:
 def summary(record: Any) -> str:
     """The gain in a few words."""
     gain, low, high = record.gain
-    chosen = demo.spelled(record.cfg)
+    chosen = short(record.cfg)
     said = f"{gain:.2f} times as fast ({low:.2f} to {high:.2f}): {chosen}"
     if record.winner == record.heuristic:
         said = f"the heuristic cfg is the best: {chosen}"

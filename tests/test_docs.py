@@ -140,9 +140,23 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 @pytest.mark.parametrize("picture", sorted(ROOT.glob("docs/pictures/*")), ids=lambda p: p.name)
-def test_a_picture_is_one_and_is_shown(picture: Path) -> None:
-    """Each picture is whole, is used by a page, and shows no folder of the machine that it was made on."""
+def test_a_picture_is_shown(picture: Path) -> None:
+    """Each picture and each example page is used by a page of the documentation."""
+    assert any(f"pictures/{picture.name})" in page.read_text(encoding="utf-8") for page in PAGES)
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/pictures/*.html")), ids=lambda p: p.name)
+def test_an_example_page_is_small_and_whole(page: Path) -> None:
+    """At most 250 kB, nothing loaded from elsewhere, and no folder of the machine that it was made on."""
+    made = page.read_text(encoding="utf-8")
+    assert len(made.encode()) <= 250_000
+    assert made.endswith("</body></html>\n")
+    assert not re.search(r"https?:|/(home|root|tmp|Users)/", made)
+
+
+@pytest.mark.parametrize("picture", sorted(ROOT.glob("docs/pictures/*.svg")), ids=lambda p: p.name)
+def test_a_drawing_is_one(picture: Path) -> None:
+    """Each is whole, and shows no folder of the machine that it was made on."""
     drawn = ElementTree.fromstring(picture.read_text(encoding="utf-8"))
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
-    assert any(f"pictures/{picture.name})" in page.read_text(encoding="utf-8") for page in PAGES)
     assert not re.search(r"/(home|root|tmp|Users)/", "".join(drawn.itertext()))

@@ -53,6 +53,8 @@ PUBLIC = [
     *("autotune", "AutotuneOptions", "autotune_recorded", "autotune_lowered", "benchmark", "check"),
     # shipping
     *("freeze", "locked", "calls_made", "explain", "Explanation", "make_pack", "merge_packs", "verify_pack"),
+    # seeing
+    *("report", "attribute", "Attribution"),
     # more than one process
     *("agreement_report", "AgreementReport", "Agreed"),
 ]

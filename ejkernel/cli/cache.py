@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..ops.core import codec, formatting
+from ..ops.core import formatting
 from ..ops.reporting.summary import summary_of, summary_of_entry
 from ..ops.settings import default_folder
 from ..ops.store.maintenance import verify
@@ -16,7 +16,7 @@ from ..ops.store.snapshot import FORMAT
 from . import changing
 from .entries import Row, add_store, note_if_nothing, record_of, selected, store_paths, why_newer
 from .errors import CommandError, Status
-from .filters import add_filters, filter_of
+from .filters import Filter, add_filters, filter_of
 from .parsing import Command, Group, Parser
 from .screen import say, write, write_json, write_table
 
@@ -41,8 +41,9 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _cells(row: Row) -> Sequence[str]:
-    gain = "-" if (times := row.gain) is None else f"{times:.2f}x"
-    cfg, source = codec.describe(row.raw["cfg"]), str(row.raw.get("source", "hand"))
+    figures = summary_of_entry(row.summary)
+    gain = "-" if figures is None else figures.gain_cell()
+    cfg, source = formatting.short(row.raw["cfg"]), str(row.raw.get("source", "hand"))
     when = row.when
     age = "-" if when is None else _age(when)
     return row.key.op_id, row.key.call_key, row.key.device, cfg, formatting.seconds(row.seconds), gain, age, source
@@ -57,7 +58,7 @@ def _age(when: datetime) -> str:
 
 
 def _show_arguments(parser: Parser) -> None:
-    parser.add_argument("call", help="a call key, or its beginning; `cache list` shows them")
+    parser.add_argument("call", help="a call key, its beginning, or an operation; `cache list` shows them")
     add_filters(parser)
     add_store(parser)
     parser.add_argument("--json", action="store_true", help="the entry and its whole record, for scripts")
@@ -67,7 +68,10 @@ def _show(options: argparse.Namespace) -> int:
     near = [r for r in selected(store_paths(options.store), filter_of(options).fits) if _begins(r, options.call)]
     rows = [row for row in near if row.key.call_key == options.call] or near
     if not rows:
-        raise CommandError(f"no entry has a call key that begins with {options.call}; `ejkernel cache list` shows all")
+        raise CommandError(
+            f"no entry is of such an operation, or has a call key that begins with {options.call}; "
+            "`ejkernel cache list` shows all"
+        )
     shown = [(row, record_of(row)) for row in rows]
     if options.json:
         write_json([{**row.as_dict(), "record": None if rec is None else rec.as_json()} for row, rec in shown])
@@ -78,8 +82,12 @@ def _show(options: argparse.Namespace) -> int:
         call = ", ".join(f"{name}={text}" for name, text in (row.raw.get("call") or {}).items())
         known = ", ".join(f"{name} {value}" for name, value in (row.raw.get("environment") or {}).items())
         origin = ", ".join(str(row.raw[name]) for name in ("source", "when", "by") if row.raw.get(name))
-        about = [("cfg", codec.describe(row.raw["cfg"])), ("call", call), ("source", origin), ("tuned with", known)]
-        for name, text in [*about, *([] if figures is None else figures.rows()), ("kept in", row.path)]:
+        about = [("cfg", formatting.short(row.raw["cfg"])), ("call", call), ("source", origin), ("tuned with", known)]
+        for name, text in [
+            *about,
+            *([] if figures is None else figures.rows()),
+            ("kept in", formatting.at_home(row.path)),
+        ]:
             if text:
                 write(f"  {name:<10}  {text}")
         if record is not None:
@@ -88,7 +96,8 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _begins(row: Row, text: str) -> bool:
-    return row.key.call_key.startswith(text)
+    """Is this its call key, the beginning of it, or its operation?"""
+    return row.key.call_key.startswith(text) or Filter(op=text).fits(row)
 
 
 def _verify_arguments(parser: Parser) -> None:

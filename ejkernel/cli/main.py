@@ -20,6 +20,9 @@ COMMANDS = {
     "tune": "tune a recording or a function of yours",
     "freeze": "write a program's decisions to a lock file",
     "explain": "say which config a call gets, and why",
+    "report": "make a page of tunings, one HTML file",
+    "profile": "say which kernel calls a profiler's trace went into",
+    "remeasure": "say whether what was tuned is still the fastest",
     "cache": "list, show, check and look after what was tuned",
     "pack": "make, check and install packs of tuned configs",
 }

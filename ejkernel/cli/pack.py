@@ -16,7 +16,10 @@ from .screen import say, write, write_json, write_table
 def _create_arguments(parser: Parser) -> None:
     parser.add_argument("file", help="the pack to write; an older pack there is replaced")
     parser.add_argument(
-        "--op", action="append", metavar="NAME", help="an operation, with or without @version; repeatable"
+        "--op",
+        action="append",
+        metavar="NAME",
+        help="an operation, with or without @version, * for anything; repeatable",
     )
     parser.add_argument("--device", metavar="NAME", help="one device, as `cache list` spells it; else every device")
     parser.add_argument("--name", default="", help="what the pack calls itself; else its file's name")
@@ -31,7 +34,8 @@ def _create(options: argparse.Namespace) -> int:
         raise CommandError(f"there is no store at {options.store}; give a folder of stores, or a store's .json file")
     source = target(options.store)
     if isinstance(source, OperationStores):
-        refuse_newer(source, options.op or source.operations())
+        # Which of them are meant is known once they are read.
+        refuse_newer(source, source.operations())
     made = make_pack(options.file, source, name=options.name, device=options.device, ops=options.op)
     if options.json:
         write_json({"path": made.path, **made.about})

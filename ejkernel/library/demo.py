@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import math
-import os
 import sys
 import textwrap
 import time
@@ -17,8 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import ConfigCache, ConfigSelectorChain, Executor, OperationStores, Tuner, device_fingerprint
-from ..ops.core import codec, formatting
-from ..ops.core.record import Record, Trial
+from ..ops.core import formatting
+from ..ops.core.record import Record
+from ..ops.core.standing import Standing, standings, verdict
+from ..ops.core.table import ranked
 from ..ops.settings import Settings
 from . import demo_step
 
@@ -116,16 +116,18 @@ def report(found: Found) -> Iterator[tuple[str, str]]:
     yield f"{found.case.operation:<22}{found.case.title}", "title"
     record = found.record
     if record is None or record.winner is None:
-        yield f"  {spelled(found.cfg)}: nothing was measured, the heuristic choice serves", ""
+        yield f"  {formatting.short(found.cfg)}: nothing was measured, the heuristic choice serves", ""
         return
+    shown = standings(record)
     if record.heuristic is not None and record.heuristic != record.winner:
-        yield f"  heuristic  {_timed(record.trials[record.heuristic])}", ""
-    yield f"  tuned      {_timed(record.trials[record.winner])}", ""
-    yield f"  gain       {_gain(record)}", "good" if _surely_gains(record) else ""
-    others = [trial for at, trial in enumerate(record.trials) if at not in (record.heuristic, record.winner)]
+        yield f"  heuristic  {_timed(record, record.heuristic, shown)}", ""
+    yield f"  tuned      {_timed(record, record.winner, shown)}", ""
+    said = verdict(record)
+    for number, line in enumerate(textwrap.wrap(said.text, 67)):
+        yield f"  {'' if number else 'gain':<11}{line}", "good" if said.kind == "faster" else ""
+    others = [place for place in ranked(record) if place not in (record.heuristic, record.winner)]
     if others:
-        others.sort(key=lambda trial: trial.seconds or math.inf)
-        yield _fitted("  also ran   ", [_timed(trial) for trial in others]), "dim"
+        yield _fitted("  also ran   ", [_timed(record, place, shown) for place in others]), "dim"
     if found.from_disk:
         yield f"  from disk  in {formatting.seconds(found.seconds)}, compiling included; nothing was measured", ""
     else:
@@ -134,30 +136,14 @@ def report(found: Found) -> Iterator[tuple[str, str]]:
     yield f"  kept in    {shortened(found.path)}", "dim"
 
 
-def _timed(trial: Trial) -> str:
-    time = formatting.seconds(trial.seconds) if trial.seconds else trial.status
-    return f"{time:>8} {spelled(trial.cfg)}"
-
-
-def _gain(record: Record) -> str:
-    if _is_noisy(record):
-        return "too noisy to tell: others have shorter medians; try an idle machine"
-    if record.gain is None or record.winner == record.heuristic:
-        timed = sum(trial.seconds is not None for trial in record.trials)
-        return f"nothing beats the heuristic choice; {timed} of {len(record.trials)} were timed"
-    gain, low, high = record.gain
-    return f"{gain:.2f} times as fast, {low:.2f} to {high:.2f} with 95%"
-
-
-def _is_noisy(record: Record) -> bool:
-    """Has a candidate that lost a shorter median than the winner? Rounds, which all have in common, decided."""
-    best = None if record.winner is None else record.trials[record.winner].seconds
-    others = [trial.seconds for trial in record.trials if trial.status == "ok" and trial.seconds is not None]
-    return best is not None and min(others, default=best) < 0.98 * best
+def _timed(record: Record, place: int, shown: Sequence[Standing]) -> str:
+    trial, seconds = record.trials[place], shown[place].seconds
+    time = formatting.seconds(seconds) if seconds else trial.status
+    return f"{time:>8} {formatting.short(trial.cfg)}"
 
 
 def _surely_gains(record: Record | None) -> bool:
-    return record is not None and record.gain is not None and record.gain[1] > 1.02 and not _is_noisy(record)
+    return record is not None and verdict(record).kind == "faster"
 
 
 def _fitted(start: str, parts: Sequence[str]) -> str:
@@ -171,17 +157,9 @@ def _fitted(start: str, parts: Sequence[str]) -> str:
     return line
 
 
-def spelled(cfg: Any) -> str:
-    """A cfg without what does not apply to it, also as a store gives it back."""
-    given = {name: value for name, value in codec.encode(cfg).items() if value is not None}
-    name = given.pop("implementation", "")
-    return " ".join([str(name), *(f"{key}={value}" for key, value in given.items())]).strip()
-
-
 def shortened(path: str, width: int = 56) -> str:
     """A path that fits a line, the end of it being what tells."""
-    home = os.path.expanduser("~")
-    path = "~" + path[len(home) :] if path.startswith(home + os.sep) else path
+    path = formatting.at_home(path)
     return path if len(path) <= width else "..." + path[3 - width :]
 
 
@@ -236,7 +214,8 @@ def whole_step(paper: Paper, stores: OperationStores) -> None:
     measured = [entry for entry in result.entries if entry.is_measured]
     for entry in measured:
         gain = "" if entry.record is None or entry.record.gain is None else f", {entry.record.gain[0]:.2f}x alone"
-        paper.write(f"  {entry.op_id_v.partition('@')[0].removeprefix('library.'):<21}{spelled(entry.cfg)}{gain}")
+        name = entry.op_id_v.partition("@")[0].removeprefix("library.")
+        paper.write(f"  {name:<21}{formatting.short(entry.cfg)}{gain}")
     for line in textwrap.wrap(str(result.confirmation), 78, subsequent_indent="  "):
         paper.write(f"  {line}", "good" if result.confirmation and result.confirmation.gain[1] > 1 else "")
     taken = time.perf_counter() - start

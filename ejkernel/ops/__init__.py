@@ -69,6 +69,9 @@ if TYPE_CHECKING:
     from .registry import record_invocation as record_invocation
     from .reporting.explain import Explanation as Explanation
     from .reporting.explain import explain as explain
+    from .reporting.page import report as report
+    from .reporting.profile import Attribution as Attribution
+    from .reporting.profile import attribute as attribute
     from .store.folder import OperationStores as OperationStores
     from .store.packing import make_pack as make_pack
     from .store.packing import merge_packs as merge_packs
@@ -101,6 +104,8 @@ _NAMES = {
     "execution.default": "default_executor default_selector",
     "execution.executor": "ConfigChooser Executor",
     "reporting.explain": "Explanation explain",
+    "reporting.page": "report",
+    "reporting.profile": "Attribution attribute",
     "programs.freeze": "freeze",
     "execution.mapped": "pmap_with_config vmap_with_config",
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",

@@ -296,3 +296,13 @@ def test_the_path_is_a_line_for_scripts(shell, folder):
     """Of the folder, or of an operation's file."""
     assert shell("cache", "path").out == f"{folder}\n"
     assert shell("cache", "path", "--op", "matmul").out == f"{folder / 'matmul.json'}\n"
+
+
+def test_show_takes_an_operation(shell, tmp_path):
+    """With or without its version, or a pattern; a wrong name says what is looked for."""
+    write_store(tmp_path / "ops.json", {("matmul@v1", "aa"): raw(), ("softmax@v2", "bb"): raw()})
+    for name in ("matmul", "matmul@v1", "mat*", "aa"):
+        done = shell("cache", "show", name, "--store", str(tmp_path))
+        assert (done.status, "matmul@v1 (call aa)" in done.out, "softmax" in done.out) == (0, True, False)
+    wrong = shell("cache", "show", "conv", "--store", str(tmp_path))
+    assert "no entry is of such an operation, or has a call key that begins with conv" in wrong.err

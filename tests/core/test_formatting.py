@@ -66,7 +66,7 @@ def test_a_record_is_a_table_with_the_winner_first():
         heuristic=0,
         tied=(3, 0),
     )
-    rows = [line.split(maxsplit=1) for line in record.table().split("\n")[1:]]
+    rows = [line.split(maxsplit=1) for line in record.table().split("\n")[1:-1]]
     assert [cfg for cfg, _ in rows] == ["'fast'", "'usual'", "'slow'", "'broken'", "'wrong'"]
     rest = [" ".join(text.split()) for _, text in rows]
     assert rest == [
@@ -74,11 +74,11 @@ def test_a_record_is_a_table_with_the_winner_first():
         "2 ms 0.0% 2.00x 0.0e+00 ok tied, heuristic",
         "4 ms - 4.00x 1.5e-07 ok dropped in round 3",
         "- - - - compile no such thing",
-        "100 us - 0.10x 5.0e-01 wrong differs",
+        "- - - 5.0e-01 wrong differs",
     ]
 
 
 def test_a_record_without_a_winner_is_a_table_as_well():
     """Every failure has its row."""
     table = Record(trials=(Trial(1, "memory", "too large"), Trial(2, "crash", "gone")), stop="failed").table()
-    assert [line.split()[0] for line in table.split("\n")] == ["cfg", "1", "2"]
+    assert [line.split()[0] for line in table.split("\n")] == ["cfg", "1", "2", "no"]

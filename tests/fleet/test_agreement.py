@@ -210,11 +210,11 @@ def test_what_was_agreed_is_explained(said):
     found = said["heuristics_only"]
     tier, answer = the_one(values(found, "told"))
     assert tier == "heuristics"
-    assert answer.startswith("Blocks(size=1) (as process ")
+    assert answer.startswith("size=1 (as process ")
     size, row = said["plain"][0]["size"], the_one(values(said["plain"], "row"))
     assert the_one(values(found, "tuned")) == [
         "memory",
-        f"Blocks(size={size}) (as process {row['process']} decided for all)",
+        f"size={size} (as process {row['process']} decided for all)",
     ]
 
 

@@ -67,7 +67,7 @@ def test_a_gain_is_shown_with_how_sure_it_is():
     assert lines[1:4] == [
         "  heuristic      4 ms way0",
         "  tuned          1 ms way1 rows=1",
-        "  gain       4.00 times as fast, 3.90 to 4.10 with 95%",
+        "  gain       4.00 times as fast as the heuristic cfg (3.90 to 4.10 with 95%)",
     ]
     assert lines[4].endswith("3 more")
     assert max(map(len, lines)) <= 80

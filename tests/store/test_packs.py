@@ -399,3 +399,18 @@ def test_a_pack_in_an_installed_wheel_is_found_and_used(pack, tmp_path):
     with child(USE, str(site)) as process:
         out, _ = process.communicate(timeout=120)
     assert out.strip() == f"4 ['cache_hit'] {site / 'team_packs' / 'here.json'} False"
+
+
+def test_a_pattern_names_operations(tmp_path):
+    """`*` stands for anything, with or without the version; one that fits nothing says what there is."""
+    store = PersistentCache("ops", tmp_path / "ops.json")
+    for op in ("library.matmul@v1", "library.softmax@v2", "mine@v1"):
+        store.put("cpu|x", op, "k", {"block": 1})
+    for pattern, ops in (
+        ("library.*", {"library.matmul@v1", "library.softmax@v2"}),
+        ("*@v1", {"library.matmul@v1", "mine@v1"}),
+    ):
+        made = make_pack(tmp_path / "pack.json", store, ops=[pattern])
+        assert {key.op_id for key in made.entries} == ops
+    with pytest.raises(ValueError, match=r"fits .*'conv\*'.*it holds library\.matmul@v1 on cpu\|x"):
+        make_pack(tmp_path / "none.json", store, ops=["conv*"])

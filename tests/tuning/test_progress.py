@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 
 import jax.numpy as jnp
 import pytest
@@ -15,9 +16,11 @@ from fakes import REPOSITORY, Doubling, call_of
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Invocation, Kernel, Record, Trial, Tuner
 from ejkernel.ops.core import formatting
 from ejkernel.ops.core.errors import SettingError
+from ejkernel.ops.core.standing import verdict
 from ejkernel.ops.settings import Settings
+from ejkernel.ops.tuning import progress
 from ejkernel.ops.tuning.job import TuningJob
-from ejkernel.ops.tuning.progress import Line, Step, _TuningTotals, shown, unseen
+from ejkernel.ops.tuning.progress import Line, Step, _TuningTotals, shown, tell, unseen
 
 X = jnp.ones(8)
 
@@ -85,11 +88,64 @@ def test_a_terminal_has_a_live_line(monkeypatch, wanted, live):
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), None], ids=["a pipe", "none at all"])
-def test_elsewhere_there_is_none(monkeypatch, stream):
-    """A log must not hold control characters."""
+def test_elsewhere_no_step_is_written(monkeypatch, stream):
+    """A log must not hold control characters, and a short tuning leaves none of these lines."""
     monkeypatch.setattr(sys, "stderr", stream)
-    with shown("op", None, "on") as watch:
+    with shown("op", None, "auto") as watch:
+        watch(Step("timing", 1, 2))
+    tell("op", tuned(2.0), 1.0, "auto")
+    assert stream is None or stream.getvalue() == ""
+
+
+def test_a_long_tuning_without_a_terminal_has_a_line_at_start_and_end(monkeypatch):
+    """Once it has been silent for two seconds; a timer that is asked at once stands for them."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    said = threading.Event()
+
+    class AtOnce:
+        def __init__(self, seconds, say):
+            assert seconds == 2.0
+            self.start = lambda: (say(), said.set())
+            self.cancel = lambda: None
+
+    monkeypatch.setattr(progress.threading, "Timer", AtOnce)
+    with shown("matmul@v1 abc", None, "auto"):
+        assert said.wait(10)
+    tell("matmul@v1 abc", tuned(2.0), 3.0, "auto")
+    first, last = stream.getvalue().splitlines()
+    assert first == "ejkernel: tuning matmul@v1 abc; the next process will find it on disk"
+    assert last.startswith("ejkernel: tuned matmul@v1 abc: 1 candidates in 3.0 s")
+
+
+def test_tunings_that_are_told_of_elsewhere_have_no_lines(monkeypatch):
+    """`autotune` has a line for each of them."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress.told_elsewhere(), shown("op", None, "auto") as watch:
         assert watch is unseen
+
+
+def test_a_notebook_has_one_line_that_becomes_the_outcome(monkeypatch):
+    """It is updated in place, as text and as HTML; markup in a name is escaped."""
+    written = []
+
+    class Handle:
+        def update(self, shown, raw):
+            written.append(shown)
+
+    def display(shown, raw, display_id):
+        written.append(shown)
+        return Handle()
+
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(progress, "_notebook_display", lambda: display)
+    with shown("<b>op</b>", 60.0, "auto") as watch:
+        watch(Step("compiling", 1, 3))
+        watch(Step("timing", 2, 3, 1e-3, 2.0))
+    tell("<b>op</b>", tuned(2.0), 3.0, "auto")
+    assert written[0]["text/plain"].startswith("tuning <b>op</b>  compiling 1/3")
+    assert written[-1]["text/plain"].startswith("tuned <b>op</b>: 1 candidates in 3.0 s")
+    assert written[-1]["text/html"].startswith("<code>tuned &lt;b&gt;op&lt;/b&gt;")
 
 
 @pytest.mark.parametrize(
@@ -131,16 +187,17 @@ def tuned(gain):
     return Record(trials=(Trial("a", samples_s=(1.0,)), Trial("b", "invalid", "no")), winner=0, gain=(gain, gain, gain))
 
 
-def test_a_tuning_leaves_one_line_in_the_log(caplog, capsys):
-    """What was tuned, how many candidates, seconds and gain; nothing on the streams."""
+def test_a_tuning_leaves_one_line_in_the_log(caplog, capsys, monkeypatch):
+    """What was tuned, how many candidates, seconds and gain; nothing on the streams, if it does not take long."""
+    monkeypatch.setattr(progress, "_LONG_SECONDS", 600.0)
     with caplog.at_level("INFO", logger="ejkernel.ops"):
         kernel = Doubling((1, 2))
-        ConfigSelectorChain(ConfigCache(), tuner=Tuner(1, 1)).choose(call_of(kernel, X), kernel)
+        found = ConfigSelectorChain(ConfigCache(), tuner=Tuner(1, 1)).tune(call_of(kernel, X), kernel)
 
     (message,) = [r.getMessage() for r in caplog.records]
     assert message.startswith("tuned doubling@v3 ")
     assert "2 candidates in" in message
-    assert "times as fast as the heuristic cfg" in message
+    assert message.endswith(verdict(found.record).text)
     assert capsys.readouterr() == ("", "")
 
 

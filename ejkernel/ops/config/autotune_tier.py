@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from .tunability import untunable_because
 from .tuning_job import TuningWarning, job_for
 from .walk import Tier
 
+# A call that does not fit its kernel's parameters, as Python says it.
+_ARGUMENTS = re.compile(
+    r"TypeError: .*\(\) (missing \d+ required|got an unexpected keyword|got multiple values|takes \d+ .*positional)"
+)
 Tune = Callable[[Request, TuningJob], Record]
 _Say = Callable[[tuple[str, str], str], None]
 
@@ -114,11 +119,18 @@ def _say_nothing(what: tuple[str, str], message: str) -> None:
 
 
 def _warn_of_failure(request: Request, error: TuningError) -> None:
+    messages = {trial.message for trial in error.record.failures} if error.record is not None else set()
+    alike = messages.pop() if len(messages) == 1 else ""
+    if _ARGUMENTS.match(alike):
+        # The heuristic cfg fails with the same words in a moment: Python's own error says it best.
+        return
     reasons = "\n  ".join(error.reasons)
-    _warn(
-        f"tuning {request.key} left no candidate, so the heuristic cfg is used from now on:\n  {reasons}\n"
-        "Correct the kernel's candidate_cfgs, or rule out what cannot run with valid_cfg"
+    advice = (
+        "All of them fail alike: look at the call and the kernel's run first"
+        if alike and len(error.reasons) > 1
+        else "Correct the kernel's candidate_cfgs, or rule out what cannot run with valid_cfg"
     )
+    _warn(f"tuning {request.key} left no candidate, so the heuristic cfg is used from now on:\n  {reasons}\n{advice}")
 
 
 def _warn(message: str) -> None:

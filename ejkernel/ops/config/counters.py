@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..core.shown import Shown
 from ..tuning.budget import seconds_spent
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+@dataclass(frozen=True, slots=True, repr=False)
+class Counters(Shown):
     """Choices by the tier that answered; the difference of two is what happened between them."""
 
     override: int = 0

@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
 from ..core.errors import PolicyFieldError, PolicyValueError, ScopeError
+from ..core.shown import Shown
 
 Fallback = Literal["autotune", "heuristics"]
 
 
-@dataclass(frozen=True)
-class AutotunePolicy:
+@dataclass(frozen=True, repr=False)
+class AutotunePolicy(Shown):
     """Settings of a selector: the tiers that may answer, and what a tuning has to cover."""
 
     allow_autotune: bool = True

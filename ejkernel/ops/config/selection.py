@@ -33,13 +33,14 @@ from ..store.store import KeepsRecords, Mapped, Store, StoredEntry, as_store
 from ..tuning.budget import seconds_spent, spending
 from ..tuning.custom_tuner import Autotuner, engine
 from ..tuning.device_lock import device_lock
+from ..tuning.interrupted import TuningInterrupted
 from ..tuning.job import TuningJob
 from ..tuning.journal.folder import journal_folder
 from ..tuning.progress import shown, tell
 from ..tuning.search.effort import FEW
 from ..tuning.tuner import PreparedAhead
 from ..tuning.tuner import Tuner as Tuner
-from . import call_log
+from . import call_log, inline_budget
 from .autotune_tier import AutotuneTier, tuned
 from .cache import ConfigCache, is_shadowed, lock_in_force
 from .events import Teller
@@ -334,7 +335,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def _unless_off(self, *, sole_answers: bool = False, again: bool = False) -> Tier:
         """The tier that tunes, as far as the settings let it; `again` tunes whatever is known already."""
-        why_not = self.tuning_is_off()
+        why_not = self.tuning_is_off() or ("" if again else inline_budget.why_over(self._settings))
         if why_not:
             return Off("autotune", why_not)
         tune = functools.partial(self._tune, again=again)
@@ -443,10 +444,15 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
         self._tell("autotune_start", request.key, None, candidates=len(job.candidates), objective=job.objective)
         start = time.perf_counter()
-        cfg, record = None, None
+        cfg: Any = None
+        record: Record | None = None
         try:
             title, wanted = f"{request.key.op_id} {request.key.call_key}", self._settings.progress
-            with spending(), jax.default_device(request.device), shown(title, job.seconds, wanted) as watch:
+            with (
+                spending(inline=not again),
+                jax.default_device(request.device),
+                shown(title, job.seconds, wanted) as watch,
+            ):
                 if ahead is not None:
                     record = ahead.measure(job.seconds, watch)
                 else:
@@ -458,26 +464,40 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             cfg = record.cfg
             if record.stop != "settled":
                 tell(title, record, time.perf_counter() - start, wanted)
+            if not again:
+                inline_budget.tell_if_used_up(request.key, record, job.seconds)
+        except KeyboardInterrupt as stopped:
+            record = self._best_so_far(request, stopped)
+            cfg = None if record is None else record.cfg
+            raise
         finally:
             seconds = time.perf_counter() - start
             counted = "failed_tunings" if record is None else "autotune"
             self._tell("autotune_finish", request.key, counted, cfg=cfg, seconds=seconds, record=record)
         return record
 
+    def _best_so_far(self, request: Request, stopped: KeyboardInterrupt) -> Record | None:
+        """Keeps the best that was checked and timed before Ctrl-C, if the heuristic cfg was timed as well."""
+        if not isinstance(stopped, TuningInterrupted) or not stopped.is_of_use:
+            return None
+        self._accept(request, tuned(request, stopped.record, stopped.record.cfg), ())
+        return stopped.record
+
     def _complete(self, request: Request, job: TuningJob, *, again: bool) -> TuningJob:
         """The job with what this selector knows: budget, seeds of similar calls, and where its journal lies."""
         # A race of a few candidates needs no start.
         similar = warm_start_configs(self.stores(), request, job.candidates) if len(job.candidates) > FEW else ()
-        seeds, seconds = [*job.seeds, *similar], self._seconds_left(request)
+        seeds, seconds = [*job.seeds, *similar], self._seconds_left(request, again=again)
         return replace(job, seconds=seconds, seeds=seeds, offline=again, journal=journal_folder())
 
     @staticmethod
     def _lock_for(request: Request) -> Callable[[float], AbstractContextManager[None]]:
         return lambda wait: device_lock(request.key.device, default_folder() / "locks", wait)
 
-    def _seconds_left(self, request: Request) -> float | None:
+    def _seconds_left(self, request: Request, *, again: bool) -> float | None:
         limit = self._settings.tune_seconds
         limits = [request.seconds, None if limit is None else max(limit - seconds_spent(), 0.0)]
+        limits += [] if again else inline_budget.seconds_for(self._settings, self.tuner)
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
     @staticmethod

@@ -1,19 +1,27 @@
-"""Rows as a table: aligned text for terminals, HTML for notebooks. No JAX here."""
+"""Values as people read them: tables of text and HTML, times, cfgs and paths. No JAX here."""
 
 from __future__ import annotations
 
 import html
+import os
 from collections.abc import Sequence
+from typing import Any
+
+from . import codec
+from .errors import ConfigTypeError
 
 Rows = Sequence[Sequence[str]]
 
-# A cfg or a message can be long, and a table is looked at as a whole.
+# A message can be long, and a table is looked at as a whole.
 _WIDEST = 60
+# A name of a column with cells that are never cut: half a cfg is none.
+_WHOLE = "cfg"
 
 
 def as_text(header: Sequence[str], rows: Rows) -> str:
-    """Rows as aligned text, two spaces between the columns."""
-    cells = [list(header), *([_cut(cell) for cell in row] for row in rows)]
+    """Rows as aligned text, two spaces between the columns; long cells are cut, but not those of a column `cfg`."""
+    shown = [[_line(c) if name == _WHOLE else _cut(c) for name, c in zip(header, row, strict=True)] for row in rows]
+    cells = [list(header), *shown]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
@@ -38,6 +46,39 @@ def seconds(value: float | None) -> str:
     return f"{value / 1e-9:.3g} ns"
 
 
+def short(cfg: Any) -> str:
+    """A cfg's fields that say something: `triton rows=8` for an implementation with one more field.
+
+    A store gives a cfg back as plain JSON, so the name of its class is left out; so are fields that are None.
+    """
+    try:
+        fields = codec.encode(cfg)
+    # A record may hold what no store can.
+    except ConfigTypeError:
+        return _line(repr(cfg))
+    if not isinstance(fields, dict) or not fields:
+        return _line(repr(cfg))
+    said = {name: value for name, value in fields.items() if value is not None}
+    first = [said.pop("implementation")] if isinstance(said.get("implementation"), str) else []
+    return _line(" ".join([*first, *(f"{name}={_plain(value)}" for name, value in said.items())])) or "no field is set"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str) and value and not set(value) & set(" ='\""):
+        return value
+    return value if isinstance(value, str) and not value else repr(value)
+
+
+def at_home(text: str) -> str:
+    """A text with the user's home folder written as `~`."""
+    home = os.path.expanduser("~")
+    return text.replace(home + os.sep, "~" + os.sep) if len(home) > 1 else text
+
+
+def _line(cell: str) -> str:
+    return " ".join(cell.split())
+
+
 def _cut(cell: str) -> str:
-    line = " ".join(cell.split())
+    line = _line(cell)
     return line if len(line) <= _WIDEST else line[: _WIDEST - 3] + "..."

@@ -11,7 +11,9 @@ from typing import Any, Generic
 
 from .. import _jax
 from . import stable
+from .description import described, one_line
 from .errors import KernelError, KeyPartError
+from .shown import Shown
 from .typevars import Cfg as Cfg
 from .typevars import Out as Out
 
@@ -19,8 +21,8 @@ from .typevars import Out as Out
 _SCHEME = "1"
 
 
-@dataclass(frozen=True, eq=False)
-class Invocation(Generic[Cfg, Out]):
+@dataclass(frozen=True, eq=False, repr=False)
+class Invocation(Shown, Generic[Cfg, Out]):
     """One call of an operation; `call_key` stands for everything in it that can change the best cfg."""
 
     op_id: str
@@ -34,6 +36,10 @@ class Invocation(Generic[Cfg, Out]):
     in_specs: Any = None
     out_specs: Any = None
     check_vma: bool = False
+
+    def in_short(self) -> str:
+        """The call as a line."""
+        return one_line(self.op_id, described(self))
 
     @cached_property
     def parts(self) -> Mapping[str, str]:

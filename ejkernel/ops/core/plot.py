@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import codec, formatting
-from .errors import ConfigTypeError, MissingExtraError
+from . import formatting
+from .errors import MissingExtraError
+from .standing import Standing, standings, verdict
 from .table import notes, ranked
 
 if TYPE_CHECKING:
@@ -25,12 +26,13 @@ def draw(record: Record, axes: Any = None) -> Any:
     if axes is None:
         _, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     order = ranked(record)
+    shown = standings(record)
     timed = [place for place in order if record.trials[place].samples_s]
     # The slow ones first, so that the winner lies on top.
     for rank, place in reversed(list(enumerate(timed))):
-        _line(axes, record, place, rank)
+        _line(axes, record, place, rank, shown[place])
     for place in [place for place in order if not record.trials[place].samples_s][: _NAMED - min(len(timed), _NAMED)]:
-        axes.plot([], [], " ", label=_label(record, place))
+        axes.plot([], [], " ", label=_label(record, place, shown[place]))
     hidden = len(order) - len(axes.get_legend_handles_labels()[1])
     if hidden > 0:
         axes.plot([], [], " ", label=f"and {hidden} more")
@@ -47,11 +49,11 @@ def draw(record: Record, axes: Any = None) -> Any:
     return axes
 
 
-def _line(axes: Any, record: Record, place: int, rank: int) -> None:
+def _line(axes: Any, record: Record, place: int, rank: int, standing: Standing) -> None:
     samples = record.trials[place].samples_s
     style: dict[str, Any] = {"color": _QUIET, "linewidth": 1, "alpha": 0.9}
     if rank < _NAMED:
-        style |= {"color": _COLOURS[rank % len(_COLOURS)], "label": _label(record, place)}
+        style |= {"color": _COLOURS[rank % len(_COLOURS)], "label": _label(record, place, standing)}
     if place == record.heuristic:
         style |= {"color": "black", "linestyle": "--"}
     if place == record.winner:
@@ -62,24 +64,14 @@ def _line(axes: Any, record: Record, place: int, rank: int) -> None:
         axes.plot(rounds[-1:], samples[-1:], marker="x", markersize=8, color=style["color"], linestyle="none")
 
 
-def _label(record: Record, place: int) -> str:
+def _label(record: Record, place: int, standing: Standing) -> str:
     trial = record.trials[place]
     status = "" if trial.status == "ok" else trial.status
-    time = "" if trial.seconds is None else formatting.seconds(trial.seconds)
-    text = ", ".join(part for part in (_spelled(trial.cfg), time, status, notes(record, place)) if part)
-    return _safe(text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "...")
-
-
-def _spelled(cfg: Any) -> str:
-    """A cfg's fields that say something; a class's name would be the same in every line."""
-    try:
-        fields = codec.encode(cfg)
-    # A record may hold what no store can.
-    except ConfigTypeError:
-        return repr(cfg)
-    if not isinstance(fields, dict):
-        return str(fields)
-    return " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+    time = "" if standing.seconds is None else formatting.seconds(standing.seconds)
+    cfg, rest = formatting.short(trial.cfg), [time, status, notes(record, place, standing)]
+    text = ", ".join(part for part in (cfg, *rest) if part)
+    # A message may be cut, a cfg may not.
+    return _safe(text if len(text) <= _WIDEST else text[: max(_WIDEST - 3, len(cfg))] + "...")
 
 
 def _safe(text: str) -> str:
@@ -89,11 +81,7 @@ def _safe(text: str) -> str:
 
 def _title(record: Record) -> str:
     title = record.key.get("op_id") or record.kernel or "tuning"
-    if record.gain is not None and record.winner != record.heuristic:
-        title += f": {record.gain[0]:.2f} times as fast as the heuristic cfg"
-    elif record.winner is not None and record.winner == record.heuristic:
-        title += ": nothing beats the heuristic cfg"
-    return _safe(title)
+    return _safe(f"{title}: {verdict(record).text}" if record.trials else title)
 
 
 def _legend(axes: Any, order: list[int]) -> None:

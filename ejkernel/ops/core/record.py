@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
-from . import codec
+from . import codec, formatting
 from .errors import ConfigTypeError, RecordFormatError
-from .table import record_table
+from .shown import Shown
+from .standing import verdict
+from .table import HEADER, record_rows, record_table
 
 FORMAT = 1
 
 Status = Literal["ok", "compile", "memory", "runtime", "wrong", "timeout", "crash", "invalid", "skipped"]
-Stop = Literal["finished", "deadline", "failed", "settled", "foreign"]
+Stop = Literal["finished", "deadline", "failed", "settled", "foreign", "interrupted"]
 Objective = Literal["forward", "forward+backward"]
 
 
@@ -33,8 +36,8 @@ class Finding:
     widened: float = 0.0
 
 
-@dataclass(frozen=True)
-class Trial:
+@dataclass(frozen=True, repr=False)
+class Trial(Shown):
     """One candidate: its outcome and its times."""
 
     cfg: Any
@@ -47,6 +50,11 @@ class Trial:
     error: float | None = None
     # What the check found.
     check: Finding | None = None
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        time = "" if self.seconds is None else f", {formatting.seconds(self.seconds)}"
+        return f"{formatting.short(self.cfg)}, {self.status}{time}"
 
     @property
     def seconds(self) -> float | None:
@@ -63,8 +71,8 @@ class Trial:
         return (high - low) / 2 / middle
 
 
-@dataclass(frozen=True)
-class Record:
+@dataclass(frozen=True, repr=False)
+class Record(Shown):
     """One whole tuning; indices point into `trials`."""
 
     key: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +96,16 @@ class Record:
     conditions: str = ""
     # What became of the winner later on, such as being taken back.
     note: str = ""
+    # What the computation needs at least: `bytes` of arguments and results, `operations` as the compiler counts them.
+    cost: Mapping[str, float] = field(default_factory=dict)
+    # Seconds of the tuning by what they went into.
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        name = " ".join(filter(None, [self.key.get("op_id", ""), self.key.get("call_key", "")])) or "a tuning"
+        cfg = "" if self.winner is None else f" {formatting.short(self.cfg)},"
+        return f"{name},{cfg} {len(self.trials)} candidates, {verdict(self).text}"
 
     @property
     def cfg(self) -> Any:
@@ -140,6 +158,11 @@ class Record:
         """The candidates as text, the fastest first: median time, spread, ratio to the winner, error and outcome."""
         return record_table(self)
 
+    def _repr_html_(self) -> str:
+        rows = record_rows(self)
+        more = f"<p>{len(rows) - _MOST_ROWS} more candidates are in the record.</p>" if len(rows) > _MOST_ROWS else ""
+        return f"{formatting.as_html(HEADER, rows[:_MOST_ROWS])}{more}<p>{html.escape(verdict(self).text)}</p>"
+
     def plot(self, axes: Any = None) -> Any:
         """The race as a picture, in a matplotlib Axes of its own or the one given; needs the extra `plot`."""
         # Reading records must not import matplotlib.
@@ -154,6 +177,8 @@ class Record:
             **{name: getattr(self, name) for name in (*_PLAIN, "space", "conditions", "note")},
             "key": dict(self.key),
             "environment": dict(self.environment),
+            "cost": dict(self.cost),
+            "phases": dict(self.phases),
             "trials": [_trial_json(t) for t in self.trials],
         }
 
@@ -183,6 +208,8 @@ class Record:
                 space=data.get("space"),
                 conditions=str(data.get("conditions", "")),
                 note=str(data.get("note", "")),
+                cost=_numbers(data.get("cost")),
+                phases=_numbers(data.get("phases")),
                 key=dict(data["key"]),
                 environment=dict(data["environment"]),
                 trials=tuple(_trial(t, load_cfg) for t in data["trials"]),
@@ -200,6 +227,8 @@ class Record:
 # Configs beside the winner that a summary names, how many of them may be of its kind, and the most text of one item.
 _NEXT_BEST, _ALIKE = 4, 2
 _MOST_TEXT = 2000
+# Candidates that a notebook lists.
+_MOST_ROWS = 50
 
 
 def _unlike(one: Any, other: Any, quite: bool) -> bool:
@@ -215,6 +244,13 @@ _PLAIN = (
     *("kernel", "objective", "clock", "seed", "budget_s", "stop"),
     *("winner", "heuristic", "runner_up", "gain", "tied"),
 )
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    """Named figures of a file, without what is none."""
+    if not isinstance(value, dict):
+        return {}
+    return {str(k): v for k, v in value.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
 
 
 def _tuples(value: Any) -> Any:

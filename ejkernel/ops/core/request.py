@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from . import formatting
 from .description import described
 from .device import device_fingerprint, device_of, environment, get_device_platform
 from .errors import KernelError
@@ -18,6 +19,7 @@ from .kernel import Kernel, check_kernel, key_builder_of, versioned
 from .kernel_code import code_of
 from .key import Key
 from .record import Objective, Record
+from .shown import Shown
 from .variants import variant
 
 
@@ -73,8 +75,8 @@ class Planned:
     refused: str = ""
 
 
-@dataclass(frozen=True)
-class Decision:
+@dataclass(frozen=True, repr=False)
+class Decision(Shown):
     """The cfg chosen for a request, its tier, and the reasons why earlier tiers had no answer."""
 
     cfg: Any
@@ -89,6 +91,10 @@ class Decision:
     # their trace.
     key: Key | None = None
     device: jax.Device | None = None
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{formatting.short(self.cfg)} from {self.tier}" + (f" for {self.key}" if self.key else "")
 
     @staticmethod
     def of(request: Request, hit: Hit, misses: Sequence[tuple[str, str]], failed: Record | None = None) -> Decision:

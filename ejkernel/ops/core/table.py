@@ -6,49 +6,56 @@ import math
 from typing import TYPE_CHECKING
 
 from . import formatting
+from .standing import Standing, standings, verdict
 
 if TYPE_CHECKING:
     from .record import Record
 
-_HEADER = ("cfg", "median", "spread", "ratio", "error", "status", "")
+HEADER = ("cfg", "time", "spread", "ratio", "error", "status", "")
 
 
 def record_table(record: Record) -> str:
     """Table of the candidates: the winner first, then by time, then those that were not timed or failed."""
-    best = None if record.winner is None else record.trials[record.winner].seconds
-    rows = formatting.as_text(_HEADER, [_row(record, place, best) for place in ranked(record)])
-    return rows + (f"\n{record.note}" if record.note else "")
+    return f"{formatting.as_text(HEADER, record_rows(record))}\n{verdict(record).text}"
+
+
+def record_rows(record: Record) -> list[tuple[str, ...]]:
+    """The cells of the table, under `HEADER`."""
+    shown = standings(record)
+    return [_row(record, place, shown[place]) for place in ranked(record)]
 
 
 def ranked(record: Record) -> list[int]:
     """Indices of the trials in the order of the table."""
-    return sorted(range(len(record.trials)), key=lambda place: (place != record.winner, _rank(record, place)))
+    shown = standings(record)
+    return sorted(range(len(record.trials)), key=lambda i: (i != record.winner, _rank(record, i, shown[i])))
 
 
-def _rank(record: Record, place: int) -> float:
+def _rank(record: Record, place: int, standing: Standing) -> float:
+    is_timed = standing.seconds is not None and record.trials[place].status == "ok"
+    return standing.seconds if is_timed and standing.seconds is not None else math.inf
+
+
+def _row(record: Record, place: int, standing: Standing) -> tuple[str, ...]:
     trial = record.trials[place]
-    return math.inf if trial.seconds is None or trial.status != "ok" else trial.seconds
-
-
-def _row(record: Record, place: int, best: float | None) -> tuple[str, ...]:
-    trial = record.trials[place]
-    taken, spread = trial.seconds, trial.spread
     return (
-        repr(trial.cfg),
-        formatting.seconds(taken),
-        "-" if spread is None else f"{spread:.1%}",
-        f"{taken / best:.2f}x" if taken and best else "-",
+        formatting.short(trial.cfg),
+        formatting.seconds(standing.seconds if trial.status == "ok" else None),
+        "-" if trial.spread is None else f"{trial.spread:.1%}",
+        "-" if standing.ratio is None else f"{standing.ratio:.2f}x",
         "-" if trial.error is None else f"{trial.error:.1e}",
         trial.status,
-        notes(record, place),
+        notes(record, place, standing),
     )
 
 
-def notes(record: Record, place: int) -> str:
+def notes(record: Record, place: int, standing: Standing) -> str:
     """One candidate's role in the race, the round that dropped it, and its message."""
     trial = record.trials[place]
     roles = {"winner": place == record.winner, "tied": place in record.tied, "heuristic": place == record.heuristic}
     said = [role for role, holds in roles.items() if holds]
-    if trial.dropped_round is not None:
+    if record.space is not None and trial.samples_s and standing.ratio is None:
+        said.append("timed in an earlier batch")
+    elif trial.dropped_round is not None:
         said.append(f"dropped in round {trial.dropped_round}")
     return ", ".join(said) + (": " if said and trial.message else "") + trial.message

@@ -33,6 +33,8 @@ _KINDS = inspect.Parameter
 
 
 def tunable(
+    function: Any = None,
+    /,
     *,
     candidates: Iterable[Any] | None = None,
     heuristic: Any = None,
@@ -53,6 +55,12 @@ def tunable(
     from the call's arguments; `example_inputs(rng, *args, **kwargs)` makes arguments where values matter. Parameters
     named in `traced` are arrays even where a call gives a Python number: their values are not tuned one by one.
     """
+    if function is not None:
+        named = getattr(function, "__name__", None) or repr(function)
+        raise KernelError(
+            f"@tunable needs to know what to choose from: write @tunable(block=[16, 32]) above {named}, with a keyword "
+            f"parameter `block`, or @tunable(candidates=[...])"
+        )
 
     def declare(function: Callable[..., Any]) -> Tunable:
         name = _name(function)
@@ -240,6 +248,13 @@ class Tunable:
         args, kwargs = self._with_arrays(args, kwargs)
         options, keywords = split(self.kernel, kwargs)
         return selector.tune(invocation_of(self.kernel, args, keywords, options), self.kernel)
+
+    def explain(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Says why such a call gets the cfg that it would get now: an `Explanation`; nothing is tuned or kept."""
+        # By its public name: explanations are made in a later room, and only where one is asked for.
+        from .. import explain
+
+        return explain(self.kernel, *args, executor=self.executor, **self._with_cfg(kwargs))
 
     def check(self, /, *args: Any, **kwargs: Any) -> tuple[Trial, ...]:
         """Runs every candidate of such a call and says whether it computes the right thing; nothing is timed."""

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core import formatting
 from ..core.codec import describe
 from ..core.key import Key
 from ..core.record import Objective
+from ..core.shown import Shown
 
 
-@dataclass(frozen=True)
-class Agreed:
+@dataclass(frozen=True, repr=False)
+class Agreed(Shown):
     """One decision that holds for the whole program."""
 
     key: Key
@@ -29,6 +31,10 @@ class Agreed:
     # False: a guess.
     measured: bool = False
 
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{self.key}, {formatting.short(self.cfg)} from {self.tier} of process {self.process}"
+
     def __str__(self) -> str:
         """The decision in a line or two."""
         waits = ", ".join(f"{process} {seconds:.3f} s" for process, seconds in sorted(self.waited.items()))
@@ -36,13 +42,17 @@ class Agreed:
         return f"{text}; waited: {waits or 'no process'}" + (f"\n  {self.why}" if self.why else "")
 
 
-@dataclass(frozen=True)
-class AgreementReport:
+@dataclass(frozen=True, repr=False)
+class AgreementReport(Shown):
     """Every decision that this process knows to be agreed, in the order in which it asked."""
 
     process: int
     processes: int
     agreed: tuple[Agreed, ...] = ()
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"process {self.process} of {self.processes}, {len(self.agreed)} agreed"
 
     def __str__(self) -> str:
         """The report as messages show it."""

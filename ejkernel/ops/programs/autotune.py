@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import jax
 
 from .. import _jax
 from ..config.cache import refresh
+from ..core.codec import describe
 from ..core.device import default_device, device_fingerprint
 from ..core.errors import KernelError, SettingError
 from ..core.invocation import Invocation
@@ -49,6 +52,8 @@ def autotune(program: Any, /, *args: Any, tuning: AutotuneOptions | None = None,
     options = _checked(tuning) or AutotuneOptions()
     if callable(program) and not _is_lowered(program):
         return _tune_function(program, args, kwargs, options)
+    if not isinstance(program, (str, os.PathLike, Iterable)) and not _is_lowered(program):
+        raise _no_program(program)
     if args or kwargs:
         raise SettingError(f"only a function takes arguments, and {type(program).__qualname__} is none")
     if isinstance(program, (str, os.PathLike)):
@@ -107,6 +112,7 @@ def _checked(tuning: AutotuneOptions | None) -> AutotuneOptions | None:
 def _tune_function(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: AutotuneOptions
 ) -> AutotuningResult:
+    _refuse_misplaced(fn, kwargs)
     confirms = _would_be_confirmed(args, kwargs) if options.confirm is None else options.confirm
     campaign = _campaign(options, confirms=confirms)
     found = find(fn, args, kwargs)
@@ -122,7 +128,10 @@ def _tune_function(
             campaign.interrupted = True
             break
     if not campaign.entries and not found.calls and not found.unseen and not campaign.interrupted:
-        campaign.say(f"{_name(fn)} makes no kernel call that a selector answers; there is nothing to tune")
+        nothing = f"{_name(fn)} makes no kernel call that a selector answers; there is nothing to tune"
+        campaign.say(
+            f"{nothing}. Functions of ejkernel.library and of @tunable make such calls, and so does an executor"
+        )
     if found.unseen:
         campaign.notes.append(f"calls of an executor with a chooser of its own: {found.unseen}, not tuned")
     if confirms and not campaign.interrupted and (options.confirm or campaign.changed):
@@ -170,11 +179,6 @@ def _registered(selector: Any) -> list[FoundCall]:
 
 def _given(program: Any, selector: Any) -> list[FoundCall]:
     calls: dict[Key, FoundCall] = {}
-    if not isinstance(program, Iterable):
-        raise KernelError(
-            f"{program!r} is no program; pass a function and its arguments, a lowered program, a file of "
-            "recorded calls, or (kernel, invocation) pairs"
-        )
     for item in program:
         if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Invocation)):
             raise KernelError(f"calls are (kernel, invocation) pairs, got {item!r}")
@@ -182,6 +186,31 @@ def _given(program: Any, selector: Any) -> list[FoundCall]:
         request = ask(item[1], kernel, "forward")
         calls.setdefault(request.key, FoundCall(request.key, kernel, item[1], (selector,), request.device))
     return list(calls.values())
+
+
+def _no_program(program: Any) -> KernelError:
+    return KernelError(
+        f"{describe(program)} is no program; pass a function and its arguments, as in autotune(step, x), a lowered "
+        "program, a file of recorded calls, or (kernel, invocation) pairs"
+    )
+
+
+def _refuse_misplaced(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises where an option of the tuning was given as if it were an argument of the function."""
+    options = {field.name for field in fields(AutotuneOptions)} & kwargs.keys()
+    if not options:
+        return
+    try:
+        parameters = inspect.signature(unbound(fn, (), {})[0]).parameters.values()
+    # Some built-in callables have no signature; calling them tells.
+    except (TypeError, ValueError):
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters) or options <= {p.name for p in parameters}:
+        return
+    given = ", ".join(f"{name}={kwargs[name]!r}" for name in sorted(options))
+    raise SettingError(
+        f"{given} is no argument of {_name(fn)}; options of the tuning go into tuning=AutotuneOptions({given})"
+    )
 
 
 def _is_lowered(program: Any) -> bool:

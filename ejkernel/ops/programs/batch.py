@@ -15,6 +15,8 @@ from ..config.preview import record_behind
 from ..core.cfg import same
 from ..core.errors import SettingError
 from ..core.key import Key
+from ..core.shown import Shown
+from ..tuning.progress import told_elsewhere
 from ..tuning.worker.process import kept_workers
 from .ahead import TracedAhead
 from .budget_split import Share, allotted, in_order, share_of
@@ -28,8 +30,8 @@ from .results import AutotuningResult, Entry, seconds_of
 _FOR_CONFIRMING = 0.12
 
 
-@dataclass(frozen=True)
-class AutotuneOptions:
+@dataclass(frozen=True, repr=False)
+class AutotuneOptions(Shown):
     """Options for tuning the calls of a program."""
 
     # For all of it, tracing included; None: no limit.
@@ -89,7 +91,12 @@ class BatchTuner:
                 self.entries |= {call.key: entry for call in calls if (entry := self._known(call)) is not None}
             waiting = [call for call in calls if call.key not in self.entries]
             self._progress.total += len(waiting)
-            with kept_workers(), noting_interrupts() as interrupts, contextlib.closing(TracedAhead()) as ahead:
+            with (
+                kept_workers(),
+                told_elsewhere(),
+                noting_interrupts() as interrupts,
+                contextlib.closing(TracedAhead()) as ahead,
+            ):
                 self._tune_all(waiting, interrupts, ahead)
                 interrupts.check()
         except KeyboardInterrupt:

@@ -25,6 +25,7 @@ from ..core import formatting
 from ..core.device import default_device
 from ..core.errors import ProgramArgumentError
 from ..core.key import Key
+from ..core.shown import Shown
 from ..timing.clock import Run
 from ..timing.compile_pool import CompilePool
 from ..timing.inputs import FlatCall, is_concrete
@@ -61,8 +62,8 @@ class Change:
     saving: float
 
 
-@dataclass(frozen=True)
-class Confirmation:
+@dataclass(frozen=True, repr=False)
+class Confirmation(Shown):
     """The program before and after tuning."""
 
     before_s: float = math.nan
@@ -74,6 +75,10 @@ class Confirmation:
     taken_back: tuple[Key, ...] = ()
     # Why the program was not run, or not to the end.
     note: str = ""
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return str(self)
 
     def __str__(self) -> str:
         """One line for tables and logs."""

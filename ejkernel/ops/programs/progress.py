@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from ..core import formatting
 from ..core.key import Key
+from ..core.standing import verdict
 from .results import AutotuningResult, Entry
 
 
@@ -67,7 +68,8 @@ def _outcome(entry: Entry) -> str:
     if not entry.is_measured or entry.record is None:
         return f"not tuned: {entry.note}" if entry.note else f"known ({entry.source})"
     record: Any = entry.record
-    gain = "" if record.gain is None else f", {record.gain[0]:.2f}x"
+    noisy = verdict(record).kind == "noisy"
+    gain = ", too noisy to tell" if noisy else "" if record.gain is None else f", {record.gain[0]:.2f}x"
     failed = f", {len(record.failures)} failed" if record.failures else ""
     taken = formatting.seconds(record.trials[record.winner].seconds)
-    return f"{entry.cfg!r}: {taken}{gain} ({len(record.trials)} candidates{failed})"
+    return f"{formatting.short(entry.cfg)}: {taken}{gain} ({len(record.trials)} candidates{failed})"

@@ -15,24 +15,34 @@ from ..core.description import described_in
 from ..core.errors import ConfigTypeError, ScopeError, SettingError, TuningError
 from ..core.key import Key
 from ..core.record import Record
+from ..core.shown import Shown
+from ..core.standing import verdict
 from ..store.store import Store, StoredEntry
 from . import result_file
 from .confirm import Confirmation
 
 
-@dataclass(frozen=True)
-class Measurement:
+@dataclass(frozen=True, repr=False)
+class Measurement(Shown):
     """One cfg and its time."""
 
     cfg: Any
     seconds: float
 
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{formatting.short(self.cfg)}, {formatting.seconds(self.seconds)}"
 
-@dataclass(frozen=True)
-class AutotuneData:
+
+@dataclass(frozen=True, repr=False)
+class AutotuneData(Shown):
     """The times of one call's cfgs."""
 
     measurements: Sequence[Measurement]
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{len(self.measurements)} measurements"
 
     @property
     def fastest_config(self) -> Any:
@@ -42,8 +52,8 @@ class AutotuneData:
         return min(self.measurements, key=lambda m: m.seconds).cfg
 
 
-@dataclass(frozen=True)
-class Entry:
+@dataclass(frozen=True, repr=False)
+class Entry(Shown):
     """One call's cfg, and what is known about how it came to be."""
 
     op_id_v: str
@@ -61,6 +71,10 @@ class Entry:
     device: str = ""
     # Read from a file, and plain JSON until the kernel rebuilds it.
     is_plain: bool = field(default=False, compare=False, repr=False)
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{self.op_id_v} {self.call_key}, {formatting.short(self.cfg)} from {self.source or 'hand'}"
 
     @property
     def is_measured(self) -> bool:
@@ -100,8 +114,8 @@ class _EnteredResults(threading.local):
 _entered = _EnteredResults()
 
 
-@dataclass(frozen=True)
-class AutotuningResult:
+@dataclass(frozen=True, repr=False)
+class AutotuningResult(Shown):
     """The cfgs of many calls on one device; inside `with result:` they are in force."""
 
     device: str
@@ -112,6 +126,10 @@ class AutotuningResult:
     notes: Sequence[str] = ()
     # The program itself before and after, where it was run.
     confirmation: Confirmation | None = None
+
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{len(self.entries)} calls on {self.device}, {self.totals}"
 
     def by_key(self) -> dict[Key, Entry]:
         """The entries by their full keys."""
@@ -227,16 +245,21 @@ _HEADER = ("operation", "call", "cfg", "time", "runs", "share", "gain", "candida
 
 def _row(entry: Entry, total: float) -> tuple[str, ...]:
     record, taken = entry.record, seconds_of(entry, "winner")
-    gain = None if record is None or record.gain is None else record.gain[0]
     tried = "-" if record is None else str(len(record.trials))
     failed = "" if record is None or not record.failures else f", {len(record.failures)} failed"
     return (
-        *(entry.op_id_v, entry.call_key, repr(entry.cfg), formatting.seconds(taken), str(entry.count)),
+        *(entry.op_id_v, entry.call_key, formatting.short(entry.cfg), formatting.seconds(taken), str(entry.count)),
         f"{entry.count * taken / total:.0%}" if taken and total else "-",
-        "-" if gain is None else f"{gain:.2f}x",
+        _gain_cell(record),
         tried + failed,
         (entry.source or "hand") + (f": {entry.note}" if entry.note else ""),
     )
+
+
+def _gain_cell(record: Record | None) -> str:
+    if record is None or record.gain is None:
+        return "-"
+    return "too noisy to tell" if verdict(record).kind == "noisy" else f"{record.gain[0]:.2f}x"
 
 
 def seconds_of(entry: Entry, role: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,22 +10,24 @@ from typing import Any
 from ..config.preview import entry_behind, near_misses, record_behind
 from ..config.selection import ConfigSelectorChain, is_program_text
 from ..config.walk import Walked
-from ..core import codec
+from ..core import codec, formatting
 from ..core.description import Near, one_line
 from ..core.errors import ConfigTypeError, SettingError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel
 from ..core.record import Record
 from ..core.request import Hit, Request
+from ..core.shown import Shown
 from ..execution.default import default_executor
 from ..execution.executor import Executor
+from ..execution.tunable import Tunable
 from ..programs.found_call import FoundCall
 from ..store.store import StoredEntry
 from .summary import TuningSummary, summary_of, summary_of_entry
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown):
     """The tier that answers a call, why the earlier ones do not, and what is known about the answer."""
 
     device: str
@@ -48,6 +51,10 @@ class Explanation:
     # Is this call still to be measured: would it be tuned, guessed, or an error?
     is_open: bool = False
 
+    def in_short(self) -> str:
+        """The value in a few words."""
+        return f"{one_line(self.op_id, self.call)}, {self.tier}: {self.answer}"
+
     def as_dict(self) -> dict[str, Any]:
         """The explanation as plain data that JSON can hold."""
         return {
@@ -68,28 +75,39 @@ class Explanation:
     def __str__(self) -> str:
         """The explanation as text for people."""
         width = max(len(name) for name in ("heuristics", self.tier))
-        rows = [(name, reason) for name, reason in self.misses] + [(self.tier, f"<- {self.answer}")]
-        lines = [
-            f"{one_line(self.op_id, self.call)} on {self.device}, call {self.call_key}",
-            *(f"  {name:<{width}}  {text}" for name, text in rows),
-            *(f"  {name:<{width}}  {text}" for name, text in self.origin.items()),
-            *([] if self.figures is None else [f"  {name:<{width}}  {text}" for name, text in self.figures.rows()]),
-        ]
+        lines = [self._title(), *(f"  {name:<{width}}  {text}" for name, text in self._rows())]
+        return formatting.at_home("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        rows = [(name, formatting.at_home(text)) for name, text in self._rows()]
+        return f"<p>{html.escape(self._title())}</p>{formatting.as_html(('', ''), rows)}"
+
+    def _title(self) -> str:
+        return f"{one_line(self.op_id, self.call)} on {self.device}, call {self.call_key}"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [*self.misses, (self.tier, f"<- {self.answer}"), *self.origin.items()]
+        rows += [] if self.figures is None else self.figures.rows()
         # An answer that was measured stands without its neighbours; the data has them all the same.
-        if self.is_open:
-            lines += [f"  {'nearest':<{width}}  {near}" for near in self.nearest]
-        return "\n".join(lines)
+        return rows + ([("nearest", str(near)) for near in self.nearest] if self.is_open else [])
 
 
 def explain(
-    kernel: Kernel[Any, Any],
+    kernel: Kernel[Any, Any] | Tunable,
     /,
     *args: Any,
     executor: Executor[Any, Any] | None = None,
     selector: ConfigSelectorChain[Any, Any] | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Says why this call gets the cfg that it would get now; takes arrays or shapes, and every keyword of a call."""
+    """Says why this call gets the cfg that it would get now; takes arrays or shapes, and every keyword of a call.
+
+    The kernel may be a tunable function, which is asked with its own executor.
+    """
+    if isinstance(kernel, Tunable):
+        if executor is None and selector is None:
+            executor = kernel.executor
+        kernel = kernel.kernel
     asked = _Question(_selector(executor, selector))
     Executor[Any, Any](asked).choose_config(kernel, *args, **kwargs)
     return _explained(asked.selector, asked.found[0])
@@ -177,7 +195,7 @@ def _answer(seen: Walked) -> str:
         return f"would be tuned: {seen.planned.candidates} candidates"
     if seen.hit is None:
         return "nothing: the call would be an error"
-    shown = codec.describe(seen.hit.cfg)
+    shown = formatting.short(seen.hit.cfg)
     notes = {
         "lock": "locked by {}",
         "pack": "from the pack {}",

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..core import codec, formatting
+from ..core import formatting
 from ..core.record import Record, Trial
+from ..core.standing import standings, verdict, verdict_of_gain
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class TuningSummary:
     runner_up: Any = None
     runner_up_seconds: float | None = None
     # Time of the heuristic cfg over the winner's: middle, low and high end.
-    gain: tuple[float, ...] | None = None
+    gain: tuple[float, float, float] | None = None
     # Largest deviation from the reference, over the reference's root mean square.
     error: float | None = None
     # Candidates that could not be used: cfg, status, message.
     failures: tuple[tuple[Any, str, str], ...] = ()
+    # The outcome in a sentence, as tables and pages say it.
+    verdict: str = ""
 
     def as_dict(self, plain: Callable[[Any], Any]) -> dict[str, Any]:
         """The figures as plain data; `plain` writes a cfg."""
@@ -41,6 +44,12 @@ class TuningSummary:
         found["failures"] = [{"cfg": plain(c), "status": s, "message": m} for c, s, m in self.failures]
         return found
 
+    def gain_cell(self) -> str:
+        """The gain as a cell of a table; a dash where it is not known."""
+        if self.gain is None:
+            return "-"
+        return "too noisy to tell" if verdict_of_gain(self.gain).kind == "noisy" else f"{self.gain[0]:.2f}x"
+
     def rows(self) -> list[tuple[str, str]]:
         """The figures as named lines."""
         return [(name, text) for name, text in self._rows() if text]
@@ -50,20 +59,20 @@ class TuningSummary:
         counts += [f"{self.failed} failed" if self.failed else "", f"{self.tied} tied" if self.tied else ""]
         clock = f"{self.clock} clock" if self.clock else ""
         tuning = ", ".join(filter(None, [*counts, clock, self.stop]))
-        rows = [("tuning", tuning), ("time", self._time())]
+        rows = [("tuning", tuning), ("verdict", self.verdict), ("time", self._time())]
         if self.runner_up is not None and self.runner_up_seconds and self.seconds:
             ratio = self.runner_up_seconds / self.seconds
             taken = formatting.seconds(self.runner_up_seconds)
-            shown = f"{codec.describe(self.runner_up)}, {taken}, {ratio:.2f} times as long"
+            shown = f"{formatting.short(self.runner_up)}, {taken}, {ratio:.2f} times as long"
             rows.append(("runner-up", shown))
-        if self.gain is not None and len(self.gain) == 3:
+        if self.gain is not None:
             middle, low, high = self.gain
             itself = low == middle == high == 1.0
-            against = f"{middle:.2f} times as long ({low:.2f} to {high:.2f})"
+            against = f"{middle:.2f} times as long ({low:.2f} to {high:.2f} with 95%)"
             rows.append(("heuristic", "is the winner, or as fast" if itself else against))
         if self.error is not None:
             rows.append(("check", f"largest error {self.error:.1e} of the reference's RMS"))
-        return rows + [("failed", f"{codec.describe(c)}: {status}, {message}") for c, status, message in self.failures]
+        return rows + [("failed", f"{formatting.short(c)}: {status}, {why}") for c, status, why in self.failures]
 
     def _time(self) -> str:
         if self.seconds is None:
@@ -78,6 +87,8 @@ def summary_of(record: Record) -> TuningSummary:
     """The figures of a whole record."""
     winner = Trial(None) if record.winner is None else record.trials[record.winner]
     second = Trial(None) if record.runner_up is None else record.trials[record.runner_up]
+    # Without the drift between rounds, so that no runner-up is shown as faster than the winner that it lost to.
+    behind = None if record.runner_up is None else standings(record)[record.runner_up].seconds
     return TuningSummary(
         clock=record.clock,
         stop=record.stop,
@@ -88,10 +99,11 @@ def summary_of(record: Record) -> TuningSummary:
         spread=_spread(winner.samples_s),
         samples=len(winner.samples_s),
         runner_up=second.cfg,
-        runner_up_seconds=second.seconds,
+        runner_up_seconds=behind,
         gain=record.gain,
         error=winner.error,
         failures=tuple((t.cfg, t.status, t.message.splitlines()[0] if t.message else "") for t in record.failures),
+        verdict=verdict(record).text,
     )
 
 
@@ -100,6 +112,7 @@ def summary_of_entry(summary: Mapping[str, Any]) -> TuningSummary | None:
     if not summary:
         return None
     gain = summary.get("gain")
+    known = tuple(map(_number, gain)) if isinstance(gain, list) and len(gain) == 3 else ()
     return TuningSummary(
         clock=str(summary.get("clock") or ""),
         stop=str(summary.get("stop") or ""),
@@ -107,7 +120,8 @@ def summary_of_entry(summary: Mapping[str, Any]) -> TuningSummary | None:
         failed=_count(summary.get("failed")),
         tied=_count(summary.get("tied")),
         seconds=_number(summary.get("seconds")),
-        gain=tuple(gain) if isinstance(gain, list) and all(_number(g) is not None for g in gain) else None,
+        gain=_gain(known),
+        verdict="" if (told := _gain(known)) is None else verdict_of_gain(told).text,
     )
 
 
@@ -117,6 +131,11 @@ def _spread(samples: tuple[float, ...]) -> tuple[float, float] | None:
     ordered = sorted(samples)
     edge = len(ordered) // 10
     return ordered[edge], ordered[-1 - edge]
+
+
+def _gain(known: tuple[float | None, ...]) -> tuple[float, float, float] | None:
+    middle, low, high = known if len(known) == 3 else (None, None, None)
+    return None if middle is None or low is None or high is None else (middle, low, high)
 
 
 # A file may hold anything.

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, final
 from urllib.parse import quote, unquote
 
+from ..core import formatting
 from ..core.key import Key
 from ..core.record import Record
+from ..core.shown import Shown
 from ..settings import default_folder
 from .layered import ByKey
 from .persistent import OnFault, PersistentCache
@@ -17,7 +19,7 @@ from .store import StoredEntry
 
 
 @final
-class OperationStores(ByKey):
+class OperationStores(Shown, ByKey):
     """The cfgs of any number of operations: `<folder>/<operation>.json`, opened when first asked for."""
 
     def __init__(
@@ -66,6 +68,10 @@ class OperationStores(ByKey):
         with self._lock:
             known = list(self._stores)
         return sorted({key for name in {*known, *self.operations()} for key in self.of(name).keys()})
+
+    def in_short(self) -> str:
+        """The path, as messages name the store."""
+        return formatting.at_home(str(self))
 
     def __str__(self) -> str:
         """The folder, as messages name the store."""

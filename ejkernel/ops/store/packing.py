@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,15 +36,15 @@ def make_pack(
 ) -> Pack:
     """Writes the entries of a store, or of a store's file, to a pack: those of a device and of these operations.
 
-    An operation is named with or without its version: `matmul`, `matmul@v2`.
+    An operation is named with or without its version, and `*` stands for anything: `matmul`, `matmul@v2`, `library.*`.
     """
     source = _opened(store)
     if isinstance(ops, str):
         raise SettingError(f"ops={ops!r} is one name; give a sequence of them, such as [{ops!r}]")
-    wanted = None if ops is None else set(ops)
     entries = {}
     for key in map(Key._make, source.keys()):
-        fits = wanted is None or key.op_id in wanted or key.op_id.partition("@v")[0] in wanted
+        names = key.op_id, key.op_id.partition("@v")[0]
+        fits = ops is None or any(fnmatch.fnmatchcase(name, wanted) for wanted in ops for name in names)
         entry = source.lookup(key) if fits and device in (None, key.device) else None
         if entry is not None:
             entries[key] = entry

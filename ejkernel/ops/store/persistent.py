@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Generic, Literal, get_args
 
 from .._version import __version__
-from ..core import codec, invalidation
+from ..core import codec, formatting, invalidation
 from ..core.errors import BadNameError, ConfigTypeError, RecordFormatError, SettingError, StoreError
 from ..core.key import Key
 from ..core.record import Record
+from ..core.shown import Shown
 from ..core.typevars import Cfg
 from ..settings import default_folder
 from . import files
@@ -34,7 +35,7 @@ class StoreWarning(UserWarning):
     """A store that works less well than it was asked to."""
 
 
-class PersistentCache(Generic[Cfg]):
+class PersistentCache(Shown, Generic[Cfg]):
     """The cfgs of one operation: a JSON file at `path`, and a folder beside it with the newer entries."""
 
     def __init__(
@@ -175,6 +176,10 @@ class PersistentCache(Generic[Cfg]):
 
     def __len__(self) -> int:
         return len(self.keys())
+
+    def in_short(self) -> str:
+        """The path, as messages name the store."""
+        return formatting.at_home(str(self))
 
     def __str__(self) -> str:
         """Name of the store in messages."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +23,30 @@ def traffic_and_operations(fn: Callable[..., Any], args: Any, kwargs: Any) -> tu
     except Exception:
         return _bytes(leaves), 0.0
     return _bytes(leaves) + _bytes(jax.tree_util.tree_leaves(traced.out_info)), _operations(traced.jaxpr.jaxpr)
+
+
+# Each look costs about a millisecond, and most programs of a tuning count alike.
+_LOOKS = 4
+
+
+def least_cost(executables: Iterable[Any]) -> dict[str, float]:
+    """Cost of programs of one computation: bytes in and out, and operations as XLA's cost analysis counts them.
+
+    It counts the body of a loop once, and nothing of a kernel in another language, so the largest count is taken.
+    """
+    found: dict[str, float] = {}
+    for executable in itertools.islice((e for e in executables if e is not None), _LOOKS):
+        try:
+            memory, counted = executable.memory_analysis(), executable.cost_analysis()
+        # Not every backend tells, and a figure for a page is no reason to fail.
+        except (RuntimeError, NotImplementedError, AttributeError):
+            continue
+        if memory is not None:
+            found["bytes"] = float(memory.argument_size_in_bytes + memory.output_size_in_bytes)
+        operations = float((counted or {}).get("flops", 0.0))
+        if operations > 0:
+            found["operations"] = max(operations, found.get("operations", 0.0))
+    return found
 
 
 def _bytes(leaves: Sequence[Any]) -> float:

@@ -116,6 +116,27 @@ class RoundSampler:
             self._ahead.clear()
         return self._race(least_rounds, most_rounds, protected, seed)
 
+    def pairs(self, rounds: int) -> list[tuple[float, float]]:
+        """Seconds of two programs in so many rounds, none of them dropped; raises what a program raises."""
+        try:
+            found = [self._pair() for _ in range(rounds)]
+        except ProfilerUnavailable as error:
+            self.clock, self.note = WallClock(), str(error)
+            self._calls.clear()
+            self._ahead.clear()
+            found = [self._pair() for _ in range(rounds)]
+        for row in found:
+            for seconds in row.values():
+                if isinstance(seconds, Exception):
+                    raise seconds
+        return [(float(row[0]), float(row[1])) for row in found]  # type: ignore[arg-type]
+
+    def _pair(self) -> Mapping[int, float | Exception]:
+        row = self.round(self._shuffled.sample(range(2), 2))
+        # Launches are a part of each sample of the host's clock: as large a part of the one as of the other.
+        self._calls = dict.fromkeys(self._calls, max(self._calls.values(), default=1))
+        return row
+
     def _race(self, least_rounds: int, most_rounds: int | None, protected: int | None, seed: int) -> Outcome:
         device = isinstance(self.clock, RoundClock)
         enough = time.perf_counter() + (_ENOUGH_DEVICE_SECONDS if device else _ENOUGH_SECONDS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import html
+import importlib
 import logging
 import math
 import shutil
@@ -11,11 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, TextIO, final
+from typing import Any, Literal, TextIO, final
 
 from ..core import formatting
 from ..core.record import Record
+from ..core.standing import verdict
 from ..settings import Progress
 
 log = logging.getLogger("ejkernel.ops")
@@ -24,6 +28,10 @@ log.addHandler(logging.NullHandler())
 
 # A line that changes more often than this cannot be read.
 _LEAST_SECONDS = 0.1
+# A notebook's line travels through two processes.
+_LEAST_NOTEBOOK_SECONDS = 0.3
+# Silence that is longer than this looks as if the program hung.
+_LONG_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,20 @@ class Step:
 
 
 Watch = Callable[[Step], None]
+
+
+class Phases:
+    """Seconds of a tuning by what they went into."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def ended(self, name: str) -> None:
+        """Counts the time since the last end for this phase."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now
 
 
 def unseen(step: Step) -> None:
@@ -58,13 +80,17 @@ class Line:
 
     def __call__(self, step: Step) -> None:
         """Shows how far it is."""
-        self._best = step if step.best_s is not None else self._best
+        self.note(step)
         now = time.perf_counter()
         if now - self._shown < _LEAST_SECONDS:
             return
         self._shown = now
         width = shutil.get_terminal_size().columns
         self._write("\r" + self.text(step, now)[: width - 1] + "\x1b[K")
+
+    def note(self, step: Step) -> None:
+        """Remembers the best so far."""
+        self._best = step if step.best_s is not None else self._best
 
     def text(self, step: Step, now: float) -> str:
         """The line without its control characters."""
@@ -88,22 +114,121 @@ class Line:
             self.stream.flush()
 
 
+@final
+class NotebookLine:
+    """One line of a notebook, written over and over; it ends as the outcome."""
+
+    def __init__(self, title: str, seconds: float | None, display: Callable[..., Any]) -> None:
+        self._line = Line(title, seconds, sys.stderr)
+        self._display = display
+        self._handle: Any = None
+        self._shown = -math.inf
+
+    def __call__(self, step: Step) -> None:
+        """Shows how far it is."""
+        now = time.perf_counter()
+        self._line.note(step)
+        if now - self._shown >= _LEAST_NOTEBOOK_SECONDS:
+            self._shown = now
+            self.write(self._line.text(step, now))
+
+    def write(self, text: str) -> None:
+        """Replaces the line."""
+        shown = {"text/plain": text, "text/html": f"<code>{html.escape(text)}</code>"}
+        if self._handle is None:
+            self._handle = self._display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+    def close(self) -> None:
+        """Leaves the line as it is: the outcome replaces it."""
+
+
+@final
+class LogLines:
+    """For a program without a terminal: a line once a tuning takes long, and one at its end."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.said = False
+        self._timer = threading.Timer(_LONG_SECONDS, self._say)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def __call__(self, step: Step) -> None:
+        """Shows no step."""
+
+    def _say(self) -> None:
+        self.said = True
+        _print(f"tuning {self.title}; the next process will find it on disk")
+
+    def close(self) -> None:
+        """No line any more."""
+        self._timer.cancel()
+
+
+# The notebook's or log's line of a tuning until its outcome is told, in the thread that tunes.
+_open = threading.local()
+# True while a command or `autotune` tells of its tunings by itself.
+_told_elsewhere: ContextVar[bool] = ContextVar("ejkernel_told_elsewhere", default=False)
+
+
+@contextlib.contextmanager
+def told_elsewhere() -> Iterator[None]:
+    """No lines of single tunings in a `with` block: those around tell of them."""
+    token = _told_elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _told_elsewhere.reset(token)
+
+
 @contextlib.contextmanager
 def shown(title: str, seconds: float | None, wanted: Progress) -> Iterator[Watch]:
     """Gives the function that a tuning calls with each step, for the time of a `with` block."""
     stream = sys.stderr
-    if wanted == "off" or stream is None or not stream.isatty():
+    _open.line = None
+    if wanted == "off":
         yield unseen
         return
-    with contextlib.closing(Line(title, seconds, stream)) as line:
-        yield line
+    if stream is not None and stream.isatty():
+        with contextlib.closing(Line(title, seconds, stream)) as line:
+            yield line
+        return
+    display = _notebook_display()
+    if _told_elsewhere.get() and display is None:
+        yield unseen
+        return
+    live = LogLines(title) if display is None else NotebookLine(title, seconds, display)
+    with contextlib.closing(live):
+        yield live
+    _open.line = live
 
 
 def tell(title: str, record: Record, seconds: float, wanted: Progress) -> None:
     """One line about a tuning that is over, where that was asked for, and its part of the totals."""
-    if wanted == "on":
-        print(f"ejkernel: {outcome(title, record, seconds)}", file=sys.stderr, flush=True)
+    live, _open.line = getattr(_open, "line", None), None
+    if isinstance(live, NotebookLine):
+        live.write(outcome(title, record, seconds))
+    if wanted == "on" or (isinstance(live, LogLines) and live.said):
+        _print(outcome(title, record, seconds))
     _totals.add(record, seconds, wanted)
+
+
+def _print(text: str) -> None:
+    # A stream that went away ends the showing, not the tuning.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"ejkernel: {text}", file=sys.stderr, flush=True)
+
+
+def _notebook_display() -> Callable[..., Any] | None:
+    """IPython's function that shows a value, where this process is a notebook's kernel; else None."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or getattr(shell, "kernel", None) is None:
+        return None
+    display: Callable[..., Any] = importlib.import_module("IPython.display").display
+    return display
 
 
 def outcome(title: str, record: Record, seconds: float) -> str:
@@ -111,8 +236,7 @@ def outcome(title: str, record: Record, seconds: float) -> str:
     if record.stop == "settled":
         return f"{title} was tuned by another process meanwhile"
     trials = sum(trial.status != "invalid" for trial in record.trials)
-    gain = "" if record.gain is None else f", {record.gain[0]:.2f} times as fast as the heuristic cfg"
-    return f"tuned {title}: {trials} candidates in {seconds:.1f} s{gain}"
+    return f"tuned {title}: {trials} candidates in {seconds:.1f} s, {verdict(record).text}"
 
 
 class _TuningTotals:

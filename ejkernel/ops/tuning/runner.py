@@ -13,11 +13,13 @@ import jax
 
 from ..core.record import Record, Stop, Trial
 from ..timing.clock import Clock
-from ..timing.race import Outcome, low_end
+from ..timing.cost import least_cost
+from ..timing.race import Outcome, conclude, low_end
 from ..timing.sampler import RoundSampler
 from .candidates import CandidateSet
 from .check import CheckCase, Checker, inputs_of
 from .compile import CandidateCompiler
+from .interrupted import TuningInterrupted
 from .job import TuningJob
 from .journal.observer import Doing, NoObserver, PriorResults, StepObserver
 from .progress import Step, Watch
@@ -178,16 +180,39 @@ class InProcessRunner:
                 self.candidates.advance(number, "timed", samples_s=lane.seconds, dropped_round=len(lane.samples))
         return rows
 
+    def sampler_of(self, numbers: Sequence[int], *, seed: int) -> RoundSampler:
+        """Rounds of these programs alone, on the inputs that a race would take."""
+        programs, others = self.candidates.running, [case.leaves for case in self.checker.sets()[1:]]
+        return RoundSampler(self._clock, programs, self.leaves, numbers, warmup=self._warmup, seed=seed, others=others)
+
     def race(self, record: Record, numbers: Sequence[int], *, deadline: float, heuristic: int | None) -> Record:
         """Raced here."""
         numbers = self._without_hopeless(numbers, heuristic, deadline)
         place = numbers.index(heuristic) if heuristic is not None and heuristic in numbers else None
-        sampler = self._sampler(numbers, deadline, told=told_with_gain(self.job.watch, place), tells_drops=True)
-        outcome = sampler.race(least_rounds=self._iters, protected=place, seed=self.seed)
+        rounds: list[Mapping[int, float]] = []
+        tell = told_with_gain(self.job.watch, place)
+
+        def told(seconds: Mapping[int, float], total: int) -> None:
+            rounds.append(seconds)
+            tell(seconds, total)
+
+        sampler = self._sampler(numbers, deadline, told=told, tells_drops=True)
+        stopped = False
+        try:
+            outcome = sampler.race(least_rounds=self._iters, protected=place, seed=self.seed)
+        except KeyboardInterrupt:
+            if not rounds:
+                raise
+            stopped = True
+            outcome = conclude(len(numbers), rounds, rules=sampler.rules, protected=place)
         clock, conditions = sampler.clock_name, sampler.conditions
         record = replace(record, objective=self.compiler.objective, clock=clock, conditions=conditions)
-        late = self.compiler.late or time.perf_counter() >= deadline
-        return finished(record, self.candidates, numbers, outcome, heuristic=heuristic, late=late)
+        record = replace(record, cost=least_cost(program.executable for program in self.candidates.running.values()))
+        late = self.compiler.late or time.perf_counter() >= deadline or stopped
+        record = finished(record, self.candidates, numbers, outcome, heuristic=heuristic, late=late)
+        if stopped:
+            raise TuningInterrupted(replace(record, stop="interrupted"))
+        return record
 
     def _without_hopeless(self, numbers: Sequence[int], heuristic: int | None, deadline: float) -> list[int]:
         """Those to be raced: what was compiled quickly and is near the fastest is compiled for speed now."""

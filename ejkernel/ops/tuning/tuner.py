@@ -34,7 +34,7 @@ from .candidates import found_meanwhile
 from .job import TuningJob
 from .journal.observer import NoObserver, NoPriorResults, PriorResults, StepObserver
 from .journal.resume import journalled
-from .progress import Watch, unseen
+from .progress import Phases, Watch, unseen
 from .runner import FOR_MEASURING, InProcessRunner, Runner
 from .search.effort import FEW, effort_named
 from .search.strategy import Strategy
@@ -355,22 +355,30 @@ class PreparedTuning:
     def _run_on(self, runner: Runner, record: Record, prior: PriorResults) -> Record:
         """All of few candidates, or the best that a search finds among many, against each other."""
         driver, deadline = None, self.deadline
+        phases = Phases()
         with contextlib.closing(runner):
             if self.searches:
                 driver = self._search(runner, prior)
                 record = replace(record, space=len(self.cfgs))
+                phases.ended("searching")
             else:
                 if not len(runner.candidates):
                     runner.candidates.enter(self.cfgs)
                 runner.compile(*self._times())
+                phases.ended("compiling")
             with self._device_lock(deadline - time.perf_counter()):
+                phases.ended("waiting for the device")
                 answer = (driver and driver.answer) or self._answered_elsewhere()
                 if answer is not None:
                     return found_meanwhile(record, runner.candidates, answer[0])
                 runner.check(deadline)
+                # On an accelerator candidates are checked while others still compile.
+                phases.ended("checking")
                 numbers = driver.finalists() if driver else list(runner.candidates.running)
                 heuristic = 0 if self.job.heuristic_first else None
-                return runner.race(record, numbers, deadline=deadline, heuristic=heuristic)
+                record = runner.race(record, numbers, deadline=deadline, heuristic=heuristic)
+                phases.ended("racing")
+                return replace(record, phases=phases.seconds)
 
     def _search(self, runner: Runner, prior: PriorResults) -> SearchDriver:
         # Imported where it is needed: most tunings are races.

@@ -214,6 +214,7 @@ class WorkerRunner:
             tied=tuple(places[place] for place in found.tied),
             gain=found.gain,
             conditions=found.conditions,
+            cost=found.cost,
             # What was not exported in time was not raced: the heuristic cfg may be among it.
             stop="deadline" if self._compiler.late else found.stop,
         )

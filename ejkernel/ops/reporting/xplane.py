@@ -1,0 +1,211 @@
+"""A trace of `jax.profiler`, read: the seconds of each operation, and the scope that it stands in.
+
+A trace has the programs that ran, in XLA's own format, beside the times. Names of operations lead from a time to the
+instruction, and the instruction has the scope in which JAX made it, with our labels in it. JAX's reader gives the
+times; the programs it does not give, so the few fields that are needed are read here by their numbers.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import RecordFormatError
+from ..execution.labels import extract_labels_from_hlo_text
+
+# Numbers of fields in XLA's xplane.proto and hlo.proto, which never change their meaning.
+_PLANES, _PLANE_NAME, _EVENT_KINDS, _STAT_KINDS = 1, 2, 4, 5
+_KIND_NAME, _KIND_STATS = 2, 5
+_STAT_KIND, _STAT_BYTES = 1, 6
+_MODULE, _COMPUTATIONS, _COMPUTATION_ID, _INSTRUCTIONS = 1, 3, 5, 2
+_NAME, _METADATA, _OP_NAME, _CALLED = 1, 7, 2, 38
+_HLO_PROTO = b"Hlo Proto"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of a program: how long it ran by itself, how often, and the label around it, or none."""
+
+    seconds: float
+    runs: int
+    label: str
+    program: str
+    platform: str
+
+
+def operations(path: str | os.PathLike[str]) -> list[Operation]:
+    """The operations of the programs in a trace, by name and program."""
+    import jax
+
+    found: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    for file in trace_files(path):
+        try:
+            programs = _labels(memoryview(Path(file).read_bytes()))
+            data = jax.profiler.ProfileData.from_file(file)
+        # Cut off in the middle, or something else altogether.
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise RecordFormatError(f"{file} is no trace of jax.profiler that can be read: {error}") from error
+        with warnings.catch_warnings():
+            # Types of JAX's reader have no module, of which Python 3.13 warns where they are first used; a warning that
+            # is turned into an error would end the process there.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for plane in data.planes:
+                platform = _platform(plane.name)
+                for line in plane.lines if platform else ():
+                    if platform == "cpu" or line.name.startswith(("Stream", "XLA Ops")):
+                        _add_line(line, platform, programs, found)
+    return [
+        Operation(sum(times), len(times), label, program, platform)
+        for (_, label, program, platform), times in found.items()
+    ]
+
+
+def trace_files(path: str | os.PathLike[str]) -> list[str]:
+    """The files of the latest trace at a path: a folder that `jax.profiler.trace` wrote into, or one file."""
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [str(place)]
+    found = glob.glob(os.path.join(glob.escape(str(place)), "**", "*.xplane.pb"), recursive=True)
+    if not found:
+        there = "no trace in" if place.is_dir() else "nothing at"
+        raise RecordFormatError(
+            f"there is {there} {path}; give the folder of `with jax.profiler.trace(folder):`, or an .xplane.pb file"
+        )
+    latest = max(os.path.dirname(file) for file in found)
+    return sorted(file for file in found if os.path.dirname(file) == latest)
+
+
+def _platform(plane: str) -> str:
+    kinds = {"/device:GPU": "gpu", "/device:TPU": "tpu", "/host:CPU": "cpu"}
+    return next((kind for start, kind in kinds.items() if plane.startswith(start)), "")
+
+
+def _add_line(
+    line: Any,
+    platform: str,
+    programs: Mapping[str, Mapping[str, str]],
+    found: dict[tuple[str, str, str, str], list[float]],
+) -> None:
+    """Adds the time of each operation of a thread or stream, without that of the operations inside it."""
+    events = []
+    for event in line.events:
+        stats = {name: value for name, value in event.stats if name in ("hlo_op", "hlo_module", "program_id")}
+        if "hlo_op" in stats or "hlo_module" in stats:
+            events.append((event.start_ns, event.duration_ns, event.name, stats))
+    # The longer of two that begin at once is around the other.
+    events.sort(key=lambda one: (one[0], -one[1]))
+    around: list[tuple[float, list[float], str]] = []
+    for start, duration, name, stats in events:
+        while around and around[-1][0] <= start:
+            around.pop()
+        op, module = str(stats.get("hlo_op", name)), str(stats.get("hlo_module", ""))
+        labels = programs.get(f"{module}({stats.get('program_id')})") or programs.get(module) or {}
+        label = labels.get(op) or (around[-1][2] if around else "")
+        times = found[op, label, module, platform]
+        times.append(duration * 1e-9)
+        if around:
+            around[-1][1][-1] -= duration * 1e-9
+        around.append((start + duration, times, label))
+
+
+def _labels(data: memoryview) -> dict[str, dict[str, str]]:
+    """The label of each instruction by program, under its name with and without its number."""
+    found: dict[str, dict[str, str]] = {}
+    for number, plane in _fields(data):
+        if number != _PLANES or not isinstance(plane, memoryview):
+            continue
+        parts = list(_fields(plane))
+        if not any(n == _PLANE_NAME and bytes(v) == b"/host:metadata" for n, v in parts if isinstance(v, memoryview)):
+            continue
+        kinds = {}
+        for kind in _sub(parts, _STAT_KINDS):
+            named = dict(_fields(kind))
+            kinds[named.get(1)] = bytes(dict(_fields(named[2])).get(_KIND_NAME, b""))
+        for kind in _sub(parts, _EVENT_KINDS):
+            about = list(_fields(dict(_fields(kind))[2]))
+            name = next((bytes(v).decode("utf-8", "replace") for v in _sub(about, _KIND_NAME)), "")
+            for stat in map(dict, map(_fields, _sub(about, _KIND_STATS))):
+                if kinds.get(stat.get(_STAT_KIND)) == _HLO_PROTO and _STAT_BYTES in stat:
+                    labels = _of_program(stat[_STAT_BYTES])
+                    found[name] = labels
+                    # Programs of one name are told apart by their number where the event has it.
+                    found.setdefault(name.rpartition("(")[0], {}).update(labels)
+    return found
+
+
+def _of_program(proto: memoryview) -> dict[str, str]:
+    computations: dict[Any, list[tuple[str, str, list[Any]]]] = {}
+    for module in _sub(list(_fields(proto)), _MODULE):
+        for computation in _sub(list(_fields(module)), _COMPUTATIONS):
+            parts = list(_fields(computation))
+            number = next((v for n, v in parts if n == _COMPUTATION_ID), None)
+            computations[number] = [_instruction(one) for one in _sub(parts, _INSTRUCTIONS)]
+    own = {name: label for some in computations.values() for name, label, _ in some if label}
+    for some in computations.values():
+        for name, label, called in some:
+            inner = Counter(found for number in called for _, found, _ in computations.get(number, ()) if found)
+            # A fusion without a scope of its own has that of most of what is in it.
+            if not label and inner:
+                own[name] = inner.most_common(1)[0][0]
+    return own
+
+
+def _instruction(data: memoryview) -> tuple[str, str, list[Any]]:
+    name, label = "", ""
+    called: list[Any] = []
+    for number, value in _fields(data):
+        if number == _NAME and isinstance(value, memoryview):
+            name = bytes(value).decode("utf-8", "replace")
+        elif number == _METADATA and isinstance(value, memoryview):
+            scope = b"".join(bytes(v) for v in _sub(list(_fields(value)), _OP_NAME)).decode("utf-8", "replace")
+            # A kernel inside a kernel: the inner one.
+            label = next(reversed(extract_labels_from_hlo_text(scope)), "")
+        elif number == _CALLED:
+            called += _numbers(value) if isinstance(value, memoryview) else [value]
+    return name, label, called
+
+
+def _sub(parts: list[tuple[int, Any]], number: int) -> Iterator[memoryview]:
+    return (value for n, value in parts if n == number and isinstance(value, memoryview))
+
+
+def _numbers(data: memoryview) -> list[int]:
+    found, place = [], 0
+    while place < len(data):
+        value, place = _number(data, place)
+        found.append(value)
+    return found
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
+    """Number and value of each field of a message; texts and messages as bytes."""
+    place = 0
+    while place < len(data):
+        head, place = _number(data, place)
+        number, kind = head >> 3, head & 7
+        if kind == 0:
+            value, place = _number(data, place)
+            yield number, value
+            continue
+        size, place = (8, place) if kind == 1 else (4, place) if kind == 5 else _number(data, place)
+        if kind not in (1, 2, 5) or place + size > len(data):
+            raise ValueError("a field goes beyond its end")
+        yield number, data[place : place + size]
+        place += size
+
+
+def _number(data: memoryview, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return value, place
