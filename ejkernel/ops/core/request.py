@@ -46,6 +46,8 @@ class Hit:
     objective: Objective | None = None
     # The record of the tuning that found it just now.
     record: Record | None = None
+    # The stored entry that it comes from, where another store is to keep that as it is.
+    entry: Any = None
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,7 @@ def _answer(seen: Walked) -> str:
     notes = {
         "lock": "locked by {}",
         "pack": "from the pack {}",
+        "remote": "from the remote {}",
         "environment": "tuned in another environment ({})",
         "process": "as process {} decided for all",
     }
