@@ -36,6 +36,9 @@ class MemoryObjects:
         self.log.append((verb, path))
         self.before(verb, path)
 
+    def load(self) -> None:
+        """Nothing is needed."""
+
     def names(self, folder: str) -> list[str]:
         """Names in a folder."""
         self._asked("names", folder)

@@ -26,6 +26,9 @@ _WITH_BUCKET = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"
 class Objects(Protocol):
     """Whole objects by path: written once, listed by folder, removed. Paths are relative and made by this package."""
 
+    def load(self) -> None:
+        """Imports what the requests need; asks nothing of the place."""
+
     def names(self, folder: str) -> list[str]:
         """Names of the objects and folders in a folder; empty where there is none."""
 
@@ -78,6 +81,10 @@ class FsspecObjects:
         self._opening = threading.Lock()
         # Drivers without an event loop of their own, such as paramiko's, take one request at a time.
         self._turn: threading.Lock | None = None
+
+    def load(self) -> None:
+        """Imports the driver."""
+        _driver(self.url)
 
     def names(self, folder: str) -> list[str]:
         """Names of the objects and folders in a folder; empty where there is none."""
@@ -176,6 +183,10 @@ class BoundedObjects:
         self._inner = inner
         self._seconds = seconds
 
+    def load(self) -> None:
+        """Imports the driver."""
+        return self._bounded(self._inner.load)
+
     def names(self, folder: str) -> list[str]:
         """Names of the objects and folders in a folder; empty where there is none."""
         return self._bounded(lambda: self._inner.names(folder))
@@ -245,11 +256,18 @@ def _require(module: str, package: str, what: str) -> None:
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    require_driver(url)
+    _driver(url)
     core: Any = importlib.import_module("fsspec.core")
+    # The program's own uses of fsspec keep their instances and their listings.
+    fs, root = core.url_to_fs(url, skip_instance_cache=True)
+    return fs, root
+
+
+def _driver(url: str) -> None:
+    require_driver(url)
+    registry: Any = importlib.import_module("fsspec.registry")
     try:
-        # The program's own uses of fsspec keep their instances and their listings.
-        fs, root = core.url_to_fs(url, skip_instance_cache=True)
+        registry.get_filesystem_class(scheme_of(url))
     except ValueError as error:
         raise SettingError(
             f"{shown(url)}: fsspec knows no driver for {scheme_of(url)}:// ({error}); "
@@ -257,7 +275,6 @@ def _filesystem(url: str) -> tuple[Any, str]:
         ) from error
     except ImportError as error:
         raise MissingExtraError(f"{shown(url)} needs a driver that is not installed: {error}") from error
-    return fs, root
 
 
 def _joined(root: str, path: str) -> str:

@@ -12,8 +12,9 @@ from ...core.errors import OpsError
 
 T = TypeVar("T")
 
-# In all, so that a dead remote costs a process less than two seconds with everything around the wait.
-SECONDS = 1.8
+# In all, so that a dead remote costs a process less than two seconds with everything around the wait, such as the
+# import of a driver.
+SECONDS = 1.5
 # Waits are forgiven slowly: a process of many hours meets a remote of another day.
 _FORGIVEN_PER_SECOND = SECONDS / 3600
 # A request that answers faster than this is not counted: it replaces a tuning that takes longer.

@@ -24,7 +24,7 @@ from ..store import StoredEntry
 from . import layout
 from .listings import SharedListings
 from .objects import BoundedObjects, FsspecObjects, Objects, require_driver, shown
-from .patience import LeftOutError, Patience, UnusableError
+from .patience import LeftOutError, Patience, UnusableError, said, within
 from .signing import Signer, is_signed, signer_of
 from .writer import BackgroundWriter
 
@@ -38,6 +38,8 @@ FRESH_SECONDS = 300.0
 _MOST_READ = 8
 # Another process may fold between two looks.
 _TRIES = 4
+# So long may the import of a driver take, once a process: 0.4 s for the one of S3.
+_LOAD_SECONDS = 5.0
 # Requests of a command at once.
 _PARALLEL = 32
 
@@ -97,7 +99,7 @@ class RemoteStore(ByKey):
         self._writer = secrets.token_hex(8)
         self._later = BackgroundWriter(self)
         self._said: set[str] = set()
-        self._greeted = self._marked = False
+        self._greeted = self._marked = self._loaded = False
         if objects is None:
             self._require_driver()
 
@@ -215,7 +217,18 @@ class RemoteStore(ByKey):
         # A command waits for each request; a program has its patience for all of them.
         if self.on_fault == "raise":
             return request()
+        if not self._loaded and not self._patience.reason:
+            self._load()
         return self._patience.call(request, probe=lambda: self.objects.names(""))
+
+    def _load(self) -> None:
+        # Work of this machine and no wait for the remote; on a busy one it takes seconds.
+        try:
+            within(_LOAD_SECONDS, self.objects.load)
+        # Whatever an import raises: the program goes on without the remote.
+        except Exception as error:
+            self._patience.give_up(said(error))
+        self._loaded = True
 
     def _find(self, key: Key) -> tuple[Raw, bool] | None:
         folder = layout.folder_of(key)

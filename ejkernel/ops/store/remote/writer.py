@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, final
 
 from ...core.key import Key
 from ..snapshot import Raw
+from .patience import SECONDS
 
 if TYPE_CHECKING:
     from .remote_store import RemoteStore
 
-# The longest wait for a remote that works, when the process ends.
-EXIT_SECONDS = 1.8
 # A remote that fails so often in a row is not tried again: the entries are in the local store.
 _FAILURES = 2
 
@@ -85,7 +84,7 @@ class BackgroundWriter:
         store = self._store()
         if store is None or not self._running:
             return
-        left = self.flush(0.0 if store.reason else EXIT_SECONDS)
+        left = self.flush(0.0 if store.reason else SECONDS)
         if left:
             store.say(f"{left} tuned entries are not in {store} yet; `ejkernel cache push` brings them there")
 
@@ -98,4 +97,5 @@ def _leave_all() -> None:
         writer.leave()
 
 
-atexit.register(_leave_all)
+# Before the pools of threads that drivers look up names with are closed; atexit comes after that.
+getattr(threading, "_register_atexit", atexit.register)(_leave_all)
