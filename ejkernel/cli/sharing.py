@@ -116,7 +116,9 @@ def opened_remote(url: str, *, write: bool = False) -> RemoteStore:
     """A remote for one command: errors are raised, and listings are asked for anew."""
     if not is_url(url):
         raise UsageError(f"{url} is no URL; REMOTE is one such as s3://bucket/folder or file:///path")
-    return RemoteStore(url, write=write, on_fault="raise", fresh_seconds=0.0)
+    remote = RemoteStore(url, write=write, on_fault="raise", fresh_seconds=0.0)
+    remote.check()
+    return remote
 
 
 def _told(options: argparse.Namespace, changes: Sequence[Change | FileChange]) -> int:

@@ -205,6 +205,13 @@ class RemoteStore(ByKey):
         with self._lock:
             self._folders.clear()
 
+    def check(self) -> None:
+        """Raises where there is no remote: a bucket that does not exist, or a place with something else in it."""
+        try:
+            self._greet()
+        except UnusableError as error:
+            raise StoreError(f"{self} is no remote: {error}") from error
+
     def is_trusted(self, name: str, raw: Raw) -> bool:
         """Is this entry signed with this store's key?"""
         return is_signed(name, raw, self.signer)
