@@ -88,22 +88,18 @@ class FsspecObjects:
 
     def names(self, folder: str) -> list[str]:
         """Names of the objects and folders in a folder; empty where there is none."""
-        return [name for name, _ in self.listed(folder)]
-
-    def listed(self, folder: str) -> list[tuple[str, int | None]]:
-        """Names in a folder with their sizes, as far as the driver knows them."""
         fs, root = self._fs()
         with self._in_turn():
             fs.invalidate_cache()
             place = _joined(root, folder)
             try:
-                found = fs.ls(place, detail=True)
+                # Sizes and times are not needed, and a local disk would be asked for each of them.
+                found = [str(path) for path in fs.ls(place, detail=False)]
             except (FileNotFoundError, NotADirectoryError):
                 return []
-        own = place.rstrip("/").rpartition("/")[2]
-        rows = [(str(row["name"]).split("?")[0].rstrip("/").rpartition("/")[2], row.get("size")) for row in found]
-        # A driver lists the folder itself as well, or the object in place of a folder.
-        return sorted((name, size) for name, size in rows if name and not (name == own and len(rows) == 1))
+        # A driver lists the object itself in place of a folder, and some list the folder as well.
+        inside = [path for path in found if path.rstrip("/") != place.rstrip("/")]
+        return sorted({path.partition("?")[0].rstrip("/").rpartition("/")[2] for path in inside} - {""})
 
     def read(self, path: str, limit: int) -> bytes | None:
         """A whole object, or None where there is none."""
