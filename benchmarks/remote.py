@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -70,8 +71,11 @@ def empty_machine(url: str, size: int) -> list[str]:
             "empty, remote": program(size, f"{folder}/c", **team),
             "the same again": program(size, f"{folder}/c", **team),
             "empty, wrong key": program(size, f"{folder}/d", **{**team, "EJKERNEL_OPS_REMOTE_KEY": SECRET[::-1]}),
-            "empty, dead remote": program(size, f"{folder}/e", EJKERNEL_OPS_REMOTE="http://10.255.255.1/x"),
         }
+        # It takes connections, and never answers.
+        with socket.create_server(("127.0.0.1", 0)) as dead:
+            where = f"http://127.0.0.1:{dead.getsockname()[1]}/x"
+            rows["empty, dead remote"] = program(size, f"{folder}/e", EJKERNEL_OPS_REMOTE=where)
     print(f"{'machine':<20}{'first results':>14}{'tunings':>9}{'remote':>8}{'store':>7}")
     for name, row in rows.items():
         print(f"{name:<20}{row['first']:>12.2f} s{row['tunings']:>9}{row['remote']:>8}{row['persistent']:>7}")
