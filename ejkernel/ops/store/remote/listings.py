@@ -40,19 +40,22 @@ class SharedListings:
         found = self._kept(path, after)
         if found is not None:
             return found
+        # Jitter: waiting processes do not all look at the same moment.
+        lock = filelock.FileLock(f"{path}.lock", timeout=wait, poll_interval=random.uniform(0.02, 0.06))
         try:
             files.make_folder(str(self.folder))
-            # Jitter: waiting processes do not all look at the same moment.
-            lock = filelock.FileLock(f"{path}.lock", timeout=wait, poll_interval=random.uniform(0.02, 0.06))
-            with lock:
-                found = self._kept(path, after)
-                if found is None:
-                    found = ask()
-                    self._keep(path, found)
-                return found
+            lock.acquire()
         # Another process takes too long, or this folder cannot be written: each process asks by itself.
-        except (filelock.Timeout, PermissionError, NotImplementedError):
+        except (filelock.Timeout, OSError, NotImplementedError):
             return ask()
+        try:
+            found = self._kept(path, after)
+            if found is None:
+                found = ask()
+                self._keep(path, found)
+            return found
+        finally:
+            lock.release()
 
     def drop(self, name: str) -> None:
         """Forgets a listing that this process has just made out of date."""
@@ -76,4 +79,6 @@ class SharedListings:
         return [str(name) for name in data["names"]]
 
     def _keep(self, path: str, names: list[str]) -> None:
-        files.write(path, json.dumps({"listed": time.time(), "names": names}).encode(), durable=False)
+        # A full disk costs the others their own listing.
+        with contextlib.suppress(OSError):
+            files.write(path, json.dumps({"listed": time.time(), "names": names}).encode(), durable=False)
