@@ -257,6 +257,15 @@ def test_what_is_tuned_goes_to_the_remote_in_the_background(key, tmp_path):
     assert len(objects.entries()) == 1
 
 
+def test_what_only_beat_the_heuristic_is_not_passed_on(key, tmp_path):
+    """An unsigned entry that won here is not signed by this machine; a whole tuning would be."""
+    objects = there(key, Blocks(2), secret="")
+    opened = writing(objects)
+    assert selector(objects, tmp_path, remote=opened).decide(CALL, KERNEL).tier == "autotune"
+    assert opened.flush(10.0) == 0
+    assert len(objects.entries()) == 1
+
+
 def test_a_remote_for_reading_is_never_written(key):
     """A tuning stays local."""
     objects = MemoryObjects()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from ..core.candidates import Offer, offer
@@ -65,11 +65,14 @@ class AutotuneTier(Tier):
         if isinstance(offered, Miss):
             return offered
         try:
-            record = self.tune(request, job_for(request, offered.cfgs, offered.refused))
+            # Without the seeds of other tiers: they are measured with all candidates, should this one not win.
+            record = self.tune(request, job_for(replace(request, seeds=()), offered.cfgs, offered.refused))
         except TuningError as error:
             return Miss(f"the entry in {where} is not signed, and measuring it failed: {error}")
         if same(record.cfg, cfg):
-            return tuned(request, record, check_cfg_type(request.kernel, cfg, f"the entry in {where}"))
+            check_cfg_type(request.kernel, cfg, f"the entry in {where}")
+            # It beat the heuristic cfg and no more: this machine does not vouch for it to others.
+            return replace(tuned(request, record, cfg), data={"confirmed": where})
         return Miss(f"the entry in {where} is not signed, and was not faster than the heuristic cfg when measured")
 
     def preview_of(self, request: Request, cfg: Any, where: str) -> Miss | Planned:

@@ -357,7 +357,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         try:
             if self._store is not None:
                 self._store.keep(key, entry)
-            if self.remote is not None and self.remote.write and record is not None:
+            if self.remote is not None and self.remote.write and record is not None and "confirmed" not in hit.data:
                 self.remote.keep_later(key, entry)
         # A cfg that is not JSON, or a store that cannot take it: this process has the answer all the same.
         except (OSError, TypeError, ValueError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from fakes_remote import OTHER_SECRET, MemoryObjects, key_of_call, remote, writing
 
@@ -111,6 +113,14 @@ def test_a_pull_refuses_what_is_not_signed_with_the_key(writes, reads, why):
     assert change.what == "refused"
     assert why in change.why
     assert into.keys() == []
+
+
+def test_another_users_entry_is_not_signed():
+    """A shared folder may hold entries of other users, which a signature would make believed."""
+    objects = MemoryObjects()
+    (change,) = push(local(one={**raw(1), "owner": os.getuid() + 1}), writing(objects), fits=everything)
+    assert (change.what, change.why) == ("refused", "another user put it here; let that user push it")
+    assert objects.entries() == []
 
 
 def test_a_push_needs_a_store_for_writing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -48,6 +49,8 @@ def push(
         what, why = _judged(raw, None if other is None else other[0], prefer)
         if other is not None and not other[1] and remote.signer is not None:
             what, why = "replaced", "the entry there is not signed"
+        if what != "kept" and raw.get("owner", os.getuid()) != os.getuid():
+            what, why = "refused", "another user put it here; let that user push it"
         changes.append(Change(what, key, why, "push"))
         if what in ("added", "replaced"):
             wanted.append((key, raw))
