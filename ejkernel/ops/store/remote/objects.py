@@ -169,6 +169,8 @@ class FsspecObjects:
 
 # So long may one request of a command, or of a thread in the background, take.
 _REQUEST_SECONDS = 30.0
+# The import of a driver is work of this machine, which may be busy with a whole fleet of processes.
+_LOAD_SECONDS = 120.0
 
 
 @final
@@ -178,10 +180,13 @@ class BoundedObjects:
     def __init__(self, inner: FsspecObjects, seconds: float = _REQUEST_SECONDS) -> None:
         self._inner = inner
         self._seconds = seconds
+        self._loaded = False
 
     def load(self) -> None:
-        """Imports the driver."""
-        return self._bounded(self._inner.load)
+        """Imports the driver, once."""
+        if not self._loaded:
+            self._within(_LOAD_SECONDS, self._inner.load)
+            self._loaded = True
 
     def names(self, folder: str) -> list[str]:
         """Names of the objects and folders in a folder; empty where there is none."""
@@ -204,8 +209,12 @@ class BoundedObjects:
         return self._bounded(self._inner.why_unusable)
 
     def _bounded(self, request: Callable[[], T]) -> T:
+        self.load()
+        return self._within(self._seconds, request)
+
+    def _within(self, seconds: float, request: Callable[[], T]) -> T:
         try:
-            return within(self._seconds, request)
+            return within(seconds, request)
         except OpsError:
             raise
         # Drivers raise errors of their own libraries; all of them mean that the place did not do what was asked.
