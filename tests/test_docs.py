@@ -19,6 +19,8 @@ import ejkernel.ops
 from ejkernel.ops.core.record import Status, Stop
 
 ROOT = Path(__file__).parent.parent
+# Pages with examples that need a package of an extra.
+EXTRAS = {"remote.md": ("fsspec", "remote")}
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 
 
@@ -36,6 +38,9 @@ def run(command: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """The blocks of a page, one after the other, raise nothing and warn of nothing."""
+    if page.name in EXTRAS:
+        module, extra = EXTRAS[page.name]
+        pytest.importorskip(module, reason=f"needs the extra `{extra}`: pip install 'ejkernel-ops[{extra}]'")
     script = tmp_path / "page.py"
     script.write_text(blocks(page), encoding="utf-8")
 

@@ -140,5 +140,5 @@ def test_everything_that_is_asked_for_is_pinned():
 def test_the_lowest_leg_has_the_lower_bounds():
     """Of all that users install."""
     found = pins("lowest")
-    for name, bound in requirements("", "plot", "pydantic").items():
+    for name, bound in requirements("", "plot", "pydantic", "remote").items():
         assert re.fullmatch(rf"{re.escape(bound)}(\.0)*", found[name]), (name, bound, found[name])

@@ -38,6 +38,7 @@ PUBLIC = [
     *("abstractify", "sharding_fingerprint", "short_hash", "stable_json", "to_json", "from_json"),
     # caches
     *("ConfigCache", "overlay_cache", "current_scope", "refresh", "PersistentCache", "OperationStores"),
+    *("RemoteStore", "RemoteWarning"),
     # selection
     *("AutotunePolicy", "policy_override", "forward_autotune_only", "ConfigSelectorChain", "Tuner"),
     *("Isolation", "forget_crashes", "counters", "Counters"),
@@ -297,7 +298,7 @@ PLAIN = ["settings", "registry", "core.record", "core.key", "core.codec", "core.
 STORES = ["config.persistent", "store.folder", "config.maintenance", "config.counters", "reporting.summary"]
 
 
-@pytest.mark.parametrize("module", [*PLAIN, *STORES, "store.bundle", "store.lock_file"])
+@pytest.mark.parametrize("module", [*PLAIN, *STORES, "store.bundle", "store.lock_file", "store.remote.exchange"])
 def test_a_module_of_plain_data_does_not_import_jax(module):
     """What a command line shows without a device needs no JAX."""
     code = f"import sys, ejkernel.ops.{module}; print(sorted({{'jax', 'jaxlib', 'numpy'}} & set(sys.modules)))"

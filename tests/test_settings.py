@@ -37,6 +37,9 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "progress": "auto",
         "lock": None,
         "packs": (),
+        "remote": None,
+        "remote_write": False,
+        "remote_key": None,
         "agree": True,
         "agree_seconds": 120.0,
         "no_color": False,
@@ -108,6 +111,21 @@ def test_packs_can_be_set_and_turned_off(read):
     assert read(EJKERNEL_OPS_PACKS="off").packs is None
 
 
+def test_packs_may_be_urls(read):
+    """The colons of a URL and of its port separate nothing."""
+    urls = ("s3://team/pack.json", "packs", "https://host:8443/a.json", "/b.json")
+    assert read(EJKERNEL_OPS_PACKS=os.pathsep.join(urls)).packs == urls
+
+
+def test_a_remote_can_be_set_and_is_read_only_unless_told(read):
+    """`EJKERNEL_OPS_REMOTE` is a URL, `_WRITE` a switch, `_KEY` a secret that is never printed."""
+    assert read(EJKERNEL_OPS_REMOTE="off").remote is None
+    found = read(EJKERNEL_OPS_REMOTE="s3://team/ejkernel", EJKERNEL_OPS_REMOTE_KEY=" secret ")
+    assert (found.remote, found.remote_write, found.remote_key) == ("s3://team/ejkernel", False, "secret")
+    assert "secret" not in repr(found)
+    assert read(EJKERNEL_OPS_REMOTE_WRITE="on").remote_write is True
+
+
 def test_agreement_can_be_turned_off_and_bounded(read):
     """`EJKERNEL_OPS_AGREE` is a switch, `EJKERNEL_OPS_AGREE_SECONDS` the longest wait."""
     assert read(EJKERNEL_OPS_AGREE="off").agree is False
@@ -122,6 +140,7 @@ def test_agreement_can_be_turned_off_and_bounded(read):
         ("EJKERNEL_OPS_TUNE_SECONDS", "-1"),
         ("EJKERNEL_OPS_TUNE_SECONDS", "nan"),
         ("EJKERNEL_OPS_STAMP", "yaml"),
+        ("EJKERNEL_OPS_REMOTE_WRITE", "sometimes"),
         ("EJKERNEL_OPS_AGREE", "perhaps"),
         ("EJKERNEL_OPS_AGREE_SECONDS", "0"),
         ("EJKERNEL_OPS_AGREE_SECONDS", "-5"),

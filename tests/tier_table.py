@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 from fakes import Blocks, Doubling, Listener, TableTuner, call_of, key_of
+from fakes_remote import MemoryObjects, remote, writing
 
 from ejkernel.ops import (
     AutotunePolicy,
@@ -39,12 +40,14 @@ class Scene:
         self.key = Key(*key_of(KERNEL, CALL))
         self.cache: ConfigCache[Any] = ConfigCache()
         self.store: PersistentCache[Any] = PersistentCache("mine", folder / "mine.json")
+        self.objects = MemoryObjects()
         self.call = CALL
         self.policy = AutotunePolicy()
         self.listener = Listener()
 
     def selector(self) -> ConfigSelectorChain[Any, Any]:
-        return ConfigSelectorChain(self.cache, self.policy, TableTuner(), self.store, on_event=self.listener)
+        chosen = {"on_event": self.listener, "remote": remote(self.objects)}
+        return ConfigSelectorChain(self.cache, self.policy, TableTuner(), self.store, **chosen)
 
     @contextlib.contextmanager
     def answered_by(self, tier: str) -> Iterator[None]:
@@ -59,6 +62,8 @@ class Scene:
                     self.cache.put(*self.key, OTHER)
                 case "StoreTier":
                     self.store.put(*self.key, OTHER)
+                case "RemoteTier":
+                    writing(self.objects).put(*self.key, OTHER)
                 case "PacksTier":
                     others: PersistentCache[Any] = PersistentCache("others", self.folder / "others.json")
                     others.put(*self.key, OTHER)

@@ -13,7 +13,7 @@ from ..ops.settings import default_folder
 from ..ops.store.maintenance import verify
 from ..ops.store.persistent import PersistentCache
 from ..ops.store.snapshot import FORMAT
-from . import changing
+from . import changing, sharing
 from .entries import Row, add_store, note_if_nothing, record_of, selected, store_paths, why_newer
 from .errors import CommandError, Status
 from .filters import Filter, add_filters, filter_of
@@ -171,6 +171,7 @@ COMMAND = Group(
             _verify,
         ),
         **changing.COMMANDS,
+        **sharing.COMMANDS,
         "path": Command(
             "say where everything is kept",
             ("ejkernel cache path", "ejkernel cache path --op matmul"),

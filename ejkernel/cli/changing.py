@@ -18,10 +18,17 @@ from .screen import write, write_json
 
 
 def _compact_arguments(parser: Parser) -> None:
+    parser.add_argument("url", nargs="?", metavar="URL", help="a remote to fold in place of local stores")
     add_store(parser)
 
 
 def _compact(options: argparse.Namespace) -> int:
+    if options.url:
+        if options.store:
+            raise UsageError("compact folds a remote or local stores; give a URL or --store")
+        from .sharing import fold_remote
+
+        return fold_remote(options.url)
     paths = store_paths(options.store)
     note_if_nothing(paths, options.store)
     for path in paths:
@@ -124,7 +131,11 @@ def _export(options: argparse.Namespace) -> int:
 COMMANDS: dict[str, Any] = {
     "compact": Command(
         "fold new entries into their files, set damaged ones aside, remove records without an entry",
-        ("ejkernel cache compact", "ejkernel cache compact --store /shared/ejkernel"),
+        (
+            "ejkernel cache compact",
+            "ejkernel cache compact --store /shared/ejkernel",
+            "ejkernel cache compact s3://team/ejkernel",
+        ),
         _compact_arguments,
         _compact,
     ),

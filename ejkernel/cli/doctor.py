@@ -20,6 +20,7 @@ CHECKS: tuple[Callable[[], Iterable[Finding]], ...] = (
     examining.clock,
     examining.cache,
     examining.packs,
+    examining.remote,
     examining.extras,
 )
 
@@ -59,7 +60,7 @@ def _show(finding: Finding) -> None:
 
 
 COMMAND = Command(
-    "Look at JAX, devices, the clock and its noise, the cache folder, packs and extras; say what to fix.\n"
+    "Look at JAX, devices, the clock and its noise, the cache folder, packs, the remote and extras; say what to fix.\n"
     "Status 1 when something needs fixing.",
     ("ejkernel doctor", "ejkernel doctor --json"),
     arguments,

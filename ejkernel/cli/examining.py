@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,6 +17,7 @@ SUPPORTED_JAX = ((0, 10), (0, 13))
 EXTRAS = {
     "pydantic": ("pydantic", "cfgs as pydantic models"),
     "plot": ("matplotlib", "pictures of tunings, Record.plot"),
+    "remote": ("fsspec", "entries that a team shares, RemoteStore"),
 }
 
 # Above this much spread a tuning needs many rounds to tell candidates apart.
@@ -212,6 +214,35 @@ def packs() -> Iterator[Finding]:
             yield Finding("ok", "pack", f"{report.entries} entries, {report.path}")
         else:
             yield Finding("fix", "pack", f"{report.damage}", "make it again, or remove it")
+
+
+def remote() -> Iterator[Finding]:
+    """The remote of the settings: is it there, how long does it take, and are its entries believed?"""
+    from ..ops.core.errors import OpsError, SettingError
+    from ..ops.settings import Settings
+    from ..ops.store.remote.remote_store import RemoteStore
+
+    try:
+        settings = Settings.read()
+    # `settings` names it.
+    except SettingError:
+        return
+    if settings.remote is None:
+        return
+    try:
+        store = RemoteStore(settings.remote, on_fault="raise", write=settings.remote_write)
+        start = time.perf_counter()
+        store.check()
+        store.objects.names("")
+        seconds = time.perf_counter() - start
+    except (OpsError, OSError) as error:
+        yield Finding("fix", "remote", str(error), "correct EJKERNEL_OPS_REMOTE and what its driver needs, or unset it")
+        return
+    way = "read and written" if settings.remote_write else "read"
+    yield Finding("ok", "remote", f"{store} answers in {seconds:.2f} s, and is {way}")
+    if store.signer is None:
+        advice = "set EJKERNEL_OPS_REMOTE_KEY to the team's key to have signed entries believed"
+        yield Finding("note", "remote", "no key is set, so each of its entries is measured before it is used", advice)
 
 
 def extras() -> Iterator[Finding]:

@@ -25,6 +25,7 @@ class Filter:
     newer_than: timedelta | None = None
     min_gain: float | None = None
     max_gain: float | None = None
+    environment: str | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -33,7 +34,13 @@ class Filter:
 
     def fits(self, row: Row) -> bool:
         """Does the entry fit every field that was given?"""
-        return self._fits_key(row.key) and self._fits_age(row) and self._fits_gain(row)
+        fits = self._fits_key(row.key) and self._fits_age(row) and self._fits_gain(row)
+        return fits and self._fits_environment(row)
+
+    def _fits_environment(self, row: Row) -> bool:
+        known = row.raw.get("environment")
+        text = ", ".join(f"{name} {value}" for name, value in known.items()) if isinstance(known, dict) else ""
+        return self.environment is None or self.environment.lower() in text.lower()
 
     def _fits_key(self, key: Key) -> bool:
         name = key.op_id if self.op is None or "@" in self.op else key.op_id.partition("@")[0]
@@ -67,6 +74,7 @@ def add_filters(parser: Parser) -> None:
     parser.add_argument("--device", metavar="TEXT", help="devices with this in their name, such as H200 or cpu")
     parser.add_argument("--older-than", metavar="AGE", type=age, help="put before that: 12h, 30d, 8w, 1y")
     parser.add_argument("--newer-than", metavar="AGE", type=age, help="put since then")
+    parser.add_argument("--environment", metavar="TEXT", help="tuned with this, such as 'jaxlib 0.12' or 'driver 570'")
     parser.add_argument("--min-gain", metavar="X", type=float, help="at least so many times as fast as the heuristic")
     parser.add_argument("--max-gain", metavar="X", type=float, help="at most so many times as fast")
 

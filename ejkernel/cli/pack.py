@@ -74,7 +74,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _install_arguments(parser: Parser) -> None:
-    parser.add_argument("file", help="a pack")
+    parser.add_argument("file", help="a pack, or the URL of one")
     parser.add_argument("--force", action="store_true", help="replace an installed pack of that name")
 
 
@@ -83,11 +83,11 @@ def _install(options: argparse.Namespace) -> int:
     from ..ops.store.packs import forget_packs, pack_folder, read_pack
 
     pack = read_pack(options.file)
-    to = os.path.join(pack_folder(), os.path.basename(pack.path))
+    to = os.path.join(pack_folder(), os.path.basename(pack.path.partition("#")[0]))
     there = files.identity(to) is not None
     if there and not options.force and bundle.read("pack", to).digest != bundle.read("pack", pack.path).digest:
         raise CommandError(f"{to} is another pack; remove it, rename yours, or use --force")
-    content = files.read(os.path.realpath(pack.path), bundle.LARGEST)
+    content = bundle.content_of(pack.path)
     assert content is not None, "it was read a moment ago"
     files.make_folder(os.path.dirname(to))
     files.write(to, content.data, durable=False)

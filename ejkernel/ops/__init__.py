@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from .store.packing import make_pack as make_pack
     from .store.packing import merge_packs as merge_packs
     from .store.packing import verify_pack as verify_pack
+    from .store.remote.remote_store import RemoteStore as RemoteStore
+    from .store.remote.remote_store import RemoteWarning as RemoteWarning
     from .tuning.journal.folder import forget_crashes as forget_crashes
     from .tuning.search.features import Space as Space
     from .tuning.search.guided import GuidedSearch as GuidedSearch
@@ -89,6 +91,7 @@ _NAMES = {
     "config.call_log": "calls_made",
     "config.counters": "Counters counters",
     "store.packing": "make_pack merge_packs verify_pack",
+    "store.remote.remote_store": "RemoteStore RemoteWarning",
     "tuning.journal.folder": "forget_crashes",
     "config.persistent": "PersistentCache",
     "config.selection": "AutotunePolicy ConfigSelectorChain Tuner forward_autotune_only policy_override",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
@@ -36,6 +37,10 @@ class Settings:
     lock: str | None = None
     # Packs to look into; None turns all of them off, those of installed packages included.
     packs: tuple[str, ...] | None = ()
+    # A URL with entries that are looked at after the user's own store; whether tunings are written there; its key.
+    remote: str | None = None
+    remote_write: bool = False
+    remote_key: str | None = field(default=None, repr=False)
     agree: bool = True
     agree_seconds: float = AGREE_SECONDS
     # The convention of terminals (no-color.org): any value at all means plain text.
@@ -58,6 +63,9 @@ class Settings:
             progress=_progress("EJKERNEL_OPS_PROGRESS"),
             lock=_path("EJKERNEL_OPS_LOCK"),
             packs=_paths("EJKERNEL_OPS_PACKS"),
+            remote=_path("EJKERNEL_OPS_REMOTE"),
+            remote_write=_switch("EJKERNEL_OPS_REMOTE_WRITE", empty=False),
+            remote_key=os.environ.get("EJKERNEL_OPS_REMOTE_KEY", "").strip() or None,
             agree=_switch("EJKERNEL_OPS_AGREE"),
             agree_seconds=_bound("EJKERNEL_OPS_AGREE_SECONDS", AGREE_SECONDS),
             no_color=no_color(),
@@ -100,8 +108,10 @@ def child_environment(path: Sequence[str]) -> dict[str, str]:
     return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
-def _switch(name: str) -> bool:
+def _switch(name: str, *, empty: bool = True) -> bool:
     word = os.environ.get(name, "").strip().lower()
+    if not word:
+        return empty
     if word in _ON:
         return True
     if word in _OFF:
@@ -151,7 +161,17 @@ def _paths(name: str) -> tuple[str, ...] | None:
     text = os.environ.get(name, "").strip()
     if text.lower() in _OFF:
         return None
-    return tuple(path for path in text.split(os.pathsep) if path.strip())
+    found: list[str] = []
+    for piece in text.split(os.pathsep):
+        before = found[-1] if found else ""
+        # The colon of a URL, and that of its port, separate nothing.
+        scheme = piece.startswith("//") and before.replace("+", "").isalnum() and len(before) > 1
+        port = re.fullmatch(r"[a-z0-9+]+://[^/]+", before) and re.fullmatch(r"\d+(/.*)?", piece)
+        if scheme or port:
+            found[-1] = before + os.pathsep + piece
+        else:
+            found.append(piece)
+    return tuple(path for path in found if path.strip())
 
 
 def _stamp(name: str) -> Stamp:

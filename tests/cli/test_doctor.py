@@ -104,13 +104,14 @@ def test_an_unsupported_jax_is_to_be_fixed(monkeypatch):
     assert f'"jax>={low},<{high}"' in text
 
 
+DEVELOPERS = {"dev", "docs", "frameworks", "servers", "test"}
+
+
 def test_every_extra_for_users_is_looked_for():
     """Those for developers are not."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     section = text.partition("[project.optional-dependencies]\n")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^(\w+) = ", section, re.MULTILINE)) - {"dev", "docs", "frameworks", "test"} == set(
-        examining.EXTRAS
-    )
+    assert set(re.findall(r"^(\w+) = ", section, re.MULTILINE)) - DEVELOPERS == set(examining.EXTRAS)
 
 
 def test_what_is_set_is_noted(shell, monkeypatch, without_clock, alone, tmp_path):
@@ -120,3 +121,17 @@ def test_what_is_set_is_noted(shell, monkeypatch, without_clock, alone, tmp_path
     done = shell("doctor", "--json")
     assert done.status == 1
     assert [one["state"] for one in found(done, "settings")] == ["note", "fix"]
+
+
+def test_a_remote_is_looked_at(shell, monkeypatch, without_clock, alone, tmp_path):
+    """One that answers is fine, without a key that is noted; one that is not there is to be fixed."""
+    pytest.importorskip("fsspec", reason="needs the extra `remote`: pip install 'ejkernel-ops[remote]'")
+    (tmp_path / "team").mkdir()
+    monkeypatch.setenv("EJKERNEL_OPS_REMOTE", f"file://{tmp_path}/team")
+    assert [one["state"] for one in found(shell("doctor", "--json"), "remote")] == ["ok", "note"]
+    monkeypatch.setenv("EJKERNEL_OPS_REMOTE_KEY", "k" * 32)
+    assert [one["state"] for one in found(shell("doctor", "--json"), "remote")] == ["ok"]
+    monkeypatch.setenv("EJKERNEL_OPS_REMOTE", f"file://{tmp_path}/nowhere")
+    (finding,) = found(shell("doctor", "--json"), "remote")
+    assert finding["state"] == "fix"
+    assert "it does not exist" in finding["text"]

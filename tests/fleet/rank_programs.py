@@ -19,6 +19,7 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from fakes import Blocks, Doubling, Listener, call_of, key_of
+from fakes_remote import MemoryObjects, remote, writing
 from jax.sharding import PartitionSpec as P
 
 from ejkernel.ops import (
@@ -33,7 +34,10 @@ from ejkernel.ops import (
     explain,
     overlay_cache,
 )
+from ejkernel.ops.core.device import environment
+from ejkernel.ops.core.key import Key
 from ejkernel.ops.store.layered import MemoryStore, ReadOnlyStore
+from ejkernel.ops.store.store import StoredEntry
 
 # The heuristic cfg, then one that each of four ranks calls the fastest.
 SIZES = (1, 2, 4, 8, 16)
@@ -142,6 +146,18 @@ def warm_store(rank: Rank) -> dict[str, Any]:
         rank.raise_flag("warm-store")
     rank.meet("warm-store-done")
     return {"size": size, "row": row(300), "again": size_of(selector, 300), "events": selector.on_event.names}
+
+
+def from_a_remote(rank: Rank) -> dict[str, Any]:
+    """A remote that every rank has: the requests of each are counted."""
+    objects = MemoryObjects()
+    key = Key(*key_of(Doubling(SIZES), call_of(Doubling(SIZES), jnp.ones(305))))
+    writing(objects).keep(key, StoredEntry(Blocks(16), environment(key.device), "autotune", "forward"))
+    objects.log.clear()
+    selector = selector_of(rank, remote=remote(objects))
+    size = size_of(selector, 305)
+    rank.meet("from-a-remote")
+    return {"size": size, "row": row(305), "requests": len(objects.log), "again": size_of(selector, 305)}
 
 
 def warm_memory(rank: Rank) -> dict[str, Any]:
@@ -423,7 +439,7 @@ def agrees(rank: Rank) -> None:
     for scenario in (
         *(plain, permuted, warm_store, warm_memory, different_memories, slow, absent, read_only, shared_folder),
         *(own_folders, program_text, put_later, tuned_offline, broken, cannot_travel, threads, warm_call, lowered),
-        *(really_tuned, heuristics_only, other_candidates),
+        *(from_a_remote, really_tuned, heuristics_only, other_candidates),
     ):
         rank.say(scenario.__name__, **scenario(rank))
 

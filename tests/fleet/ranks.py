@@ -15,7 +15,8 @@ from typing import Any
 import filelock
 
 HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parent.parent
+TESTS = HERE.parent
+REPOSITORY = TESTS.parent
 
 # Far beyond any wait that the programs make; only a hang gets here.
 _HANGS = 100.0
@@ -30,7 +31,9 @@ class Ranks:
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("EJKERNEL_")},
             **settings,
-            "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests", HERE))),
+            "PYTHONPATH": os.pathsep.join(
+                map(str, (REPOSITORY, REPOSITORY / "tests", REPOSITORY / "tests" / "store", HERE))
+            ),
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             "JAX_PLATFORMS": "cpu",
             "EJKERNEL_PERSISTENT_CACHE_DIR": str(folder / "cache"),

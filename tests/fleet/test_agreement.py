@@ -73,6 +73,15 @@ def test_a_warm_store_of_one_rank_answers_for_all_without_a_wait(said):
     assert "cache_hit" in warm[len(warm) - 1]["events"]
 
 
+def test_one_rank_asks_the_remote_and_all_follow(said):
+    """The process that decides looks there; the others send no request at all."""
+    asked = said["from_a_remote"]
+    assert the_one([*values(asked, "size"), *values(asked, "again")]) == 16
+    row = the_one(values(asked, "row"))
+    assert row["tier"] == "remote"
+    assert [rank for rank, data in asked.items() if data["requests"]] == [row["process"]]
+
+
 def test_a_warm_memory_of_one_rank_answers_for_all_without_a_wait(said):
     """The same for what a program put into one process's cache."""
     warm = said["warm_memory"]

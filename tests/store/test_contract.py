@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from fakes_remote import MemoryObjects, remote, writing
 from fakes_store import DEV, OP, key, store, write_large
 
 from ejkernel.ops.core.errors import SettingError, StoreError
 from ejkernel.ops.core.key import Key
 from ejkernel.ops.store.folder import OperationStores
 from ejkernel.ops.store.layered import LayeredStore, MemoryStore, ReadOnlyStore
+from ejkernel.ops.store.remote.folding import compact_remote
 from ejkernel.ops.store.store import Store, StoredEntry, as_store
 
 WHOLE = StoredEntry(
@@ -92,8 +94,33 @@ def by_operation(tmp_path):
     return Doors(OperationStores(tmp_path), OperationStores(tmp_path))
 
 
+def in_a_remote(tmp_path):
+    kept = writing(MemoryObjects())
+    return Doors(kept, kept)
+
+
+def in_a_remote_of_another_machine(tmp_path):
+    objects = MemoryObjects()
+    return Doors(writing(objects), remote(objects))
+
+
+class FoldedObjects(MemoryObjects):
+    """A place that is folded after every put."""
+
+    def write(self, path, data):
+        super().write(path, data)
+        if "/snapshot." not in path and path.startswith("entries/"):
+            compact_remote(writing(self))
+
+
+def in_a_folded_remote(tmp_path):
+    objects = FoldedObjects()
+    return Doors(writing(objects), remote(objects))
+
+
 KINDS = [
     *(small, large, reopened, large_reopened, memory, read_only, by_operation),
+    *(in_a_remote, in_a_remote_of_another_machine, in_a_folded_remote),
     *(one_layer, two_layers, three_layers, from_the_lowest_layer),
 ]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from ..core.candidates import Offer, offer
-from ..core.cfg import distinct
+from ..core.cfg import distinct, same
 from ..core.errors import OutOfTimeError, TuningError
 from ..core.kernel import check_cfg_type
 from ..core.record import Record
@@ -63,6 +63,36 @@ class AutotuneTier(Tier):
             _warn_of_failure(request, error)
             return Miss(self.failed[failure], (), error.record)
         return tuned(request, record, check_cfg_type(request.kernel, record.cfg, "the tuner's choice"))
+
+    def confirm(self, request: Request, cfg: Any, where: str) -> Hit | Miss:
+        """A cfg of unknown origin, once it was checked and was faster than the heuristic cfg in a race of the two."""
+        offered = self._pair(request, cfg, where)
+        if isinstance(offered, Miss):
+            return offered
+        try:
+            # Without the seeds of other tiers: they are measured with all candidates, should this one not win.
+            record = self.tune(request, job_for(replace(request, seeds=()), offered.cfgs, offered.refused))
+        except TuningError as error:
+            return Miss(f"the entry in {where} is not signed, and measuring it failed: {error}")
+        if same(record.cfg, cfg):
+            check_cfg_type(request.kernel, cfg, f"the entry in {where}")
+            # It beat the heuristic cfg and no more: this machine does not vouch for it to others.
+            return replace(tuned(request, record, cfg), data={"confirmed": where})
+        return Miss(f"the entry in {where} is not signed, and was not faster than the heuristic cfg when measured")
+
+    def preview_of(self, request: Request, cfg: Any, where: str) -> Miss | Planned:
+        """The race that `confirm` would run."""
+        offered = self._pair(request, cfg, where)
+        return offered if isinstance(offered, Miss) else Planned(len(offered.cfgs), self.refusal(request))
+
+    def _pair(self, request: Request, cfg: Any, where: str) -> Offer | Miss:
+        """The heuristic cfg and a cfg of unknown origin, where the two can be raced."""
+        offered = self._offered(request, _say_nothing)
+        if not isinstance(offered, Offer):
+            return Miss(f"the entry in {where} is not signed, and cannot be measured here")
+        if same(offered.cfgs[0], cfg):
+            return Miss(f"the entry in {where} is not signed, and is the heuristic cfg")
+        return Offer([offered.cfgs[0], cfg], offered.refused)
 
     def job(self, request: Request) -> TuningJob | None:
         """The tuning that would be run; None where there is nothing to measure."""

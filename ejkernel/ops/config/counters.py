@@ -19,6 +19,7 @@ class Counters(Shown):
     overlay: int = 0
     memory: int = 0
     persistent: int = 0
+    remote: int = 0
     packs: int = 0
     # Tunings that ended with a cfg, explicit ones included.
     autotune: int = 0

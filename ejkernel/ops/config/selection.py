@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import jax
 
@@ -50,6 +50,7 @@ from .policy import forward_autotune_only as forward_autotune_only
 from .policy import in_force
 from .policy import policy_override as policy_override
 from .recall import Recall, question_of
+from .remote_tier import RemoteTier
 from .static_floats import StaticFloats
 from .tiers import (
     OTHER_CODE,
@@ -65,6 +66,9 @@ from .tiers import (
 from .tuning_job import TuningWarning
 from .walk import LOCKED, Misses, Off, Tier, Walked, nothing_left, preview, walk
 from .warm_start import warm_start_configs
+
+if TYPE_CHECKING:
+    from ..store.remote.remote_store import RemoteStore
 
 # Tiers that know nothing of a selector are made once: the list is made anew for every choice.
 _OVERRIDE, _OVERLAY, _SEEDS, _HEURISTICS = OverrideTier(), OverlayTier(), SeedTier(), HeuristicsTier()
@@ -82,10 +86,14 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         persist_autotune: bool = True,
         on_event: Callable[..., Any] | None = None,
         forbid_reautotune: bool = True,
+        *,
+        remote: RemoteStore | None = None,
     ) -> None:
         _check_part("tuner", tuner, "autotune", "such as Tuner()")
         _check_part("persistent", persistent, "get", "such as PersistentCache(path)")
+        _check_part("remote", remote, "lookup", "such as RemoteStore('s3://bucket/folder')")
         self._cache = cache
+        self.remote = remote
         self._policy = AutotunePolicy() if policy is None else _policy(policy)
         self.tuner: Autotuner = tuner or Tuner()
         self._take_store(persistent)
@@ -294,7 +302,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
         # Made anew where any part of this selector was replaced: a choice from memory costs less than making it.
         parts = (policy, lock, *vars(self).values())
-        known = (self.tuning_is_off(), *map(id, parts))
+        known = (self.tuning_is_off(), inline_budget.why_over(self._settings), *map(id, parts))
         listed = self._listed.get(known)
         if listed is None:
             self._listed.clear()
@@ -304,13 +312,15 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     def _list_of_tiers(self, policy: AutotunePolicy, lock: LockFile | None) -> Sequence[Tier]:
         packs = self._settings.packs
+        autotune = self._autotune_or_why_not(policy)
         tiers = (
             _OVERRIDE,
             _OVERLAY if lock is None else OverlayTier(lock),
             MemoryTier(self.cache),
             Off("persistent", "none given") if self._store is None else StoreTier(self._store),
+            Off("remote", "") if self.remote is None else RemoteTier(self.remote, autotune),
             Off("packs", "") if packs is None else PacksTier(packs),
-            self._autotune_or_why_not(policy),
+            autotune,
             _SEEDS,
             _HEURISTICS if policy.allow_heuristics else Off("heuristics", "off (allow_heuristics=False)"),
         )
@@ -386,22 +396,26 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             self._tell(hit.event, key, hit.tier, cfg=hit.cfg, **data)
 
     def _write(self, request: Request, hit: Hit) -> None:
-        if self._store is None:
-            return
         key, record = request.key, hit.record
-        if record is None:
+        if hit.entry is not None:
+            entry = replace(hit.entry, cfg=hit.cfg)
+        elif record is None:
             entry = StoredEntry(hit.cfg, request.environment, "imported", hit.objective, call=request.call)
         else:
             known = StoredEntry(hit.cfg, record.environment, "autotune", hit.objective)
             entry = replace(known, summary=record.summary(), call=request.call, record=record)
         try:
-            self._store.keep(key, entry)
+            if self._store is not None:
+                self._store.keep(key, entry)
+            if self.remote is not None and self.remote.write and record is not None and "confirmed" not in hit.data:
+                self.remote.keep_later(key, entry)
         # A cfg that is not JSON, or a store that cannot take it: this process has the answer all the same.
         except (OSError, TypeError, ValueError) as error:
             if key.op_id not in self._unwritable:
                 self._unwritable.add(key.op_id)
+                where = self._store or self.remote
                 warnings.warn(
-                    f"the tuned cfg of {key} could not be kept in {self._store}, so the next process will tune "
+                    f"the tuned cfg of {key} could not be kept in {where}, so the next process will tune "
                     f"again: {type(error).__name__}: {error}",
                     StoreWarning,
                     stacklevel=2,

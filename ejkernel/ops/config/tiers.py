@@ -137,13 +137,14 @@ class StoreTier(Tier):
 
     def find(self, request: Request) -> Hit | Miss:
         """The store's answer, unless it comes from another environment or was tuned for less."""
-        return self._judged(request, self.store.lookup(request.key))
+        return self.judged(request, self.store.lookup(request.key))
 
     def preview(self, request: Request) -> Hit | Miss:
         """The store's answer; a layered store promotes nothing."""
-        return self._judged(request, peek(self.store, request.key))
+        return self.judged(request, peek(self.store, request.key))
 
-    def _judged(self, request: Request, entry: StoredEntry | None) -> Hit | Miss:
+    def judged(self, request: Request, entry: StoredEntry | None) -> Hit | Miss:
+        """The answer that an entry of this store gives."""
         if entry is None:
             return Miss(f"no entry in {self.store}")
         try:

@@ -51,6 +51,8 @@ class Hit:
     record: Record | None = None
     # The fingerprint of the kernel's code that it was tuned for, where that is known.
     code: str = ""
+    # The stored entry that it comes from, where another store is to keep that as it is.
+    entry: Any = None
 
 
 @dataclass(frozen=True)

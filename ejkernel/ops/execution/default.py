@@ -8,6 +8,7 @@ from typing import Any, cast
 from ..config.cache import ConfigCache
 from ..config.selection import ConfigSelectorChain
 from ..store.folder import OperationStores
+from ..store.remote.setting import remote_of_settings
 from .executor import Executor
 
 _lock = threading.Lock()
@@ -19,7 +20,8 @@ def default_executor() -> Executor[Any, Any]:
     if not _made:
         with _lock:
             if not _made:
-                _made.append(Executor(ConfigSelectorChain(ConfigCache(), persistent=OperationStores())))
+                store, remote = OperationStores(), remote_of_settings()
+                _made.append(Executor(ConfigSelectorChain(ConfigCache(), persistent=store, remote=remote)))
     return _made[0]
 
 

@@ -199,6 +199,7 @@ def _answer(seen: Walked) -> str:
     notes = {
         "lock": "locked by {}",
         "pack": "from the pack {}",
+        "remote": "from the remote {}",
         "environment": "tuned in another environment ({})",
         "code": "tuned for other code of the kernel ({})",
         "process": "as process {} decided for all",

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core import codec
-from ..core.errors import ConfigTypeError, RecordFormatError, StoreError
+from ..core.errors import ConfigTypeError, MissingExtraError, RecordFormatError, StoreError
 from ..core.key import Key
 from . import files
+from .remote import url_files
+from .remote.objects import is_url
 from .snapshot import Raw, is_entry, is_whole, line, read_key, refuse, seal, spell, unique
 from .store import StoredEntry
 
@@ -45,30 +47,48 @@ def write(kind: Kind, entries: Mapping[Key, StoredEntry], about: Mapping[str, An
 
 def save(kind: Kind, path: str | os.PathLike[str], entries: Mapping[Key, StoredEntry], about: Mapping[str, Any]) -> str:
     """Writes a lock file or a pack, over an older one of its kind and over nothing else; returns its path."""
-    where = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    where = url_files.located(path)
     text = write(kind, entries, about)
+    if is_url(where):
+        _refuse_other(kind, where, url_files.read(where, LARGEST))
+        url_files.write(where, text.encode())
+        return where
     # A link stays: the file that it points to is replaced.
     target = os.path.realpath(where)
-    there = files.read(target, LARGEST)
-    # A damaged file of its kind may be replaced as well; a store, a result or any other file may not.
-    if there is not None and there.data.strip() and f'"~{kind}"'.encode() not in there.data:
-        raise StoreError(f"{where} exists and is no {kind}; give another path, or remove it")
+    _refuse_other(kind, where, files.read(target, LARGEST))
     files.make_folder(os.path.dirname(target))
     files.write(target, text.encode(), durable=False)
     return where
 
 
+def _refuse_other(kind: Kind, where: str, there: files.Content | None) -> None:
+    # A damaged file of its kind may be replaced as well; a store, a result or any other file may not.
+    if there is not None and there.data.strip() and f'"~{kind}"'.encode() not in there.data:
+        raise StoreError(f"{where} exists and is no {kind}; give another path, or remove it")
+
+
+def read_in_haste(kind: Kind, path: str) -> Bundle:
+    """Reads a file behind a URL for a program at work, which waits two seconds in all for such files."""
+    return _read(kind, path, hasty=True)
+
+
 def read(kind: Kind, path: str) -> Bundle:
-    """Reads a lock file or a pack; a RecordFormatError says what is wrong with it.
+    """Reads a lock file or a pack, on disk or at a URL; a RecordFormatError says what is wrong with it.
 
     People review and edit a lock, so a line of it may have no checksum; a pack is as it was made.
     """
+    return _read(kind, path)
+
+
+def _read(kind: Kind, path: str, *, hasty: bool = False) -> Bundle:
     edited = kind == "lock"
     try:
         # Installed files are often links.
-        content = files.read(os.path.realpath(path), LARGEST)
-    except OSError as error:
-        raise RecordFormatError(f"the {kind} {path} cannot be read: {error.strerror or error}") from error
+        content = content_of(path, hasty=hasty)
+    except (OSError, MissingExtraError) as error:
+        raise RecordFormatError(
+            f"the {kind} {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if content is None:
         raise RecordFormatError(f"the {kind} {path} does not exist")
     if not content.data:
@@ -93,6 +113,13 @@ def read(kind: Kind, path: str) -> Bundle:
         )
     entries = {read_key(name): StoredEntry.of(raw, raw["cfg"], trusted=False) for name, raw in data.items()}
     return Bundle(entries, about, _digest(data))
+
+
+def content_of(path: str, *, hasty: bool = False) -> files.Content | None:
+    """Content of a file, or of the file behind a URL; None where there is none."""
+    if is_url(path):
+        return url_files.read(path, LARGEST, hasty=hasty)
+    return files.read(os.path.realpath(path), LARGEST)
 
 
 def _parse(path: str, data: bytes) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from ..core.description import Known, nearest, one_line
 from ..core.errors import RecordFormatError
 from ..core.key import Key
 from . import bundle
+from .remote.url_files import located
 from .store import StoredEntry
 
 
@@ -59,7 +60,7 @@ class LockFile(Mapping[Key, Any]):
 
 def read_lock(path: str | os.PathLike[str]) -> LockFile:
     """Reads a lock file; a line that does not fit its checksum is an error, one without a checksum was edited."""
-    where = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    where = located(path)
     try:
         found = bundle.read("lock", where)
     except RecordFormatError as error:

@@ -21,6 +21,7 @@ from .layered import MemoryStore
 from .maintenance import Merged, Prefer, merge
 from .packs import Pack, read_pack
 from .persistent import PersistentCache
+from .remote.url_files import located
 from .store import Store, StoredEntry
 
 Call = tuple[Kernel[Any, Any], Invocation[Any, Any]]
@@ -111,7 +112,7 @@ def verify_pack(path: str | os.PathLike[str], calls: Iterable[Call] = ()) -> Pac
 
     `calls` are pairs of a kernel and an invocation, such as a recorded call. Nothing is run, and nothing changed.
     """
-    where = os.path.abspath(os.path.expanduser(os.fspath(path)))
+    where = located(path)
     try:
         pack = read_pack(where)
     except RecordFormatError as error:

@@ -16,6 +16,8 @@ from ..core.errors import RecordFormatError, StoreError
 from ..core.key import Key
 from ..settings import default_folder
 from . import bundle, files
+from .remote.objects import is_url
+from .remote.url_files import located
 from .store import StoredEntry
 
 # An entry point of this group names a package; each JSON file in it is a pack.
@@ -31,7 +33,7 @@ class Pack:
     """One pack file, read when it is first asked; a damaged one is named once and holds no entry."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        self.path = located(path)
         self._bundle: bundle.Bundle | None = None
         self._lock = threading.Lock()
 
@@ -65,7 +67,7 @@ class Pack:
         with self._lock:
             if self._bundle is None:
                 try:
-                    self._bundle = bundle.read("pack", self.path)
+                    self._bundle = (bundle.read_in_haste if is_url(self.path) else bundle.read)("pack", self.path)
                 except RecordFormatError as error:
                     self._bundle = bundle.Bundle({}, {}, "")
                     _warn(f"{error}. This pack is left out; nothing else is affected")
@@ -81,7 +83,7 @@ def read_pack(path: str | os.PathLike[str]) -> Pack:
 
 def found_packs(paths: Sequence[str]) -> list[Pack]:
     """The packs at these paths (files or folders), in the user's own folder and in installed packages; each once."""
-    named = [file for path in paths for file in _files_at(os.path.abspath(os.path.expanduser(path)))]
+    named = [file for path in paths for file in _files_at(located(path))]
     return [_pack(path) for path in dict.fromkeys([*named, *_own(str(pack_folder())), *_installed()])]
 
 
