@@ -48,6 +48,7 @@ from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
 from .policy import in_force
 from .policy import policy_override as policy_override
+from .predicted_tier import PredictedTier, Predictions
 from .tiers import (
     AgreedTier,
     HeuristicsTier,
@@ -94,6 +95,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._tuned: dict[Key, tuple[int, Objective, type]] = {}
         # What tunings left behind where no store keeps it.
         self._records: dict[Key, Record] = {}
+        self._predictions = Predictions(self.stores, self._records)
         # Tunings that were traced ahead of their turn.
         self._prepared: dict[Key, PreparedAhead] = {}
         self._unwritable: set[str] = set()
@@ -257,6 +259,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             Off("packs", "") if packs is None else PacksTier(packs),
             self._autotune_or_why_not(policy),
             _SEEDS,
+            self._predicted_or_why_not(policy),
             _HEURISTICS if policy.allow_heuristics else Off("heuristics", "off (allow_heuristics=False)"),
         )
         return tiers if lock is None else (*tiers[:2], *(Off(tier.name, LOCKED) for tier in tiers[2:]))
@@ -277,6 +280,13 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if policy.cache_miss_fallback != "autotune":
             return Off("autotune", f"off (cache_miss_fallback={policy.cache_miss_fallback!r})")
         return self._unless_off(sole_answers=not policy.allow_heuristics)
+
+    def _predicted_or_why_not(self, policy: AutotunePolicy) -> Tier:
+        if not policy.allow_heuristics:
+            return Off("predicted", "")
+        if not policy.allow_predictions:
+            return Off("predicted", "off (allow_predictions=False)")
+        return PredictedTier(self._predictions)
 
     def _unless_off(self, *, sole_answers: bool = False, again: bool = False) -> Tier:
         """The tier that tunes, as far as the settings let it; `again` tunes whatever is known already."""
