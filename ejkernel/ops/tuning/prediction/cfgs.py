@@ -69,7 +69,7 @@ def by_size(wanted: Sequence[CfgPoint], known: Sequence[CfgPoint]) -> list[tuple
 
 
 def by_rank(wanted: Sequence[CfgPoint], known: Sequence[CfgPoint]) -> list[tuple[int, float] | None]:
-    """Matches a cfg with the same rank among those of its kind, the largest first: blocks that are a share of an axis."""
+    """Matches a cfg with that of the same rank in its kind, the largest first: blocks that are a share of an axis."""
     there = {rank: place for place, rank in enumerate(ranks(known))}
     found: list[tuple[int, float] | None] = []
     for kind, rank in ranks(wanted):
