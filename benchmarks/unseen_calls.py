@@ -40,7 +40,7 @@ _HEADS = {"cpu": (1, 2, 4), "gpu": (8, 16, 32)}
 _TOKENS = {"cpu": (32, 64, 96, 128, 192, 256, 384), "gpu": (256, 512, 1024, 2048, 4096)}
 _WORDS = {"cpu": (512, 1000, 2048, 4096), "gpu": (8192, 16384, 32000, 50257)}
 # The largest product of an operation's sizes, so that a call stays short.
-_MOST = {"cpu": 1 << 25, "gpu": 1 << 36}
+_MOST = {"cpu": 1 << 23, "gpu": 1 << 36}
 
 
 def _fits(platform: str, *sizes: int) -> bool:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _SHOWN = 3
 # More tunings of one operation teach little, and reading them takes time.
 _MOST_EXAMPLES = 1000
+# Records hold a few dozen candidates, so a large space has next to none of theirs.
+_MOST_CANDIDATES = 1000
 
 
 @final
@@ -38,16 +40,18 @@ class Predictions:
     records: Mapping[Key, Record]
     _learned: dict[str, tuple[Any, Learned | str]] = field(default_factory=dict)
 
-    def ask(self, request: Request) -> Prediction | str:
-        """The prediction for a call; else why there is none."""
+    def ask(self, request: Request, offered: Sequence[Any] | None = None) -> Prediction | str:
+        """The prediction for a call, from candidates that are known already or from its own; else why there is none."""
         learned = self._model(request)
         if isinstance(learned, str):
             return learned
         try:
-            cfgs = candidates(request)
+            cfgs = candidates(request) if offered is None else offered
         # Where candidates cannot be listed there is a heuristic cfg all the same.
         except KernelError as error:
             return str(error)
+        if len(cfgs) > _MOST_CANDIDATES:
+            return f"{len(cfgs):,} candidates are a space to search"
         from ..tuning.prediction.predict import predict
 
         parts = _parts(request.call, request.objective, request.key.device)

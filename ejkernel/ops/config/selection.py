@@ -397,9 +397,15 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def _complete(self, request: Request, job: TuningJob, *, again: bool) -> TuningJob:
         """The job with what this selector knows: budget, seeds of similar calls, and where its journal lies."""
         # A race of a few candidates needs no start.
-        similar = warm_start_configs(self.stores(), request, job.candidates) if len(job.candidates) > FEW else ()
+        similar = self._known_elsewhere(request, job.candidates) if len(job.candidates) > FEW else ()
         seeds, seconds = [*job.seeds, *similar], self._seconds_left(request)
         return replace(job, seconds=seconds, seeds=seeds, offline=again, journal=journal_folder())
+
+    def _known_elsewhere(self, request: Request, offered: Sequence[Any]) -> list[Any]:
+        """The cfgs that records of other calls speak for: what they predict, then the best of the nearest ones."""
+        found = self._predictions.ask(request, offered) if self.policy.allow_predictions else ""
+        likely = [] if isinstance(found, str) else [found.cfg]
+        return [*likely, *warm_start_configs(self.stores(), request, offered)]
 
     @staticmethod
     def _lock_for(request: Request) -> Callable[[float], AbstractContextManager[None]]:

@@ -19,9 +19,11 @@ from .strategy import Known, best_first, neighbours, steps, unknown
 _MOST_ASKED = 20_000
 # The batch is put together from so many of the most promising configs.
 _SHORTLIST = 768
-# Small budgets: below so many evaluations in all, so many are spread out first, and so many are a batch. A design of 32
-# eats a budget of 50, and a batch of 16 teaches nothing until all of it is measured.
-_SMALL_BUDGETS = ((64, 16, 4), (160, 24, 8))
+# Small budgets: below so many evaluations in all, so many are spread out first, so many are a batch, and this share
+# of it stays near the best so far. A design of 32 eats a budget of 50, and a batch of 16 teaches nothing until its end.
+_SMALL_BUDGETS = ((64, 16, 4, 0.25), (160, 16, 8, 0.5))
+# Where hardly anything runs, what runs is near what ran.
+_NEAR_WHAT_RAN = 0.5
 
 
 @final
@@ -52,7 +54,7 @@ class GuidedSearch:
         if not space.has_fields:
             return RandomSearch().propose(space, known, count, rng)
         seeded = len(space.starts) > 1
-        design, batch = self._terms(space, count)
+        design, batch, near = self._terms(space, count)
         if len(known) < design and not (seeded and best):
             return spread_out(space, known, min(count, max(design - len(known), 1)), rng)
         if not best:
@@ -61,21 +63,20 @@ class GuidedSearch:
             return [*wanted, *spread_out(space, {**known, **dict.fromkeys(wanted, math.inf)}, batch - len(wanted), rng)]
         asked = self._asked(space, left, best, rng)
         if seeded and len(known) < self.around and len(best) > 1:
-            batch = max(min(count, self.around_batch), min(count, space.wave))
+            batch = min(count, max(self.around_batch, space.wave))
             # What is best elsewhere is often a step from what is best here, and the model alone prefers long ways.
-            small = steps(space, best[: self.centres])[asked]
+            step = steps(space, best[: self.centres])[asked]
             far = batch // 2
-            return self._batch(space, known, asked, batch, [small] * (batch - far), from_near=far)
-        # Where hardly anything runs, what runs is near what ran.
-        near = 0.5 if len(best) < len(known) / 8 else self.near
+            return self._batch(space, known, asked, batch, [step] * (batch - far), from_near=far)
+        near = max(near, _NEAR_WHAT_RAN) if len(best) < len(known) / 8 else near
         return self._batch(space, known, asked, batch, from_near=math.ceil(near * batch))
 
-    def _terms(self, space: Space, count: int) -> tuple[int, int]:
-        """The samples of the design, and the next batch."""
-        for most, design, batch in _SMALL_BUDGETS:
+    def _terms(self, space: Space, count: int) -> tuple[int, int, float]:
+        """The samples of the design, the next batch, and the share of it that stays near."""
+        for most, design, batch, near in _SMALL_BUDGETS:
             if space.budget is not None and space.budget < most:
-                return min(self.design, design), max(min(count, batch), min(count, space.wave))
-        return self.design, count
+                return min(self.design, design), min(count, max(batch, space.wave)), max(self.near, near)
+        return self.design, count, self.near
 
     def _asked(
         self, space: Space, left: NDArray[np.int64], best: Sequence[int], rng: np.random.Generator

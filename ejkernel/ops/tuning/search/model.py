@@ -30,7 +30,7 @@ _NOISE = (-9.0, -0.5)
 _LENGTH_SPREAD = 1.5
 # A kernel's time often hangs on a product or a quotient of two sizes. With so many samples the most telling of these
 # become columns of their own; with fewer they would be chance.
-_SAMPLES_FOR_PAIRS = 48
+_SAMPLES_FOR_PAIRS = 64
 _MOST_PAIRS = 2
 # Failing or not is a step: what is near a failure may run all the same.
 _LEAST_DOUBT = -4.0
