@@ -117,7 +117,7 @@ def test_the_event_is_a_guess_with_its_source_and_confidence(store):
     event, data = listener.last
 
     assert (event, data["source"]) == ("heuristics", "predicted")
-    assert 0.75 <= data["confidence"] <= 1
+    assert 0.8 <= data["confidence"] <= 1
     assert data["within"] >= 1
     assert data["reason"] == "off (allow_autotune=False)"
 

@@ -140,7 +140,8 @@ class Learned:
         rows = self.table.rows[few]
         apart_by_column = np.moveaxis(self.table.apart(rows, rows), -1, 0) ** 2
         # Two doublings are about what a length is before anything is seen.
-        return fit_lengths(apart_by_column / 4.0, wanted, steps=16)
+        lengths, noise, _ = fit_lengths(apart_by_column / 4.0, wanted, steps=16)
+        return lengths, noise
 
     def _common_columns(self, few: NDArray[np.int64]) -> Array | None:
         """Slowdowns of candidates that many records share, one column each, about its middle; else None."""

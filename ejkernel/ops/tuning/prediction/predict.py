@@ -17,7 +17,7 @@ from .example import Example
 from .learned import LEAST, Learned
 
 # With a lower chance to be near the best there is no answer: the kernel's author may know better.
-LEAST_CHANCE = 0.75
+LEAST_CHANCE = 0.8
 # Times that differ by less are equal: what is left is noise.
 _EQUAL = 0.005
 

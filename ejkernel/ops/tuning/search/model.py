@@ -32,6 +32,8 @@ _LENGTH_SPREAD = 1.5
 # become columns of their own; with fewer they would be chance.
 _SAMPLES_FOR_PAIRS = 64
 _MOST_PAIRS = 2
+# And only where they explain the samples so much better, as a difference of log likelihoods: elsewhere they mislead.
+_LEAST_GAIN = 8.0
 # Failing or not is a step: what is near a failure may run all the same.
 _LEAST_DOUBT = -4.0
 
@@ -67,13 +69,15 @@ def learn(space: Space, seen: NDArray[np.int64], samples: Array, ran: Marks, ask
     scale = scale if scale > 1e-6 else 1.0
     wanted = (targets - middle) / scale
     few = _worth_keeping(samples, ran, _MOST_TO_FIT)
-    lengths, noise = _fit(points[few], groups, wanted[few])
+    lengths, noise, likely = _fit(points[few], groups, wanted[few])
     runs = np.ones(len(asked)) if ran.all() else _chance_to_run(points, groups, ran, ask)
     pairs = _telling_pairs(space, points[few], wanted[few], lengths, noise) if len(few) >= _SAMPLES_FOR_PAIRS else []
     if pairs:
-        points, ask = (np.concatenate([x, *(_pair(space, x, *pair) for pair in pairs)], axis=1) for x in (points, ask))
-        groups = np.append(groups, groups.max() + 1 + np.arange(len(pairs))).astype(np.int32)
-        lengths, noise = _fit(points[few], groups, wanted[few], np.append(lengths, np.full(len(pairs), 0.5)), noise)
+        wider = [np.concatenate([x, *(_pair(space, x, *pair) for pair in pairs)], axis=1) for x in (points, ask)]
+        more = np.append(groups, groups.max() + 1 + np.arange(len(pairs))).astype(np.int32)
+        fitted = _fit(wider[0][few], more, wanted[few], np.append(lengths, np.full(len(pairs), 0.5)), noise)
+        if fitted[2] > likely + _LEAST_GAIN:
+            (points, ask), groups, (lengths, noise, _) = wider, more, fitted
     stretch = np.exp(-lengths)[groups]
     near, far = points * stretch, ask * stretch
     root = np.linalg.cholesky(_with_noise(matern(_distances(near, near)), noise))
@@ -90,7 +94,7 @@ def _chance_to_run(points: Array, groups: NDArray[np.int32], ran: Marks, ask: Ar
     share = ran.mean()
     wanted = (ran - share) / max(float(ran.std()), 1e-3)
     few = np.arange(len(ran))[-_MOST_TO_FIT:]
-    lengths, noise = _fit(points[few], groups, wanted[few])
+    lengths, noise, _ = _fit(points[few], groups, wanted[few])
     stretch = np.exp(-lengths)[groups]
     near = points * stretch
     solved = np.linalg.solve(_with_noise(matern(_distances(near, near)), max(noise, _LEAST_DOUBT)), ran - share)
@@ -143,8 +147,8 @@ def _worth_keeping(samples: Array, ran: Marks, most: int) -> NDArray[np.int64]:
 
 def _fit(
     points: Array, groups: NDArray[np.int32], wanted: Array, lengths: Array | None = None, noise: float = -4.0
-) -> tuple[Array, float]:
-    """Lengths of the groups of columns, and the noise."""
+) -> tuple[Array, float, float]:
+    """Lengths of the groups of columns, the noise, and how likely they make the samples."""
     count = int(groups.max()) + 1
     apart = np.stack([_distances(points[:, groups == g], points[:, groups == g]) for g in range(count)])
     return fit_lengths(apart, wanted, lengths, noise)
@@ -152,7 +156,7 @@ def _fit(
 
 def fit_lengths(
     apart: Array, wanted: Array, lengths: Array | None = None, noise: float = -4.0, *, steps: int = _FIT_STEPS
-) -> tuple[Array, float]:
+) -> tuple[Array, float, float]:
     """Logarithms of lengths and noise of highest posterior density, by steps that grow while the slope keeps its sign.
 
     `apart` has the squared distances of every pair of samples, by length; `wanted` one or several columns of targets.
@@ -173,7 +177,7 @@ def fit_lengths(
         step = np.clip(np.where(turned > 0, step * 1.3, np.where(turned < 0, step * 0.5, step)), 0.02, 1.0)
         before = slope
         at = np.clip(at + np.sign(slope) * step, low, high)
-    return best_at[:-1], float(best_at[-1])
+    return best_at[:-1], float(best_at[-1]), best
 
 
 def _posterior(at: Array, apart: Array, flat: Array, wanted: Array) -> tuple[float, Array]:
