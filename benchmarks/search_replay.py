@@ -1,10 +1,12 @@
 """How near to the best config a search ends, replayed from spaces that were measured exhaustively.
 
 An evaluation is one distinct config, failures included; the truth is the median without the first run, which is cold.
-Beside the default strategy: random search and a genetic algorithm, by the same loop in the same batches. Then short
-searches with seeds from another device of the same kernel, by the rule of the store: what its entry keeps of the record
-of a whole search there. Each search runs twice with one seed in one space, and must take the same path. Exit code 1
-where a limit is broken; where the datasets are absent there is nothing to replay.
+Beside the default strategy at three budgets: random search and a genetic algorithm, by the same loop. Then spaces of
+which half or nearly all fails, in a region as limits of a device make it, and times with noise, where the ten best are
+told apart by the truth as the last race does. Then short searches with seeds from another device of the same kernel, by
+the rule of the store: what its entry keeps of the record of a whole search there. Each search runs twice with one seed
+in one space, and must take the same path. Exit code 1 where a limit is broken; where the datasets are absent there is
+nothing to replay.
 """
 
 from __future__ import annotations
@@ -38,6 +40,12 @@ DATASETS = Path(os.environ.get("EJKERNEL_DATASETS") or Path(__file__).resolve().
 # One run a config: no truth to compare with.
 WITHOUT = ("coulomb3d",)
 EVALUATIONS, SEEDED_EVALUATIONS = 200, 15
+BUDGETS = (50, 100, EVALUATIONS)
+LATER_SEEDED_EVALUATIONS = 30
+# Variants of each space: the share that fails, and how far a time is off.
+VARIANTS = {"half fails": (0.5, 0.0), "98% fails": (0.98, 0.0), "times 10% off": (0.0, 0.1)}
+VARIANT_EVALUATIONS = 100
+FINALISTS = 10
 BATCH = 16
 # Within this of the best counts as found.
 NEAR = 0.05
@@ -112,6 +120,41 @@ def regret(measured: Measured, path: dict[int, float]) -> float:
     return min(path.values()) / measured.best - 1
 
 
+def variant(measured: Measured, failing: float, seed: int) -> Measured:
+    """The space with a region that fails: beyond a limit of a sum of some sizes, as memory and registers have them."""
+    if not failing:
+        return measured
+    rng = np.random.default_rng(seed)
+    points = measured.space.points
+    use = points @ (
+        rng.random(points.shape[1]) * (rng.random(points.shape[1]) < 0.5) + 1e-3 * rng.random(points.shape[1])
+    )
+    limit = np.quantile(use, 1 - failing)
+    seconds = tuple(float("inf") if u > limit else s for u, s in zip(use.tolist(), measured.seconds, strict=True))
+    return replace(measured, seconds=seconds)
+
+
+def run_variant(measured: Measured, failing: float, noise: float, seed: int) -> float | None:
+    """The regret of one search in a variant of a space; None where nothing of it runs."""
+    made = variant(measured, failing, seed)
+    if not np.isfinite(made.best):
+        return None
+    rng = np.random.default_rng(seed)
+    off = np.exp(noise * rng.standard_normal(len(made.seconds)))
+    seen = (np.array(made.seconds) * off).tolist()
+    path = search(
+        made.space,
+        lambda wanted: {i: seen[i] for i in wanted},
+        GuidedSearch(),
+        most=VARIANT_EVALUATIONS,
+        batch=BATCH,
+        seed=seed,
+    )
+    finalists = best_first(path)[:FINALISTS]
+    # Nothing that ran was found: as bad as it gets.
+    return min((made.seconds[i] for i in finalists), default=2 * made.best) / made.best - 1
+
+
 def families(spaces: Iterable[Measured]) -> list[list[Measured]]:
     """Spaces of the same kernel and parameters on several devices."""
     found: dict[tuple[str, ...], list[Measured]] = {}
@@ -145,21 +188,22 @@ def seeded(
     spaces: Sequence[Measured],
     known: Mapping[str, Sequence[Mapping[int, float]]],
     seeds: Callable[[Measured, Mapping[int, float]], list[dict[str, Any]]] = seeds_from,
+    most: int = SEEDED_EVALUATIONS,
 ) -> tuple[list[Runs], ...]:
     """Short searches with the seeds of each sibling, and with those of all siblings together; one a search there."""
     single, together = [], []
     for family in families(spaces):
         for target in family:
             siblings = {s.name: [seeds(s, path) for path in known[s.name]] for s in family if s is not target}
-            single += [_seeded(f"{target.name} from {name}", target, sets) for name, sets in siblings.items()]
+            single += [_seeded(f"{target.name} from {name}", target, sets, most) for name, sets in siblings.items()]
             pooled = [in_turn(sets) for sets in zip(*siblings.values(), strict=True)]
-            together.append(_seeded(f"{target.name} from all siblings", target, pooled))
+            together.append(_seeded(f"{target.name} from all siblings", target, pooled, most))
     return single, together
 
 
-def _seeded(name: str, target: Measured, sets: Iterable[Iterable[dict[str, Any]]]) -> Runs:
+def _seeded(name: str, target: Measured, sets: Iterable[Iterable[dict[str, Any]]], most: int) -> Runs:
     starts = (places_of(cfgs, target) for cfgs in sets)
-    paths = (run(target, GuidedSearch(), seed, some, SEEDED_EVALUATIONS) for seed, some in enumerate(starts))
+    paths = (run(target, GuidedSearch(), seed, some, most) for seed, some in enumerate(starts))
     return Runs(name, tuple(regret(target, path) for path in paths))
 
 
@@ -198,26 +242,33 @@ def main() -> int:
         print("skipped: needs measured search spaces; --datasets or EJKERNEL_DATASETS names their folder")
         return 0
     print(f"Python {platform.python_version()}, numpy {np.__version__}, {len(spaces)} spaces, {options.seeds} seeds")
-    print(f"share within {NEAR:.0%} of the best and mean regret after {EVALUATIONS} evaluations in batches of {BATCH}")
-    show("space (configs)", STRATEGIES)
-    found: dict[str, list[Runs]] = {name: [] for name in STRATEGIES}
+    print(f"share within {NEAR:.0%} of the best and mean regret, in batches of {BATCH} at most")
+    columns = [*((f"guided {budget}", "guided", budget) for budget in BUDGETS)]
+    columns += [(f"{name} {EVALUATIONS}", name, EVALUATIONS) for name in STRATEGIES if name != "guided"]
+    show("space (configs)", [column for column, _, _ in columns])
+    found: dict[str, list[Runs]] = {column: [] for column, _, _ in columns}
     known: dict[str, list[dict[int, float]]] = {}
     spent, start = 0.0, 0.0
+    whole_search = f"guided {EVALUATIONS}"
     for measured in spaces:
-        for name, strategy in STRATEGIES.items():
+        for column, name, budget in columns:
             start = time.perf_counter()
-            paths = [run(measured, strategy, s) for s in range(options.seeds)]
-            spent += (time.perf_counter() - start) * (name == "guided")
-            found[name].append(Runs(measured.name, tuple(regret(measured, path) for path in paths)))
-            if name == "guided":
+            paths = [run(measured, STRATEGIES[name], s, most=budget) for s in range(options.seeds)]
+            spent += (time.perf_counter() - start) * (column == whole_search)
+            found[column].append(Runs(measured.name, tuple(regret(measured, path) for path in paths)))
+            if column == whole_search:
                 known[measured.name] = paths
         show(f"{measured.name} ({len(measured.cfgs):,})", [spell(runs[-1:]) for runs in found.values()])
     show("all", [spell(runs) for runs in found.values()])
     worst = {name: min(runs, key=lambda r: (r.share, -fmean(r.regrets))) for name, runs in found.items()}
     show("worst space", [f"{w.share:.1%} {fmean(w.regrets):.1%}" for w in worst.values()])
     batches = -(-EVALUATIONS // BATCH) * options.seeds * len(spaces)
-    print(f"worst of guided: {worst['guided'].space}; a proposal takes {spent / batches * 1e3:.0f} ms on average")
-    share, mean = summed(found["guided"])
+    print(f"worst of guided: {worst[whole_search].space}; a proposal takes {spent / batches * 1e3:.0f} ms on average")
+    for title, (failing, noise) in VARIANTS.items():
+        ends = [run_variant(m, failing, noise, s) for m in spaces for s in range(options.seeds)]
+        runs = Runs(title, tuple(end for end in ends if end is not None))
+        show(f"{title}, {VARIANT_EVALUATIONS} evaluations", [spell([runs])])
+    share, mean = summed(found[whole_search])
     limits = {"share": share >= LEAST_SHARE, "regret": mean <= MOST_REGRET, "same path": repeats(spaces)}
     if families(spaces):
         print(f"seeded by a search of {EVALUATIONS} evaluations on a sibling device, {SEEDED_EVALUATIONS} evaluations")
@@ -229,6 +280,8 @@ def main() -> int:
         show("all siblings together", [spell(together)])
         show("the three best of one sibling, measured whole", [spell(whole)])
         show("one sibling at a time", [spell(single)])
+        later, _ = seeded(spaces, known, most=LATER_SEEDED_EVALUATIONS)
+        show(f"one sibling at a time, {LATER_SEEDED_EVALUATIONS} evaluations", [spell(later)])
         limits["seeded share"] = summed(single)[0] >= LEAST_SEEDED_SHARE
     print("limits: " + ", ".join(f"{name} {'kept' if kept else 'BROKEN'}" for name, kept in limits.items()))
     return 0 if all(limits.values()) else 1

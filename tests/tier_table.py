@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
+import jax.numpy as jnp
 from fakes import Blocks, Doubling, Listener, TableTuner, call_of, key_of
 from fakes_remote import MemoryObjects, remote, writing
 
@@ -20,8 +22,11 @@ from ejkernel.ops import (
     make_pack,
     overlay_cache,
 )
+from ejkernel.ops.core.description import described
+from ejkernel.ops.core.device import environment
 from ejkernel.ops.core.errors import NoConfigError
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.core.record import Record, Trial
 from ejkernel.ops.store.store import StoredEntry
 
 KERNEL = Doubling()
@@ -30,6 +35,17 @@ GUESS, OTHER = Blocks(1), Blocks(2)
 HEADER = (
     "| tier | answers with | last event | in memory afterwards | on disk afterwards |\n| --- | --- | --- | --- | --- |"
 )
+
+
+def tuned_calls() -> Iterator[tuple[Key, StoredEntry]]:
+    """Tunings of other lengths, all of them with one winner."""
+    for length in (16, 32, 64, 128, 256):
+        call = call_of(KERNEL, jnp.ones(length))
+        trials = [Trial(Blocks(size), samples_s=(seconds,)) for size, seconds in ((1, 3.0), (2, 1.0), (4, 2.0))]
+        record = Record(trials=tuple(trials), winner=1, heuristic=0)
+        here = environment(jax.devices()[0])
+        entry = StoredEntry(OTHER, here, "autotune", "forward", summary=record.summary(), call=described(call))
+        yield Key(*key_of(KERNEL, call)), entry
 
 
 class Scene:
@@ -73,6 +89,10 @@ class Scene:
                 case "SeedTier":
                     self.store.keep(self.key, StoredEntry(OTHER, {"jax": "0.1", "jaxlib": "0.1"}, "autotune"))
                     self.policy = AutotunePolicy(allow_autotune=False)
+                case "PredictedTier":
+                    for key, entry in tuned_calls():
+                        self.store.keep(key, entry)
+                    self.policy = AutotunePolicy(allow_autotune=False, allow_predictions=True)
                 case "HeuristicsTier":
                     self.policy = AutotunePolicy(allow_autotune=False)
                 case "error":
@@ -105,7 +125,8 @@ def tier_table() -> str:
     """The tiers in the order in which a selector asks them; the last line is what is left where none answers."""
     with tempfile.TemporaryDirectory() as folder:
         scene = Scene(Path(folder))
-        tiers = [(type(tier).__name__, tier.name, type(tier).__doc__) for tier in scene.selector()._tiers(scene.policy)]
+        every = AutotunePolicy(allow_predictions=True)
+        tiers = [(type(tier).__name__, tier.name, type(tier).__doc__) for tier in scene.selector()._tiers(every)]
     return "\n".join([HEADER, *(row(*tier) for tier in [*tiers, ("error", "error", NoConfigError.__doc__)])])
 
 

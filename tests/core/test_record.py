@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
+import random
 import subprocess
 import sys
 from typing import get_args
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from ejkernel.ops.core.codec import decode
 from ejkernel.ops.core.record import FORMAT, Objective, Record, Status, Stop, Trial
+from ejkernel.ops.timing.race import Lane
 
 texts = st.text(max_size=12)
 times = st.floats(0, allow_nan=False, allow_infinity=False)
@@ -225,3 +228,14 @@ def test_reading_a_record_imports_no_jax():
     )
     done = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_thousand_tunings_fit_into_twenty_megabytes():
+    """A record of 24 candidates, half of which stayed for all rounds, and its summary take less than 20 kB."""
+    rng = random.Random(0)
+    cfgs = [{"implementation": "triton", "block_m": 128, "block_n": n, "num_warps": 8} for n in range(24)]
+    lanes = [Lane({r: math.log(rng.uniform(1e-5, 2e-5)) for r in range(40 if n % 2 else 5)}) for n in range(24)]
+    trials = [Trial(cfg, samples_s=lane.seconds, compile_s=0.5) for cfg, lane in zip(cfgs, lanes, strict=True)]
+    record = Record(trials=tuple(trials), winner=1, heuristic=0, gain=(1.1, 1.0, 1.2))
+
+    assert len(record.dumps()) + len(json.dumps(record.summary())) < 20_000

@@ -15,7 +15,7 @@ from ..core.kernel import check_cfg_type
 from ..core.record import Record
 from ..core.request import Hit, Keep, Miss, Planned, Request
 from ..tuning.job import TuningJob
-from .failed_calls import Failure
+from .failed_calls import Failure, OutOfTime
 from .tunability import untunable_because
 from .tuning_job import TuningWarning, job_for
 from .walk import Tier
@@ -56,7 +56,7 @@ class AutotuneTier(Tier):
             record = self.tune(request, job_for(request, offered.cfgs, offered.refused))
         except OutOfTimeError as error:
             # Another process, with more time, may do better.
-            self.failed[failure] = str(error)
+            self.failed[failure] = OutOfTime(error)
             return Miss(str(error), None, error.record)
         except TuningError as error:
             self.failed[failure] = f"all {len(error.reasons)} candidates failed; first: {error.reasons[0]}"
@@ -111,7 +111,8 @@ class AutotuneTier(Tier):
         """The candidates that would be measured, or the answer without that."""
         failure = (request.key, type(request.kernel))
         if failure in self.failed:
-            return Miss(f"failed before in this process: {self.failed[failure]}", ())
+            reason = self.failed[failure]
+            return Miss(f"failed before in this process: {reason}", None if isinstance(reason, OutOfTime) else ())
         offered = offer(request, empty=lambda message: say(("empty", request.key.op_id), message))
         cfgs = offered.cfgs
         if len(distinct(cfgs)) == 1:

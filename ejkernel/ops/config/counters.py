@@ -24,6 +24,7 @@ class Counters(Shown):
     # Tunings that ended with a cfg, explicit ones included.
     autotune: int = 0
     seeds: int = 0
+    predicted: int = 0
     heuristics: int = 0
     # Choices that no tier had an answer for.
     error: int = 0

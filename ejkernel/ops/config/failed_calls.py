@@ -12,6 +12,13 @@ from ..tuning.tuner import Tuner
 # By class as well: a corrected one may have what the old one lacked.
 Failure = tuple[Key, type]
 
+
+class OutOfTime(str):
+    """The reason of a tuning that ran out of time: its candidates may be as good as any."""
+
+    __slots__ = ()
+
+
 # By tuner: another one may do what this one could not. Our own are all alike.
 _of_ours: dict[Failure, str] = {}
 _of_others: WeakKeyDictionary[Any, dict[Failure, str]] = WeakKeyDictionary()

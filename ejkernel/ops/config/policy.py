@@ -21,6 +21,8 @@ class AutotunePolicy(Shown):
     allow_heuristics: bool = True
     cache_miss_fallback: Fallback = "autotune"
     validate_backward: bool = False
+    # Answers from the records of other calls, where nothing was measured; off where heuristics are.
+    allow_predictions: bool = False
 
     def __post_init__(self) -> None:
         """Rejects values that mean nothing."""
@@ -28,7 +30,7 @@ class AutotunePolicy(Shown):
             raise PolicyValueError(
                 f"cache_miss_fallback={self.cache_miss_fallback!r} is unknown; use 'autotune' or 'heuristics'"
             )
-        for name in ("allow_autotune", "allow_heuristics", "validate_backward"):
+        for name in ("allow_autotune", "allow_heuristics", "validate_backward", "allow_predictions"):
             if not isinstance(getattr(self, name), bool):
                 raise PolicyValueError(f"{name}={getattr(self, name)!r} is unknown; use True or False")
 

@@ -49,6 +49,7 @@ from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
 from .policy import in_force
 from .policy import policy_override as policy_override
+from .predicted_tier import PredictedTier, Predictions
 from .recall import Recall, question_of
 from .remote_tier import RemoteTier
 from .static_floats import StaticFloats
@@ -107,6 +108,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         self._tuned: dict[Key, tuple[int, Objective, type]] = {}
         # What tunings left behind where no store keeps it.
         self._records: dict[Key, Record] = {}
+        self._predictions = Predictions(self.stores, self._records)
         # Tunings that were traced ahead of their turn.
         self._prepared: dict[Key, PreparedAhead] = {}
         # What was answered from memory while programs were traced.
@@ -302,7 +304,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
         # Made anew where any part of this selector was replaced: a choice from memory costs less than making it.
         parts = (policy, lock, *vars(self).values())
-        known = (self.tuning_is_off(), inline_budget.why_over(self._settings), *map(id, parts))
+        over = inline_budget.why_over(self._settings) if policy.allow_autotune else ""
+        known = (self.tuning_is_off(), over, *map(id, parts))
         listed = self._listed.get(known)
         if listed is None:
             self._listed.clear()
@@ -322,6 +325,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             Off("packs", "") if packs is None else PacksTier(packs),
             autotune,
             _SEEDS,
+            self._predicted_or_why_not(policy),
             _HEURISTICS if policy.allow_heuristics else Off("heuristics", "off (allow_heuristics=False)"),
         )
         return tiers if lock is None else (*tiers[:2], *(Off(tier.name, LOCKED) for tier in tiers[2:]))
@@ -342,6 +346,13 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if policy.cache_miss_fallback != "autotune":
             return Off("autotune", f"off (cache_miss_fallback={policy.cache_miss_fallback!r})")
         return self._unless_off(sole_answers=not policy.allow_heuristics)
+
+    def _predicted_or_why_not(self, policy: AutotunePolicy) -> Tier:
+        if not policy.allow_heuristics:
+            return Off("predicted", "")
+        if not policy.allow_predictions:
+            return Off("predicted", "off (allow_predictions=False)")
+        return PredictedTier(self._predictions)
 
     def _unless_off(self, *, sole_answers: bool = False, again: bool = False) -> Tier:
         """The tier that tunes, as far as the settings let it; `again` tunes whatever is known already."""
@@ -500,9 +511,15 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
     def _complete(self, request: Request, job: TuningJob, *, again: bool) -> TuningJob:
         """The job with what this selector knows: budget, seeds of similar calls, and where its journal lies."""
         # A race of a few candidates needs no start.
-        similar = warm_start_configs(self.stores(), request, job.candidates) if len(job.candidates) > FEW else ()
+        similar = self._known_elsewhere(request, job.candidates) if len(job.candidates) > FEW else ()
         seeds, seconds = [*job.seeds, *similar], self._seconds_left(request, again=again)
         return replace(job, seconds=seconds, seeds=seeds, offline=again, journal=journal_folder())
+
+    def _known_elsewhere(self, request: Request, offered: Sequence[Any]) -> list[Any]:
+        """The cfgs that records of other calls speak for: what they predict, then the best of the nearest ones."""
+        found = self._predictions.ask(request, offered) if self.policy.allow_predictions else ""
+        likely = [] if isinstance(found, str) else [found.cfg]
+        return [*likely, *warm_start_configs(self.stores(), request, offered)]
 
     @staticmethod
     def _lock_for(request: Request) -> Callable[[float], AbstractContextManager[None]]:

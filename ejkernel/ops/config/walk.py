@@ -92,7 +92,7 @@ def walk(tiers: Sequence[Tier], request: Request, ask: Ask = find, *, hold: Call
         if tier.exclusive and hold is not None:
             begin_again, hold = hold(), None
             if begin_again:
-                return walk(tiers, replace(request, seeds=()), ask)
+                return walk(tiers, replace(request, seeds=(), none_ran=False), ask)
         answer = ask(tier, request)
         if isinstance(answer, Hit):
             return Walked(request, answer, tuple(misses), None, answer.tier, failed)
@@ -101,7 +101,8 @@ def walk(tiers: Sequence[Tier], request: Request, ask: Ask = find, *, hold: Call
         failed = answer.record or failed
         if answer.seeds is not None:
             # None at all: they were measured with the candidates, and failed with them.
-            request = replace(request, seeds=(*request.seeds, *answer.seeds) if answer.seeds else ())
+            seeds = (*request.seeds, *answer.seeds) if answer.seeds else ()
+            request = replace(request, seeds=seeds, none_ran=request.none_ran or not answer.seeds)
         if answer.reason:
             misses.append((tier.name, answer.reason))
     return Walked(request, None, tuple(misses), failed=failed)

@@ -14,6 +14,7 @@ from .errors import ConfigTypeError, RecordFormatError
 from .shown import Shown
 from .standing import verdict
 from .table import HEADER, record_rows, record_table
+from .times import times_of
 
 FORMAT = 1
 
@@ -129,7 +130,19 @@ class Record(Shown):
             "clock": self.clock,
             "stop": self.stop,
             **({} if self.space is None else self._for_kin()),
+            **self._times(),
         }
+
+    def _times(self) -> dict[str, Any]:
+        """The times of all candidates, from which other calls are predicted."""
+        # The host's noise only adds, so a lower quantile of its samples stands for a candidate.
+        quantile = 0.25 if self.clock.startswith("wall") else 0.5
+        try:
+            times = times_of(self.trials, raced=self.space is None, quantile=quantile)
+        # What JSON cannot hold is not kept by a store either.
+        except ConfigTypeError:
+            return {}
+        return {"times": times} if times and len(json.dumps(times)) <= _MOST_TIMES else {}
 
     def _for_kin(self) -> dict[str, Any]:
         """Figures of a search that start the operation's next search, for another call or on another device."""
@@ -229,6 +242,7 @@ _NEXT_BEST, _ALIKE = 4, 2
 _MOST_TEXT = 2000
 # Candidates that a notebook lists.
 _MOST_ROWS = 50
+_MOST_TIMES = 8000
 
 
 def _unlike(one: Any, other: Any, quite: bool) -> bool:

@@ -116,6 +116,8 @@ class Request:
     # The passes that a tuning must have covered: forward, or forward and backward.
     objective: Objective
     seeds: tuple[Hit, ...] = ()
+    # Did every candidate of this call fail?
+    none_ran: bool = False
     # The limit of a tuning that other processes wait for; the process's own budget holds as well.
     seconds: float | None = None
 

@@ -84,7 +84,7 @@ class Entry(Shown):
     @property
     def is_guess(self) -> bool:
         """Is this what the kernel's author would take, unmeasured?"""
-        return self.source == "heuristics"
+        return self.source in ("heuristics", "predicted")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Explanation(Shown):
     op_id: str
     call_key: str
     call: Mapping[str, str]
-    # override, overlay, memory, persistent, packs, autotune, seeds, heuristics or error.
+    # override, overlay, memory, persistent, packs, autotune, seeds, predicted, heuristics or error.
     tier: str
     # None where it would have to be tuned first, or where nothing answers.
     cfg: Any
@@ -158,6 +158,8 @@ def _explained(selector: ConfigSelectorChain[Any, Any], seen: Walked) -> Explana
             figures = summary_of(record)
         elif entry is not None:
             figures = summary_of_entry(entry.summary)
+    elif hit is not None:
+        origin = {f"from call {number}": text for number, text in enumerate(hit.data.get("calls", ()), 1)}
     return Explanation(
         *key,
         call=seen.request.call,
@@ -203,6 +205,8 @@ def _answer(seen: Walked) -> str:
         "environment": "tuned in another environment ({})",
         "code": "tuned for other code of the kernel ({})",
         "process": "as process {} decided for all",
+        "confidence": "predicted: within 5% of the best with a chance of {:.0%}",
+        "within": "at most {:.2f} times the best in nine of ten",
     }
     said = [text.format(seen.hit.data[name]) for name, text in notes.items() if name in seen.hit.data]
     if not seen.hit.measured and not is_program_text(seen.request):

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from ..core.times import rounded
+
 # One round: seconds of each candidate in this order, or what it raised. One that is left out had no turn: time is up.
 Round = Callable[[Sequence[int]], Mapping[int, float | Exception]]
 
@@ -63,7 +65,8 @@ class Lane:
     @property
     def seconds(self) -> tuple[float, ...]:
         """The candidate's samples in seconds, in order."""
-        return tuple(math.exp(value) for value in self.samples.values())
+        # Six digits are more than any clock has, and a store of a thousand records stays small.
+        return tuple(rounded(math.exp(value), 6) for value in self.samples.values())
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,8 @@ class SearchDriver:
         self.numbers: dict[int, int] = {}
         # What a search that was killed has timed: points to learn from, marked by having no number.
         self._earlier = dict(earlier or {})
+        # Seconds of the last batch.
+        self._took = 0.0
         left = deadline - time.perf_counter()
         self._until = deadline - _RESERVE * left if math.isfinite(left) else math.inf
 
@@ -93,6 +95,7 @@ class SearchDriver:
             most=effort.evaluations,
             batch=BATCH,
             seed=seed,
+            wave=self._wave,
             out_of_time=lambda: time.perf_counter() >= self._until or self.answer is not None,
             earlier=self._like_now,
         )
@@ -101,9 +104,20 @@ class SearchDriver:
         if again and self.answer is None and time.perf_counter() < self._until:
             self._measure(again)
 
+    def _wave(self, left: int) -> int:
+        """The smallest batch with which the evaluations that are left fit into the time that is left.
+
+        Configs of a batch compile side by side: where that takes most of the time, small batches waste it.
+        """
+        if not self._took or not math.isfinite(self._until):
+            return 1
+        waves = max(1, int((self._until - time.perf_counter()) / self._took))
+        return min(BATCH, math.ceil(left / waves))
+
     def _like_now(self, known: Mapping[int, float]) -> Mapping[int, float]:
         """Seconds of the earlier search, scaled by the configs that both searches have timed."""
-        both = [known[i] / self._earlier[i] for i in known.keys() & self._earlier.keys() if math.isfinite(known[i])]
+        shared = [i for i in known.keys() & self._earlier.keys() if self._earlier[i] > 0]
+        both = [known[i] / self._earlier[i] for i in shared if math.isfinite(known[i])]
         scale = median(both) if both else 1.0
         return {i: seconds * scale for i, seconds in self._earlier.items()}
 
@@ -121,6 +135,7 @@ class SearchDriver:
         return raced
 
     def _measure(self, wanted: Sequence[int]) -> Mapping[int, float]:
+        start = time.perf_counter()
         entered = self.candidates.enter([self.cfgs[i] for i in wanted])
         self.numbers.update(zip(wanted, entered, strict=True))
         self.runner.compile(self._until, self.deadline)
@@ -131,6 +146,7 @@ class SearchDriver:
             self.runner.check(self._until)
             found = self._look(wanted)
         late = time.perf_counter() >= self._until
+        self._took = time.perf_counter() - start
         for i in wanted:
             number = self._runs_as(i)
             if number in found:
@@ -171,7 +187,7 @@ class SearchDriver:
         best = min(seconds.values(), default=math.inf)
         for number in fresh:
             if number in seconds:
-                self.runner.note_seconds(number, seconds[number], seconds[number] / best)
+                self.runner.note_seconds(number, seconds[number], seconds[number] / best if best > 0 else 1.0)
 
     def _runs_as(self, i: int) -> int:
         return self.candidates.runs_as(self.numbers[i])
@@ -180,5 +196,5 @@ class SearchDriver:
 def _seconds(number: int, rows: Rows, base: tuple[int, float] | None) -> float:
     """Seconds of a config: its ratio to the best so far in the same rounds, times the known seconds of that one."""
     own = [row for row in rows if number in row]
-    ratios = [] if base is None else [row[number] / row[base[0]] for row in own if base[0] in row]
+    ratios = [] if base is None else [row[number] / row[base[0]] for row in own if row.get(base[0], 0.0) > 0]
     return base[1] * median(ratios) if base and ratios else median(row[number] for row in own)

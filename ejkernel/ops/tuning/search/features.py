@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,8 @@ _MOST_METHODS = 8
 _MOST_NAMES = 64
 
 _ABSENT = "<absent>"
+# Values without fields of their own.
+_PLAIN = {int, float, str, bool, type(None)}
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,14 @@ class Space:
     # For each column of `points`: columns of one group are one question, such as which of some names.
     groups: NDArray[np.int32]
     names: tuple[str, ...] = ()
+    # For each column of `points` with the logarithm of a size: doublings from 0 to 1; zero for all others.
+    doublings: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     # Configs to measure first: the heuristic's, then what was found for other calls or on other devices.
     starts: tuple[int, ...] = ()
+    # Terms of the search: configs that it may measure in all, where that is known, and the smallest batch that is
+    # worth its compilation.
+    budget: int | None = None
+    wave: int = 1
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -63,30 +71,45 @@ class Space:
 
 def space_of(cfgs: Sequence[Any], starts: Sequence[int] = ()) -> Space:
     """The space of some configs; one without any field that varies where they have none."""
-    rows = [dict(leaves(cfg)) for cfg in cfgs]
-    names = dict.fromkeys(name for row in rows for name in row)
     codes, columns, kept = [], [], []
     groups: list[int] = []
-    for name in names:
-        values = [row.get(name, _ABSENT) for row in rows]
+    doublings: list[float] = []
+    for name, values in _values(cfgs).items():
         levels, code = _levels(values)
         if len(levels) < 2:
             continue
         codes.append(code)
         kept.append(name)
+        doublings.append(_doublings(levels))
         for group in _columns(levels):
             number = groups[-1] + 1 if groups else 0
             for column in group:
                 columns.append(column[code])
                 groups.append(number)
+                doublings += [0.0] * (len(columns) - len(doublings))
     empty = (len(cfgs), 0)
     return Space(
         np.stack(codes, axis=1) if codes else np.zeros(empty, np.int32),
         np.stack(columns, axis=1) if columns else np.zeros(empty),
         np.array(groups, np.int32),
         tuple(kept),
+        np.array(doublings),
         tuple(starts),
     )
+
+
+def _values(cfgs: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    """The values of each named leaf, over all configs."""
+    kinds = set(map(type, cfgs))
+    if len(kinds) == 1 and dataclasses.is_dataclass(kind := kinds.pop()):
+        names = [f.name for f in dataclasses.fields(kind)]
+        # A hundred thousand configs are common: by fields, not by configs, this takes a tenth of the time.
+        columns = {name: [getattr(cfg, name) for cfg in cfgs] for name in names}
+        if all(set(map(type, values)) <= _PLAIN for values in columns.values()):
+            return dict(columns)
+    rows = [dict(leaves(cfg)) for cfg in cfgs]
+    every = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, _ABSENT) for row in rows] for name in every}
 
 
 def leaves(cfg: Any) -> Iterator[tuple[str, Any]]:
@@ -122,7 +145,10 @@ def _fields(value: Any) -> Mapping[Any, Any] | None:
 
 def _levels(values: Sequence[Any]) -> tuple[list[Any], NDArray[np.int32]]:
     """The distinct values of a field in a stable order, and which one each config has."""
-    names = [_name(value) for value in values]
+    # Values of one plain kind are equal where Python says so; otherwise 1, 1.0 and True are three values.
+    plain = len(kinds := set(map(type, values))) == 1 and kinds <= {int, str, bool}
+    known = {value: _name(value) for value in set(values)} if plain else None
+    names = [known[value] for value in values] if known is not None else [_name(value) for value in values]
     first = dict(zip(names, values, strict=True))
     order = sorted(first, key=lambda name: (not _is_number(first[name]), _sort_key(first[name]), name))
     place = {name: number for number, name in enumerate(order)}
@@ -181,6 +207,14 @@ def _line(values: NDArray[np.float64]) -> NDArray[np.float64]:
     low, high = np.nanmin(values), np.nanmax(values)
     # What is no number lies in the middle; a column of its own tells it apart.
     return np.nan_to_num((values - low) / (high - low), nan=0.5)
+
+
+def _doublings(levels: Sequence[Any]) -> float:
+    """Doublings from the smallest to the largest size; zero where a field is not one of sizes."""
+    if not all(map(_is_number, levels)) or min(levels) <= 0:
+        return 0.0
+    ratio = float(max(levels)) / float(min(levels))
+    return math.log2(ratio) if ratio >= _LOG_RATIO else 0.0
 
 
 def _twos(levels: Sequence[Any], numbers: Sequence[bool]) -> NDArray[np.float64] | None:

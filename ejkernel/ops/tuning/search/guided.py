@@ -19,6 +19,11 @@ from .strategy import Known, best_first, neighbours, steps, unknown
 _MOST_ASKED = 20_000
 # The batch is put together from so many of the most promising configs.
 _SHORTLIST = 768
+# Small budgets: below so many evaluations in all, so many are spread out first, so many are a batch, and this share
+# of it stays near the best so far. A design of 32 eats a budget of 50, and a batch of 16 teaches nothing until its end.
+_SMALL_BUDGETS = ((64, 16, 4, 0.25), (160, 16, 8, 0.5))
+# Where hardly anything runs, what runs is near what ran.
+_NEAR_WHAT_RAN = 0.5
 
 
 @final
@@ -26,7 +31,7 @@ _SHORTLIST = 768
 class GuidedSearch:
     """Spreads out first, or looks around the configs of a warm start; then goes where the model expects most."""
 
-    # With fewer samples than this there is nothing to learn from yet.
+    # With fewer samples than this there is nothing to learn from yet; less for small budgets.
     design: int = 32
     # The share of a batch that differs in one field from one of the best so far: a model can be wrong.
     near: float = 0.25
@@ -37,22 +42,41 @@ class GuidedSearch:
 
     def propose(self, space: Space, known: Known, count: int, rng: np.random.Generator) -> Sequence[int]:
         """The next batch."""
+        # Far from every sample terms vanish and quotients overflow, as they should.
+        with np.errstate(all="ignore"):
+            return self._propose(space, known, count, rng)
+
+    def _propose(self, space: Space, known: Known, count: int, rng: np.random.Generator) -> Sequence[int]:
         left = unknown(space, known)
         best = best_first(known)
         if len(left) <= count:
             return [int(i) for i in left]
         if not space.has_fields:
             return RandomSearch().propose(space, known, count, rng)
+        seeded = len(space.starts) > 1
+        design, batch, near = self._terms(space, count)
+        if len(known) < design and not (seeded and best):
+            return spread_out(space, known, min(count, max(design - len(known), 1)), rng)
+        if not best:
+            # Limits of a device are exceeded on one side of a field, so half of the batch goes to corners.
+            wanted = corners(space, left, batch // 2, rng)
+            return [*wanted, *spread_out(space, {**known, **dict.fromkeys(wanted, math.inf)}, batch - len(wanted), rng)]
         asked = self._asked(space, left, best, rng)
-        if len(space.starts) > 1 and len(known) < self.around and len(best) > 1:
-            count = min(count, self.around_batch, self.around - len(known))
+        if seeded and len(known) < self.around and len(best) > 1:
+            batch = min(count, max(self.around_batch, space.wave))
             # What is best elsewhere is often a step from what is best here, and the model alone prefers long ways.
-            small = steps(space, best[: self.centres])[asked]
-            far = count // 2
-            return self._batch(space, known, asked, count, [small] * (count - far), from_near=far)
-        if len(known) < self.design or len(best) < 2:
-            return spread_out(space, known, min(count, max(self.design - len(known), 1)), rng)
-        return self._batch(space, known, asked, count, from_near=math.ceil(self.near * count))
+            step = steps(space, best[: self.centres])[asked]
+            far = batch // 2
+            return self._batch(space, known, asked, batch, [step] * (batch - far), from_near=far)
+        near = max(near, _NEAR_WHAT_RAN) if len(best) < len(known) / 8 else near
+        return self._batch(space, known, asked, batch, from_near=math.ceil(near * batch))
+
+    def _terms(self, space: Space, count: int) -> tuple[int, int, float]:
+        """The samples of the design, the next batch, and the share of it that stays near."""
+        for most, design, batch, near in _SMALL_BUDGETS:
+            if space.budget is not None and space.budget < most:
+                return min(self.design, design), min(count, max(batch, space.wave)), max(self.near, near)
+        return self.design, count, self.near
 
     def _asked(
         self, space: Space, left: NDArray[np.int64], best: Sequence[int], rng: np.random.Generator
@@ -76,11 +100,30 @@ class GuidedSearch:
         seen = np.array(list(known))
         seconds = np.array(list(known.values()))
         ran = np.isfinite(seconds)
-        samples = np.log(np.where(ran, seconds, 1.0))
-        belief = learn(space.points[seen], space.groups, samples, ran, space.points[asked])
+        samples = _logarithms(seconds, ran)
+        belief = learn(space, seen, samples, ran, asked)
         goal = float(samples[ran].min())
         near = neighbours(space, best_first(known)[: self.centres])[asked]
         return [int(asked[i]) for i in _pick(belief, goal, [*first, *[near] * from_near], count)]
+
+
+def _logarithms(seconds: Array, ran: NDArray[np.bool_]) -> Array:
+    """Log seconds; a clock that says zero or less means less than it can tell, half of the least that it told."""
+    told = seconds[ran & (seconds > 0)]
+    least = 0.5 * float(told.min()) if len(told) else 1e-9
+    return np.asarray(np.log(np.where(ran, np.maximum(seconds, least), 1.0)))
+
+
+def corners(space: Space, left: NDArray[np.int64], count: int, rng: np.random.Generator) -> list[int]:
+    """Configs at the ends of their fields, each the last one in a direction by chance."""
+    found: list[int] = []
+    points = space.points[left]
+    for _ in range(count):
+        direction = rng.choice((-1.0, 1.0), size=points.shape[1])
+        far = points @ direction
+        far[np.isin(left, found)] = -math.inf
+        found.append(int(left[int(np.argmax(far))]))
+    return found
 
 
 def spread_out(space: Space, known: Known, count: int, rng: np.random.Generator) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,16 +22,19 @@ def search(
     most: float,
     batch: int = 16,
     seed: int = 0,
+    wave: Callable[[int], int] = lambda left: 1,
     out_of_time: Callable[[], bool] = lambda: False,
     earlier: Callable[[Mapping[int, float]], Mapping[int, float]] = lambda known: {},
 ) -> dict[int, float]:
     """Seconds of every config that was measured, in order; the same for the same seed and the same times.
 
-    `earlier` gives what another search knows, from what the first batch of this one has shown.
+    `wave` says how many configs the next batch should have at least, from how many may still be measured. `earlier`
+    gives what another search knows, from what the first batch of this one has shown.
     """
     rng = np.random.default_rng(seed)
     known: dict[int, float] = {}
     most = int(min(most, len(space)))
+    space = replace(space, budget=most)
     wanted = _fresh(space.starts, known, len(space))
     # A lone start would compile alone: it goes with the first batch.
     if len(wanted) < 2:
@@ -44,7 +48,9 @@ def search(
             known = {**earlier(known), **known}
         if len(known) >= most or any(i not in found for i in wanted) or out_of_time():
             break
-        wanted = _fresh(strategy.propose(space, known, min(batch, most - len(known)), rng), known, len(space))
+        left = most - len(known)
+        space = replace(space, wave=wave(left))
+        wanted = _fresh(strategy.propose(space, known, min(batch, left), rng), known, len(space))
     return known
 
 
