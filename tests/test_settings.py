@@ -39,6 +39,7 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "packs": (),
         "agree": True,
         "agree_seconds": 120.0,
+        "triton": True,
         "no_color": False,
     }
 

@@ -38,6 +38,8 @@ class Settings:
     packs: tuple[str, ...] | None = ()
     agree: bool = True
     agree_seconds: float = AGREE_SECONDS
+    # Do ways of the library that JAX's Triton backend compiles take part?
+    triton: bool = True
     # The convention of terminals (no-color.org): any value at all means plain text.
     no_color: bool = False
 
@@ -60,6 +62,7 @@ class Settings:
             packs=_paths("EJKERNEL_OPS_PACKS"),
             agree=_switch("EJKERNEL_OPS_AGREE"),
             agree_seconds=_bound("EJKERNEL_OPS_AGREE_SECONDS", AGREE_SECONDS),
+            triton=_switch("EJKERNEL_OPS_TRITON"),
             no_color=no_color(),
         )
 
