@@ -21,6 +21,7 @@ from .narrow import split
 from .ragged_dot_tiles import in_parts, masked, masked_outer, starts_of, tiled, tiled_outer
 from .ready_made import gpu_kernels
 from .reverse import recomputed
+from .triton.served import missing as triton_missing
 
 _ARRAYS = ("lhs", "rhs", "group_sizes")
 # An H200 does some 180 operations while it reads a byte, and each row is one operation a byte of the matrices.
@@ -127,6 +128,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         """
         if _named(inv)["lhs"].shape[0] <= _FEW_ROWS:
             return RaggedDotConfig("xla")
+        if triton_missing():
+            return self.heuristic_cfg(inv)
         return RaggedDotConfig("triton", _average(inv, least=16, most=128), 128, 64 if _narrow(inv) else 32, 4, 3)
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
@@ -164,6 +167,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
                 return "JAX's Mosaic kernel does not say over which mesh axes it varies; use check_vma=False"
             wanted = given.get("preferred_element_type")
             return mosaic_refuses(given["lhs"], given["rhs"], wanted, cfg, capability) or True
+        if triton_missing():
+            return triton_missing()
         # Both operands of each stage are in shared memory at once; a Hopper GPU has 227 KiB of it for a program.
         size = (cfg.block_m or 0) + (cfg.block_n or 0)
         held = size * (cfg.block_k or 0) * given["lhs"].dtype.itemsize * (cfg.num_stages or 1)
@@ -287,6 +292,9 @@ def _outer_way(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array
         return masked_outer
     if cfg.implementation == "tiled":
         return lambda *args, **kwargs: tiled_outer(*args, tile=cfg.block_m or 128, **kwargs)
+    if triton_missing():
+        # Whole tiles of rows: their matrices are added up in memory, so few are better.
+        return lambda *args, **kwargs: in_parts(tiled_outer, 1)(*args, tile=512, **kwargs)
     from .ragged_dot_triton import Tile, triton_outer
 
     # Its blocks are of the matrix, so the rows of a group, however few, do not bound them.

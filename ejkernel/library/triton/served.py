@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from importlib.util import find_spec
 from types import ModuleType
@@ -18,7 +19,16 @@ def missing() -> str:
     """The reason that no way of Pallas-Triton takes part; empty where they do."""
     if not Settings.read().triton:
         return "EJKERNEL_OPS_TRITON=off leaves Pallas-Triton out"
-    return "" if find_spec(_MODULE) else f"jax {jax.__version__} has no Pallas-Triton"
+    return "" if _is_there() else f"jax {jax.__version__} has no Pallas-Triton"
+
+
+@functools.cache
+def _is_there() -> bool:
+    try:
+        return find_spec(_MODULE) is not None
+    # A module that is blocked, or that has no parent.
+    except (ValueError, ImportError):
+        return False
 
 
 def backend() -> ModuleType:
