@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..ops import Executor, Kernel, default_executor
+from .providers import with_providers
 
 
 def call(
@@ -14,4 +15,4 @@ def call(
     # `cfg=None` would do, but a call with a keyword of the executor's own does not take its short way.
     if cfg is not None:
         kwargs["cfg"] = cfg
-    return (executor or default_executor())(kernel, *args, **kwargs)
+    return (executor or default_executor())(with_providers(kernel), *args, **kwargs)
