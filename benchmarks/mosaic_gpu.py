@@ -114,7 +114,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=sorted(CASES), help="operations")
     parser.add_argument("--here", help="one operation, in this process")
-    parser.add_argument("--seconds", type=float, default=60.0, help="most that one operation may take")
+    parser.add_argument("--seconds", type=float, default=45.0, help="most that one operation may take")
     options = parser.parse_args()
     if options.here is None:
         status = 0

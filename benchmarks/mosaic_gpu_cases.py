@@ -15,6 +15,10 @@ from ejkernel.library import (
     LayerNormConfig,
     LinearCrossEntropy,
     LinearCrossEntropyConfig,
+    Matmul,
+    MatmulConfig,
+    RaggedDot,
+    RaggedDotConfig,
     RmsNorm,
     RmsNormConfig,
     Softmax,
@@ -125,9 +129,56 @@ def cross_entropy_cases() -> list[MosaicCase]:
     return found
 
 
+def matmul_cases() -> list[MosaicCase]:
+    """Products with bias and activation, and without."""
+    found = []
+    for m, k, n, activation in ((4096, 4096, 4096, None), (8192, 4096, 14336, "gelu"), (1000, 2048, 5632, "silu")):
+
+        def make(rng: Any, m: int = m, k: int = k, n: int = n) -> tuple[Any, ...]:
+            return narrow(rng, m, k), narrow(rng, k, n) * ml_dtypes.bfloat16(0.02), narrow(rng, n)
+
+        def plain(a: Any, b: Any, bias: Any, activation: Any = activation) -> Any:
+            total = jnp.matmul(a, b, preferred_element_type=jnp.float32) + bias.astype(jnp.float32)
+            return (total if activation is None else getattr(jax.nn, activation)(total)).astype(a.dtype)
+
+        tiles = ((128, 256, 3), (128, 128, 4), (128, 128, 5), (256, 128, 3))
+        cfgs = [MatmulConfig("mosaic", m_, n_, 64, num_stages=s) for m_, n_, s in tiles]
+        cfgs.append(MatmulConfig("triton", 128, 256, 64, num_warps=8, num_stages=3))
+        static = {} if activation is None else {"activation": activation}
+        name = f"matmul {m}x{k}x{n} {activation}"
+        found.append(MosaicCase(name, Matmul, cfgs, plain, make, 0.0, 2.0 * m * k * n, static=static))
+    return found
+
+
+def ragged_cases() -> list[MosaicCase]:
+    """Grouped products, even and skewed, forward and with gradients."""
+    found = []
+    shapes = ((8192, 4096, 4096, 8, False), (32768, 2048, 768, 128, False), (8192, 4096, 4096, 8, True))
+    for rows, depth, width, groups, backward in shapes:
+
+        def make(rng: Any, rows: int = rows, depth: int = depth, width: int = width, groups: int = groups) -> Any:
+            sizes = rng.multinomial(rows - 24, rng.dirichlet([2.0] * groups)).astype("int32")
+            matrices = narrow(rng, groups, depth, width) * ml_dtypes.bfloat16(0.02)
+            return narrow(rng, rows, depth), matrices, sizes
+
+        def plain(lhs: Any, rhs: Any, sizes: Any, way: str = "masked" if groups <= 8 else "tiled") -> Any:
+            return RaggedDot().run(lhs, rhs, sizes, cfg=RaggedDotConfig(way, 256))
+
+        cfgs = [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((128, 4), (128, 5), (64, 6))]
+        cfgs += [RaggedDotConfig("mosaic_jax", 128, 128, 64, None, 4), RaggedDotConfig("triton", 128, 128, 64, 4, 3)]
+        name = f"ragged_dot {rows}x{depth} by {groups} of {width}{' with gradients' if backward else ''}"
+        work = 2.0 * rows * depth * width * (3 if backward else 1)
+        moved = 2.0 * (rows * depth + groups * depth * width + rows * width)
+        own = {"backward": backward, "own_gradient": backward}
+        found.append(MosaicCase(name, RaggedDot, cfgs, plain, make, moved, work, **own))
+    return found
+
+
 CASES: dict[str, Callable[[], list[MosaicCase]]] = {
     "softmax": softmax_cases,
     "rms_norm": rms_cases,
     "layer_norm": layer_cases,
     "cross_entropy": cross_entropy_cases,
+    "matmul": matmul_cases,
+    "ragged_dot": ragged_cases,
 }

@@ -60,11 +60,12 @@ def launch(
     return made
 
 
-def load(ref: Any, layout: Any, *, interpret: bool) -> jax.Array:
+def load(ref: Any, layout: Any, *, interpret: bool, **how: Any) -> jax.Array:
     """The array behind a reference, in registers of this layout; the interpreter has no layouts."""
     if interpret:
         return ref[...]  # type: ignore[no-any-return]
-    made: jax.Array = plgpu.load(ref, (), layout=layout) if _WITH_INDEX else plgpu.load(ref, layout=layout)
+    index = ((),) if _WITH_INDEX else ()
+    made: jax.Array = plgpu.load(ref, *index, layout=layout, **how)
     return made
 
 
