@@ -201,7 +201,11 @@ def _ragged_exact(lhs: Any, rhs: Any, sizes: Any) -> Any:
 def _ragged_dot(name: str, **options: Any) -> Case:
     config = library.RaggedDotConfig
     ways = {"xla": config("xla"), "masked": config("masked"), "tiled": config("tiled", block_m=16)}
-    ways |= {"triton": config("triton", 16, 64, 32), "mosaic": config("mosaic")}
+    ways |= {
+        "triton": config("triton", 16, 64, 32),
+        "mosaic": config("mosaic", 128, 128, 64, None, 4),
+        "mosaic_jax": config("mosaic_jax"),
+    }
     call, plain = (functools.partial(fn, **options) for fn in (library.ragged_dot, jax.lax.ragged_dot))
     values = functools.partial(_ragged_values, wide=bool(options))
     return Case("ragged_dot", name, call, plain, _ragged_exact, ("out", "dlhs", "drhs"), ways, values)

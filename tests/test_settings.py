@@ -42,6 +42,7 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "remote_key": None,
         "agree": True,
         "agree_seconds": 120.0,
+        "triton": True,
         "no_color": False,
     }
 

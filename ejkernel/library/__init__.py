@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from .matmul import Matmul as Matmul
     from .matmul import MatmulConfig as MatmulConfig
     from .matmul import matmul as matmul
+    from .providers import Provider as Provider
+    from .providers import ProviderError as ProviderError
+    from .providers import providers as providers
+    from .providers import register_provider as register_provider
+    from .providers import unregister_provider as unregister_provider
     from .ragged_dot import RaggedDot as RaggedDot
     from .ragged_dot import RaggedDotConfig as RaggedDotConfig
     from .ragged_dot import ragged_dot as ragged_dot
@@ -35,6 +40,7 @@ _NAMES = {
     "linear_cross_entropy": "LinearCrossEntropy linear_cross_entropy",
     "linear_cross_entropy_ways": "LinearCrossEntropyConfig",
     "matmul": "Matmul MatmulConfig matmul",
+    "providers": "Provider ProviderError providers register_provider unregister_provider",
     "ragged_dot": "RaggedDot RaggedDotConfig ragged_dot",
     "rms_norm": "RmsNorm RmsNormConfig rms_norm",
     "softmax": "Softmax SoftmaxConfig softmax",

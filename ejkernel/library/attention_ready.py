@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .attention_sight import Sight
 from .ready_made import gpu_kernels
+from .triton.served import missing
 
 
 def by_jax(
@@ -113,7 +114,9 @@ def by_pallas(
 
 
 def pallas_refuses(q: Any, k: Any, mask: Any, bias: Any, *, sight: Sight, blocks: tuple[int, int, int]) -> str:
-    """Why JAX's Pallas kernel cannot compute this call; empty where it can."""
+    """Why JAX's Pallas kernel, which Triton compiles, cannot compute this call; empty where it can."""
+    if missing():
+        return missing()
     if mask is not None or bias is not None or sight.window is not None:
         return "the Pallas kernel has no mask, bias or window"
     if sight.query_lengths is not None or sight.key_value_lengths is not None:

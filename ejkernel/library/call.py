@@ -8,6 +8,7 @@ from typing import Any
 from ..ops import Executor, Kernel, default_executor
 from ..ops.execution.plan import Plan
 from ..ops.execution.planned import planned as planned
+from .providers import with_providers
 
 
 def plan(
@@ -18,7 +19,8 @@ def plan(
     then: Callable[[Any], Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """What a function under `planned` returns: its kernel and arguments, and what is done with the result."""
+    """A plan, for a function under `planned`: its kernel and arguments, and what is done with the result."""
+    kernel = with_providers(kernel)
     made = Plan(kernel, args, kwargs, cfg, executor)
     return made if then is None else Plan(kernel, args, kwargs, cfg, executor, then)
 
@@ -30,4 +32,4 @@ def call(
     # `cfg=None` would do, but a call with a keyword of the executor's own does not take its short way.
     if cfg is not None:
         kwargs["cfg"] = cfg
-    return (executor or default_executor())(kernel, *args, **kwargs)
+    return (executor or default_executor())(with_providers(kernel), *args, **kwargs)

@@ -13,6 +13,7 @@ from ..ops import Executor, Invocation
 from . import reduce
 from .arguments import ArgumentError
 from .call import plan, planned
+from .mosaic import norm_rows, spread
 from .reverse import ReverseOnGpu, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
@@ -30,18 +31,20 @@ class LayerNormConfig:
     lanes: int | None = None
     rows: int | None = None
     num_warps: int | None = None
+    # Elements of a row that a thread of "mosaic" takes at a time; None: the row is held whole.
+    each: int | None = None
 
 
 class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
     """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last axis.
 
     Implementations: "xla" (the mean first), "one_pass" (sums of x and of x^2 together, for bfloat16), "lanes" (partial
-    sums side by side), "recompute" (a gradient from the arguments alone) and "triton" (blocks of whole rows, and a
-    gradient in one pass).
+    sums side by side), "recompute" (a gradient from the arguments alone), "triton" (blocks of whole rows, and a
+    gradient in one pass) and "mosaic" (a block for each row of any width, and such a gradient).
     """
 
     op_id = "library.layer_norm"
-    version = "1"
+    version = "2"  # Mosaic's `each`
     cfg_type = LayerNormConfig
 
     def run(
@@ -79,6 +82,22 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
             how: dict[str, Any] = {"centred": True, "eps": eps, "interpret": interpret, "name": _NAME}
             return norm_gradients(x, dy, **how, **dict[str, Any](zip(kinds, vectors, strict=True)))
 
+        def by_mosaic(x: jax.Array, *vectors: jax.Array) -> jax.Array:
+            from .mosaic import recipes, rows
+
+            recipe = recipes.layer_norm(x.shape[-1], eps, lambda normed, others: _finished(normed, kinds, others))
+            launch: dict[str, Any] = {"num_warps": cfg.num_warps, "each": cfg.each, "interpret": interpret}
+            return rows.by_rows(recipe, x, vectors, name=_NAME, **launch)
+
+        def back_by_mosaic(dy: jax.Array, x: jax.Array, *vectors: jax.Array) -> tuple[jax.Array, ...]:
+            from .mosaic import norm_gradients
+
+            how: dict[str, Any] = {"centred": True, "eps": eps, "interpret": interpret, "name": _NAME}
+            given = dict[str, Any](zip(kinds, vectors, strict=True))
+            return norm_gradients.norm_gradients(x, dy, **how, **given)
+
+        # On an H200 the gradient of one pass takes half the time of the other.
+        again = at_once if x.dtype == jnp.bfloat16 else plain
         # Nothing has no lanes and no blocks.
         if cfg.implementation == "xla" or not x.size:
             return plain(*given)
@@ -91,10 +110,12 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         if cfg.implementation == "triton" and fits(x.shape[-1]):
             return by_kernels(by_triton, back_by_triton, plain)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "triton":
-            # On an H200 the gradient of one pass takes half the time of the other.
-            again = at_once if x.dtype == jnp.bfloat16 else plain
             return recomputed(by_triton, again)(*given)  # type: ignore[no-any-return]
-        names = "xla, one_pass, lanes, recompute or triton"
+        if cfg.implementation == "mosaic" and norm_rows.fits(x.shape[-1], x.dtype.itemsize):
+            return by_kernels(by_mosaic, back_by_mosaic, plain)(*given)  # type: ignore[no-any-return]
+        if cfg.implementation == "mosaic":
+            return recomputed(by_mosaic, again)(*given)  # type: ignore[no-any-return]
+        names = "xla, one_pass, lanes, recompute, triton or mosaic"
         raise ArgumentError(f"{cfg} names no implementation of layer_norm; use {names}")
 
     def run_cpu(self, *args: Any, cfg: LayerNormConfig, **kwargs: Any) -> jax.Array:
@@ -122,9 +143,10 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         return [LayerNormConfig("xla"), LayerNormConfig("one_pass"), *lanes, LayerNormConfig("recompute")]
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[LayerNormConfig]:
-        """XLA's by either sum and with either gradient, and blocks of rows."""
+        """XLA's by either sum and with either gradient, and blocks of rows by either backend."""
         blocks = [LayerNormConfig("triton", rows=r, num_warps=w) for r, w in launches(inv.args[0].shape[-1])]
-        return [*(LayerNormConfig(name) for name in ("xla", "one_pass", "recompute")), *blocks]
+        wide = [LayerNormConfig("mosaic", num_warps=w, each=e) for w, e in spread.launches(inv.args[0])]
+        return [*(LayerNormConfig(name) for name in ("xla", "one_pass", "recompute")), *blocks, *wide]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: LayerNormConfig) -> bool | str:
         """As for rms_norm; one pass only where the argument itself is coarser than what its difference loses."""
@@ -132,7 +154,7 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         # Sums of squares in float32 lose 1e-7 of mean^2/variance; bfloat16 rounds 4e-3 of the mean away beforehand.
         if cfg.implementation == "one_pass" and x.dtype.name != "bfloat16":
             return f"mean(x^2) - mean(x)^2 is too coarse for {x.dtype.name} with a large mean"
-        return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
+        return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps, cfg.each) or True
 
 
 @planned()

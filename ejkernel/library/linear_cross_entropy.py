@@ -38,6 +38,7 @@ from .linear_cross_entropy_ways import (
     by_xla,
     launch_of,
 )
+from .mosaic import served, spread
 from .values import were_checked
 
 _ARRAYS = ("hidden", "weight", "labels")
@@ -47,7 +48,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
     """Cross entropy of `hidden` (tokens, d) times `weight`; arguments as `linear_cross_entropy` makes them.
 
     Implementations: "chunked_tokens" (each chunk's gradients are computed with its logits, where one number is asked
-    for), "triton" (the same, with Pallas kernels over logits; without a chunk, for all tokens at once),
+    for), "triton" and "mosaic" (the same, with Pallas kernels over logits; without a chunk, for all tokens at once),
     "chunked_vocab" (a running sum of exponentials; logits are computed again for gradients) and "xla" (all logits at
     once). All at once only where that takes at most 64 MiB.
     """
@@ -178,8 +179,10 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         return by_xla(*_sizes(inv))
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
-        """The kernel as well; its launch is varied for the largest chunk alone."""
-        return [*by_xla(*_sizes(inv)), *by_kernel(*_sizes(inv))]
+        """The kernel by either backend as well; its launch is varied for the largest chunk alone."""
+        # The same chunks by Mosaic: what differs is the pass over logits alone.
+        mosaic = by_kernel(*_sizes(inv), "mosaic")[:3]
+        return [*by_xla(*_sizes(inv)), *by_kernel(*_sizes(inv)), *mosaic]
 
     def candidate_cfgs_cpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
         """The same with smaller chunks, and for narrow inputs in float32 too: not every CPU has narrow products."""
@@ -191,17 +194,22 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: LinearCrossEntropyConfig) -> bool | str:
         """Refuses all logits at once where they are more than a chunk may be, and the kernel where it cannot run."""
         tokens, words = _sizes(inv)
-        is_kernel = cfg.implementation == "triton"
+        is_kernel = cfg.implementation in ("triton", "mosaic")
         size = tokens * words * 4 * examples(inv)
         if (cfg.implementation == "xla" or (is_kernel and (cfg.chunk or tokens) >= tokens)) and size > WHOLE_BYTES:
             return f"all logits take {size >> 20} MiB, over the {WHOLE_BYTES >> 20} MiB that may be held at once"
         if not is_kernel:
             return True
         if get_device_platform(device_of(inv)) != "gpu":
-            return "triton runs on GPUs alone"
+            return f"{cfg.implementation} runs on GPUs alone"
+        block, num_warps = launch_of(cfg)
+        logits = min(cfg.chunk or tokens, tokens) * words
+        if cfg.implementation == "mosaic":
+            refused = spread.refuses(words, 4, num_warps, spread.block_spread(words, 4, block, num_warps).each)
+            return refused or served.refuses(inv, logits, hopper=False) or True
         from .triton.cross_entropy import refuses
 
-        return refuses(*launch_of(cfg)) or too_large(inv, min(cfg.chunk or tokens, tokens) * words) or True
+        return refuses(block, num_warps) or too_large(inv, logits) or True
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Labels of any word, where a trace hides the real ones."""
@@ -352,12 +360,14 @@ def _words(weight: Any, terms: Terms) -> int:
 
 def _way(cfg: LinearCrossEntropyConfig, tokens: int, interpret: bool) -> dict[str, Any]:
     """How `by_tokens` goes about it."""
-    if cfg.implementation == "triton":
+    if cfg.implementation in ("triton", "mosaic"):
         from .linear_cross_entropy_kernel import passes
 
-        return {"chunk": min(cfg.chunk or tokens, tokens), "passes": passes(*launch_of(cfg), interpret)}
+        made = passes(*launch_of(cfg), interpret, cfg.implementation)
+        return {"chunk": min(cfg.chunk or tokens, tokens), "passes": made}
     if cfg.implementation != "chunked_tokens":
-        raise ArgumentError(f"{cfg} names no way to compute this; use chunked_tokens, triton, chunked_vocab or xla")
+        names = "chunked_tokens, triton, mosaic, chunked_vocab or xla"
+        raise ArgumentError(f"{cfg} names no way to compute this; use {names}")
     return {"chunk": _chunk(cfg, tokens)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import jax
@@ -11,20 +12,20 @@ from .linear_cross_entropy_chunks import Passes
 from .linear_cross_entropy_terms import Slopes, Sums, Terms, looked_up, sloped
 from .narrow import rounded
 from .reverse import recomputed
-from .triton.cross_entropy import row_slopes, row_sums
 
 # How derivatives are computed, whatever the launch of the sums: the fastest of three, or within 1% of it, for four
 # sizes of logits on an H200.
 _SLOPES: dict[str, Any] = {"block": 1024, "num_warps": 4}
 
 
-def passes(block: int, num_warps: int, interpret: bool) -> Passes:
-    """Both passes; the launch is that of the sums."""
+def passes(block: int, num_warps: int, interpret: bool, backend: str = "triton") -> Passes:
+    """Both passes by one of the backends; the launch is that of the sums."""
+    kernels = importlib.import_module(f".{backend}.cross_entropy", __package__)
 
     def look(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
         def kernel(logits: jax.Array, labels: jax.Array) -> Any:
             launch: dict[str, Any] = {"block": block, "num_warps": num_warps, "interpret": interpret}
-            return row_sums(logits, labels, total=bool(terms.smoothing), **launch)
+            return kernels.row_sums(logits, labels, total=bool(terms.smoothing), **launch)
 
         def plain(logits: jax.Array, labels: jax.Array) -> Any:
             return tuple(looked_up(logits, labels, terms))
@@ -45,7 +46,9 @@ def passes(block: int, num_warps: int, interpret: bool) -> Passes:
             return near.astype(dtype), jnp.sum(wide - near, axis=1)
 
         def kernel(logits: jax.Array, labels: jax.Array, *numbers: jax.Array) -> Any:
-            return row_slopes(logits, labels, numbers, terms.slopes, dtype=dtype, interpret=interpret, **_SLOPES)
+            return kernels.row_slopes(
+                logits, labels, numbers, terms.slopes, dtype=dtype, interpret=interpret, **_SLOPES
+            )
 
         numbers = (sums.top, terms.shares(sums), scales * lift)
         values, lost = recomputed(kernel, plain)(logits, labels, *numbers)

@@ -41,7 +41,7 @@ def by_xla(tokens: int, words: int, sizes: Sequence[int] = GPU_BYTES) -> list[Li
     return list(dict.fromkeys(found))
 
 
-def by_kernel(tokens: int, words: int) -> list[LinearCrossEntropyConfig]:
+def by_kernel(tokens: int, words: int, backend: str = "triton") -> list[LinearCrossEntropyConfig]:
     """The kernel's candidates, the largest chunk first: all tokens where that is small, else about half of them."""
     sizes = {_fitting(tokens, words, size) for size in GPU_BYTES}
     half = -(-tokens // 256) * 128
@@ -51,7 +51,7 @@ def by_kernel(tokens: int, words: int) -> list[LinearCrossEntropyConfig]:
     if tokens * words * 4 <= WHOLE_BYTES:
         chunks.insert(0, None)
     tried = [(chunks[0], *launch) for launch in _LAUNCHES] + [(chunk, *_LAUNCHES[0]) for chunk in chunks[1:]]
-    return [LinearCrossEntropyConfig("triton", chunk, block=b, num_warps=w) for chunk, b, w in tried]
+    return [LinearCrossEntropyConfig(backend, chunk, block=b, num_warps=w) for chunk, b, w in tried]
 
 
 def launch_of(cfg: LinearCrossEntropyConfig) -> tuple[int, int]:

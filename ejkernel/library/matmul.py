@@ -14,6 +14,7 @@ from ..ops import Executor, Invocation
 from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, same_dtype
 from .call import plan, planned
 from .extent import too_large
+from .mosaic import served, tiles
 from .reverse import ReverseOnGpu, recomputed
 from .rows import across
 from .triton.matmul import refuses, tiled
@@ -29,6 +30,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 # Tiles that won for some shape of a real model on an H200, or stand beside one that did: rows, columns, depth.
 _LARGE = ((128, 128, 64), (128, 256, 64), (256, 128, 64), (64, 256, 64), (64, 128, 64), (128, 64, 64), (64, 64, 64))
+_HOPPER = ((128, 256, 3), (128, 128, 4), (128, 128, 5), (256, 128, 3))
 _SMALL = ((16, 64, 128), (16, 128, 64), (32, 64, 64), (32, 128, 64), (64, 64, 64), (16, 32, 256))
 
 
@@ -49,8 +51,8 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
 
     Implementations: "xla" (the product in the result's dtype), "narrow" (bias and activation in that dtype as well, as
     plain JAX has them), "wide" (the product in float32, rounded at the end),
-    "upcast" (the factors in float32 as well) and "triton" (tiles, with bias and activation before the result is
-    written).
+    "upcast" (the factors in float32 as well), "triton" (tiles, with bias and activation before the result is written)
+    and "mosaic" (the same for Hopper GPUs).
     """
 
     op_id = "library.matmul"
@@ -93,6 +95,17 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
             made = tiled(matrix, b, biases[0] if biases else None, finish=finish, dtype=out, **tiles, **launch)
             return made.reshape(*a.shape[:-1], b.shape[-1])
 
+        def by_mosaic(a: jax.Array, b: jax.Array, *biases: jax.Array) -> jax.Array:
+            from .mosaic.matmul import tiled as by_tiles
+
+            # JAX's own has a rule for gradients, which Mosaic does not take.
+            end = (lambda x: jnp.maximum(x, 0.0)) if activation == "relu" else finish
+            sizes = (cfg.block_m or 128, cfg.block_n or 128, cfg.block_k or 64, cfg.num_stages or 4)
+            matrix = a.reshape(-1, a.shape[-1])
+            how: dict[str, Any] = {"dtype": out, "tile": tiles.Tile(*sizes), "interpret": interpret}
+            made = by_tiles(matrix, b, biases[0] if biases else None, finish=end, **how)
+            return made.reshape(*a.shape[:-1], b.shape[-1])
+
         given = (a, b) if bias is None else (a, b, bias)
         if cfg.implementation == "xla":
             return plain(*given, product=out)
@@ -107,7 +120,13 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
             if refused:
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
             return recomputed(by_triton, plain)(*given)  # type: ignore[no-any-return]
-        raise ArgumentError(f"{cfg} names no implementation of matmul; use xla, narrow, wide, upcast or triton")
+        if cfg.implementation == "mosaic":
+            refused = _mosaic_refuses(a, b, cfg, transposed=transpose_a or transpose_b, out=out)
+            if refused:
+                raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
+            return recomputed(by_mosaic, plain)(*given)  # type: ignore[no-any-return]
+        names = "xla, narrow, wide, upcast, triton or mosaic"
+        raise ArgumentError(f"{cfg} names no implementation of matmul; use {names}")
 
     def run_cpu(self, *args: Any, cfg: MatmulConfig, **kwargs: Any) -> jax.Array:
         """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
@@ -133,10 +152,11 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         """XLA's, and tiles that suit the number of rows."""
         few = _rows(inv) <= 64
         launches = ((2, 4), (4, 3), (4, 4)) if few else ((4, 3), (8, 3), (8, 4))
-        tiles = itertools.product(_SMALL if few else _LARGE, launches)
+        blocks = itertools.product(_SMALL if few else _LARGE, launches)
         return [
             *(MatmulConfig("xla"), MatmulConfig("narrow"), MatmulConfig("wide")),
-            *(MatmulConfig("triton", m, n, k, num_warps=w, num_stages=s) for (m, n, k), (w, s) in tiles),
+            *(MatmulConfig("triton", m, n, k, num_warps=w, num_stages=s) for (m, n, k), (w, s) in blocks),
+            *(MatmulConfig("mosaic", m, n, 64, num_stages=s) for m, n, s in _HOPPER),
         ]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: MatmulConfig) -> bool | str:
@@ -147,9 +167,13 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         bare = inv.kwargs.get("activation") is None and (len(inv.args) < 3 or inv.args[2] is None)
         if cfg.implementation == "narrow" and (bare or a.dtype == jnp.float32):
             return "there is nothing between product and result that could be narrow"
-        if cfg.implementation != "triton":
+        if cfg.implementation not in ("triton", "mosaic"):
             return True
         transposed = inv.kwargs.get("transpose_a") or inv.kwargs.get("transpose_b")
+        if cfg.implementation == "mosaic":
+            out = jnp.dtype(inv.kwargs.get("dtype") or a.dtype)
+            refused = _mosaic_refuses(a, b, cfg, transposed=bool(transposed), out=out)
+            return refused or served.refuses(inv, a.size, b.size, _rows(inv) * b.shape[-1], hopper=True) or True
         refused = _tiles_refuse(a, b, cfg, transposed=bool(transposed))
         return refused or too_large(inv, a.size, b.size, _rows(inv) * b.shape[-1]) or True
 
@@ -200,6 +224,17 @@ def _tiles_refuse(a: Any, b: Any, cfg: MatmulConfig, *, transposed: bool) -> str
     if b.ndim != 2 or transposed:
         return "tiles are read from a plain matrix b, nothing transposed"
     return refuses((cfg.block_m, cfg.block_n, cfg.block_k), cfg.num_stages, a.dtype.itemsize)
+
+
+def _mosaic_refuses(a: Any, b: Any, cfg: MatmulConfig, *, transposed: bool, out: Any) -> str:
+    """The reason that tiles of Mosaic cannot compute this product; empty where they can."""
+    if 0 in (*a.shape, *b.shape) or b.ndim != 2 or transposed:
+        return "tiles are read from plain matrices with something in them, nothing transposed"
+    if out != a.dtype:
+        return f"the result must be {a.dtype.name} as the factors are, not {out.name}"
+    rows = a.size // a.shape[-1]
+    refused = tiles.refuses((cfg.block_m, cfg.block_n, cfg.block_k), cfg.num_stages, a.dtype)
+    return refused or tiles.shapes_refuse(rows, a.shape[-1], b.shape[-1], cfg.block_k, a.dtype)
 
 
 def _factor(name: str, value: Any) -> jax.Array:

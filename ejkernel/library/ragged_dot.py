@@ -17,10 +17,12 @@ from ..ops.core.device import device_of, get_device_platform
 from .arguments import ArgumentError, as_int32, float_array, integers, known_values, same, same_dtype
 from .call import plan, planned
 from .extent import too_large
+from .mosaic import served, tiles
 from .narrow import split
 from .ragged_dot_tiles import in_parts, masked, masked_outer, starts_of, tiled, tiled_outer
 from .ready_made import gpu_kernels
 from .reverse import recomputed
+from .triton.served import missing as triton_missing
 from .values import were_checked
 
 _ARRAYS = ("lhs", "rhs", "group_sizes")
@@ -44,11 +46,12 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
     """`lax.ragged_dot` of `lhs` (m, k), `rhs` (groups, k, n) and `group_sizes`; arguments as `ragged_dot` makes them.
 
     Implementations: "xla" (`lax.ragged_dot`), "masked" (group by group over all rows), "tiled" (a loop over tiles of
-    rows of one group), "triton" (the same as a Pallas kernel) and "mosaic" (JAX's Pallas kernel for Hopper GPUs).
+    rows of one group), "triton" (the same as a Pallas kernel), "mosaic" (the same for Hopper GPUs, with
+    gradients) and "mosaic_jax" (JAX's Pallas kernel for Hopper GPUs).
     """
 
     op_id = "library.ragged_dot"
-    version = "1"
+    version = "2"  # "mosaic" is the library's own, and JAX's is "mosaic_jax"
     cfg_type = RaggedDotConfig
 
     def run(
@@ -128,6 +131,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         """
         if _named(inv)["lhs"].shape[0] <= _FEW_ROWS:
             return RaggedDotConfig("xla")
+        if triton_missing():
+            return self.heuristic_cfg(inv)
         return RaggedDotConfig("triton", _average(inv, least=16, most=128), 128, 64 if _narrow(inv) else 32, 4, 3)
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
@@ -148,23 +153,34 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         inner = (64, 32) if _narrow(inv) else (32,)
         blocks = itertools.product(rows, (128, 256), inner, (4, 8), (3, 4))
         found = [RaggedDotConfig("triton", *block) for block in blocks]
-        found += [RaggedDotConfig("mosaic", m, n, 64, None, s) for m, n in ((64, 128), (128, 128)) for s in (4, 6)]
+        found += [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((128, 4), (128, 5), (64, 6))]
+        found += [RaggedDotConfig("mosaic_jax", m, n, 64, None, s) for m, n in ((64, 128), (128, 128)) for s in (4, 6)]
         found += [RaggedDotConfig("tiled", block_m=size) for size in (256, 512)]
         return [*found, RaggedDotConfig("xla")]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: RaggedDotConfig) -> bool | str:
         """Refuses Pallas kernels where they cannot run, with the reason."""
-        if cfg.implementation not in ("triton", "mosaic"):
+        if cfg.implementation not in ("triton", "mosaic", "mosaic_jax"):
             return True
         device, given = device_of(inv), _named(inv)
         if get_device_platform(device) != "gpu":
             return f"{cfg.implementation} runs on GPUs alone"
         if cfg.implementation == "mosaic":
+            lhs, rhs, block = given["lhs"], given["rhs"], (cfg.block_m, cfg.block_n, cfg.block_k)
+            refused = tiles.refuses(block, cfg.num_stages, lhs.dtype, results=2)
+            # The gradient swaps depth and columns.
+            for depth, width in (rhs.shape[1:], rhs.shape[:0:-1]):
+                refused = refused or tiles.shapes_refuse(lhs.shape[0], depth, width, cfg.block_k, lhs.dtype)
+            sizes = (lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2])
+            return refused or served.refuses(inv, *sizes, hopper=True) or True
+        if cfg.implementation == "mosaic_jax":
             capability = str(getattr(device, "compute_capability", "0"))
             if any(_jax.varying_axes(given[name]) for name in _ARRAYS):
                 return "JAX's Mosaic kernel does not say over which mesh axes it varies; use check_vma=False"
             wanted = given.get("preferred_element_type")
             return mosaic_refuses(given["lhs"], given["rhs"], wanted, cfg, capability) or True
+        if triton_missing():
+            return triton_missing()
         # Both operands of each stage are in shared memory at once; a Hopper GPU has 227 KiB of it for a program.
         size = (cfg.block_m or 0) + (cfg.block_n or 0)
         held = size * (cfg.block_k or 0) * given["lhs"].dtype.itemsize * (cfg.num_stages or 1)
@@ -262,7 +278,7 @@ def _product(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
 def _outer(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
     """`f(lhs, out, sizes, dtype=...)` of this implementation; a fourth array is added to `out`."""
     way = _outer_way(cfg, interpret)
-    has_parts = cfg.implementation in ("triton", "mosaic")
+    has_parts = cfg.implementation in ("triton", "mosaic_jax")
     return _differentiable(way if has_parts else in_parts(way, 1), in_parts(masked_outer, 1))
 
 
@@ -287,8 +303,13 @@ def _way(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
 
         return lambda *args, **kwargs: triton(*args, tile=_tile(cfg), interpret=interpret, **kwargs)
     if cfg.implementation == "mosaic":
+        from .mosaic import ragged_dot as kernels
+
+        return functools.partial(kernels.product, tile=_mosaic_tile(cfg), interpret=interpret)
+    if cfg.implementation == "mosaic_jax":
         return lambda *args, **kwargs: _mosaic(*args, cfg=cfg, **kwargs)
-    raise ArgumentError(f"{cfg} names no implementation of ragged_dot; use xla, masked, tiled, triton or mosaic")
+    names = "xla, masked, tiled, triton, mosaic or mosaic_jax"
+    raise ArgumentError(f"{cfg} names no implementation of ragged_dot; use {names}")
 
 
 def _outer_way(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
@@ -298,6 +319,15 @@ def _outer_way(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array
         return masked_outer
     if cfg.implementation == "tiled":
         return lambda *args, **kwargs: tiled_outer(*args, tile=cfg.block_m or 128, **kwargs)
+    # JAX 0.10.0 cannot take a part of what tensor cores read.
+    if cfg.implementation == "mosaic" and jax.__version_info__ >= (0, 10, 2):
+        from .mosaic import ragged_dot as kernels
+
+        return functools.partial(kernels.outer, tile=_mosaic_tile(cfg), interpret=interpret)
+    if cfg.implementation == "mosaic" or triton_missing():
+        # Whole tiles of rows: their matrices are added up in memory, so few are better.
+        way = functools.partial(tiled_outer, tile=512)
+        return way if cfg.implementation == "mosaic" else in_parts(way, 1)
     from .ragged_dot_triton import Tile, triton_outer
 
     # Its blocks are of the matrix, so the rows of a group, however few, do not bound them.
@@ -347,6 +377,10 @@ def _mosaic(lhs: Any, rhs: Any, sizes: Any, *, transposed: bool, dtype: Any, cfg
 def _cut(sizes: Any, rows: int) -> jax.Array:
     starts, stops = starts_of(sizes, rows)
     return (stops - starts).astype(jnp.int32)
+
+
+def _mosaic_tile(cfg: RaggedDotConfig) -> tiles.Tile:
+    return tiles.Tile(cfg.block_m or 128, cfg.block_n or 128, cfg.block_k or 64, cfg.num_stages or 4)
 
 
 def _tile(cfg: RaggedDotConfig) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from .ragged_dot_tiles import most_visits, starts_of, visits_of
+from .triton.launch import load, store
+from .triton.served import backend
 from .varying import all_alike
 
 # What a Hopper GPU has of shared memory for a program: 227 KiB.
@@ -67,7 +68,7 @@ def triton(
         body,
         out_shape=made,
         grid=(tiles * columns,),
-        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        compiler_params=backend().CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=interpret,
         name="ragged_dot",
     )(*operands)
@@ -97,15 +98,13 @@ def _product(
         inner = number * tile.k + jnp.arange(tile.k, dtype=jnp.int32)
         whole = depth % tile.k == 0
         within = jnp.ones(tile.k, bool) if whole else inner < depth
-        lefts = [
-            plgpu.load(ref.at[row[:, None], inner[None, :]], mask=mine & within[None, :], other=0.0) for ref in lhs_refs
-        ]
+        lefts = [load(ref.at[row[:, None], inner[None, :]], mine & within[None, :]) for ref in lhs_refs]
         if transposed:
             place = rhs_ref.at[matrix, column[:, None], inner[None, :]]
-            right = plgpu.load(place, mask=inside[:, None] & within[None, :], other=0.0).T
+            right = load(place, inside[:, None] & within[None, :]).T
         else:
             place = rhs_ref.at[matrix, inner[:, None], column[None, :]]
-            right = plgpu.load(place, mask=within[:, None] & inside[None, :], other=0.0)
+            right = load(place, within[:, None] & inside[None, :])
         for left in lefts:
             total = total + jnp.dot(left, right, preferred_element_type=jnp.float32)
         return total
@@ -115,7 +114,7 @@ def _product(
     # Not a choice between two numbers: Triton's loop does not take its type.
     steps = some.astype(jnp.int32) * jnp.int32(pl.cdiv(depth, tile.k))
     total = jax.lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros((tile.m, tile.n), jnp.float32))
-    plgpu.store(out_ref.at[row[:, None], column[None, :]], total.astype(out_ref.dtype), mask=mine & inside[None, :])
+    store(out_ref.at[row[:, None], column[None, :]], total.astype(out_ref.dtype), mine & inside[None, :])
 
 
 def _neighbourly(number: Any, tiles: int, columns: int) -> tuple[Any, Any]:
@@ -147,7 +146,7 @@ def triton_outer(
         functools.partial(_outer, tile=tile),
         out_shape=shape,
         grid=grid,
-        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        compiler_params=backend().CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
         interpret=interpret,
         name="ragged_dot_outer",
     )(*operands)
@@ -165,17 +164,17 @@ def _outer(start_ref: Any, stop_ref: Any, lhs_ref: Any, *refs: Any, tile: Tile) 
     def step(number: Any, total: Any) -> Any:
         row = start + number * tile.k + jnp.arange(tile.k, dtype=jnp.int32)
         mine = (row < stop)[:, None]
-        left = plgpu.load(lhs_ref.at[row[:, None], inner[None, :]], mask=mine & (inner < depth)[None, :], other=0.0)
+        left = load(lhs_ref.at[row[:, None], inner[None, :]], mine & (inner < depth)[None, :])
         within = mine & (column < width)[None, :]
         for out_ref in out_refs:
-            right = plgpu.load(out_ref.at[row[:, None], column[None, :]], mask=within, other=0.0)
+            right = load(out_ref.at[row[:, None], column[None, :]], within)
             total = total + jnp.dot(left.T, right, preferred_element_type=jnp.float32)
         return total
 
     steps = jax.lax.div(stop - start + tile.k - 1, jnp.int32(tile.k))
     total = jax.lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros((tile.m, tile.n), jnp.float32))
-    plgpu.store(
+    store(
         made_ref.at[group, inner[:, None], column[None, :]],
         total.astype(made_ref.dtype),
-        mask=(inner < depth)[:, None] & (column < width)[None, :],
+        (inner < depth)[:, None] & (column < width)[None, :],
     )

@@ -13,6 +13,7 @@ from ..ops import Executor, Invocation
 from . import reduce
 from .arguments import ArgumentError
 from .call import plan, planned
+from .mosaic import norm_rows, spread
 from .reverse import ReverseOnGpu, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
@@ -30,17 +31,20 @@ class RmsNormConfig:
     lanes: int | None = None
     rows: int | None = None
     num_warps: int | None = None
+    # Elements of a row that a thread of "mosaic" takes at a time; None: the row is held whole.
+    each: int | None = None
 
 
 class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last axis.
 
     Implementations: "xla" (plain `jax.numpy`), "lanes" (partial sums side by side), "recompute" (a gradient from
-    the arguments alone) and "triton" (blocks of whole rows, and a gradient in one pass).
+    the arguments alone), "triton" (blocks of whole rows, and a gradient in one pass) and "mosaic" (a block for each row
+    of any width, and such a gradient).
     """
 
     op_id = "library.rms_norm"
-    version = "1"
+    version = "2"  # Mosaic's `each`
     cfg_type = RmsNormConfig
 
     def run(
@@ -69,6 +73,19 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
             how: dict[str, Any] = {"centred": False, "eps": eps, "interpret": interpret, "name": _NAME}
             return norm_gradients(x, dy, weight=weights[0] if weights else None, **how)
 
+        def by_mosaic(x: jax.Array, *weights: jax.Array) -> jax.Array:
+            from .mosaic import recipes, rows
+
+            recipe = recipes.rms_norm(x.shape[-1], eps)
+            launch: dict[str, Any] = {"num_warps": cfg.num_warps, "each": cfg.each, "interpret": interpret}
+            return rows.by_rows(recipe, x, weights, name=_NAME, **launch)
+
+        def back_by_mosaic(dy: jax.Array, x: jax.Array, *weights: jax.Array) -> tuple[jax.Array, ...]:
+            from .mosaic import norm_gradients
+
+            how: dict[str, Any] = {"centred": False, "eps": eps, "interpret": interpret, "name": _NAME}
+            return norm_gradients.norm_gradients(x, dy, weight=weights[0] if weights else None, **how)
+
         given = (x,) if weight is None else (x, weight)
         # Nothing has no lanes and no blocks.
         if cfg.implementation == "xla" or not x.size:
@@ -81,7 +98,11 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
             return by_kernels(by_triton, back_by_triton, plain)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "triton":
             return recomputed(by_triton, plain)(*given)  # type: ignore[no-any-return]
-        raise ArgumentError(f"{cfg} names no implementation of rms_norm; use xla, lanes, recompute or triton")
+        if cfg.implementation == "mosaic" and norm_rows.fits(x.shape[-1], x.dtype.itemsize):
+            return by_kernels(by_mosaic, back_by_mosaic, plain)(*given)  # type: ignore[no-any-return]
+        if cfg.implementation == "mosaic":
+            return recomputed(by_mosaic, plain)(*given)  # type: ignore[no-any-return]
+        raise ArgumentError(f"{cfg} names no implementation of rms_norm; use xla, lanes, recompute, triton or mosaic")
 
     def run_cpu(self, *args: Any, cfg: RmsNormConfig, **kwargs: Any) -> jax.Array:
         """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
@@ -106,13 +127,14 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
         return [RmsNormConfig("xla"), *lanes, RmsNormConfig("recompute")]
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[RmsNormConfig]:
-        """XLA's with either gradient, and blocks of rows."""
+        """XLA's with either gradient, and blocks of rows by either backend."""
         blocks = [RmsNormConfig("triton", rows=r, num_warps=w) for r, w in launches(inv.args[0].shape[-1])]
-        return [RmsNormConfig("xla"), RmsNormConfig("recompute"), *blocks]
+        wide = [RmsNormConfig("mosaic", num_warps=w, each=e) for w, e in spread.launches(inv.args[0])]
+        return [RmsNormConfig("xla"), RmsNormConfig("recompute"), *blocks, *wide]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: RmsNormConfig) -> bool | str:
         """Lanes must divide the rows; a block must fit, and have something to compute."""
-        return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
+        return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps, cfg.each) or True
 
 
 @planned()

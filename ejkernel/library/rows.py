@@ -11,6 +11,7 @@ import jax
 from ..ops import Invocation
 from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array
 from .extent import too_large
+from .mosaic import served, spread
 from .reduce import refuses_lanes
 from .triton.rows import refuses
 
@@ -50,14 +51,22 @@ def epsilon(value: Any) -> float:
 
 
 def rows_refuse(
-    inv: Invocation[Any, Any], implementation: str, lanes: int | None, rows: int | None, num_warps: int | None
+    inv: Invocation[Any, Any],
+    implementation: str,
+    lanes: int | None,
+    rows: int | None,
+    num_warps: int | None,
+    each: int | None = None,
 ) -> str:
     """The reason that an operation on whole rows cannot run so; empty where it can."""
     x = inv.args[0]
     if implementation == "lanes":
         return refuses_lanes(x.shape[-1], lanes)
-    if implementation != "triton":
+    if implementation not in ("triton", "mosaic"):
         return ""
     if 0 in x.shape:
         return "there is nothing to compute"
+    if implementation == "mosaic":
+        refused = spread.refuses(x.shape[-1], x.dtype.itemsize, num_warps, each)
+        return refused or served.refuses(inv, x.size, hopper=False)
     return too_large(inv, x.size) or refuses(x.shape[-1], rows, num_warps)

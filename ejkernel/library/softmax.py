@@ -14,9 +14,13 @@ from ..ops import Executor, Invocation
 from . import reduce
 from .arguments import ArgumentError, integer
 from .call import plan, planned
+from .mosaic import spread
 from .reverse import ReverseOnGpu, recomputed
 from .rows import float_rows, rows_refuse
 from .triton.rows import by_rows, guess, launches
+
+# Beyond this XLA reads a row for its maximum, for its sum and for the result; in registers it reads it once.
+_WIDE = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -28,17 +32,20 @@ class SoftmaxConfig:
     parts: int | None = None
     rows: int | None = None
     num_warps: int | None = None
+    # Elements of a row that a thread of "mosaic" takes at a time; None: the row is held whole.
+    each: int | None = None
 
 
 class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
     """`exp(x) / sum(exp(x))` over one axis.
 
     Implementations: "xla" (`jax.nn.softmax` in float32), "jax" (`jax.nn.softmax` in the argument's own dtype), "lanes"
-    (maxima and sums side by side), "split" (each row in parts, joined at the end) and "triton" (blocks of whole rows).
+    (maxima and sums side by side), "split" (each row in parts, joined at the end), "online" (maxima and sums in one
+    pass), "triton" (blocks of whole rows) and "mosaic" (a block for each row of any width).
     """
 
     op_id = "library.softmax"
-    version = "1"
+    version = "2"  # Mosaic's `each`
     cfg_type = SoftmaxConfig
 
     def run(self, x: jax.Array, *, axis: int = -1, cfg: SoftmaxConfig, interpret: bool = False) -> jax.Array:
@@ -50,6 +57,12 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
         def by_triton(x: jax.Array) -> jax.Array:
             launch: dict[str, Any] = {"rows": cfg.rows, "num_warps": cfg.num_warps, "interpret": interpret}
             return by_rows(_of_block, x, (), other=-math.inf, name="library_softmax", **launch)
+
+        def by_mosaic(x: jax.Array) -> jax.Array:
+            from .mosaic import recipes, rows
+
+            launch: dict[str, Any] = {"num_warps": cfg.num_warps, "each": cfg.each, "interpret": interpret}
+            return rows.by_rows(recipes.softmax(), x, (), name="library_softmax", **launch)
 
         # JAX's own has no maximum of nothing.
         if x.size == 0:
@@ -64,7 +77,12 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
             return _by_parts(x, cfg.parts or 1)
         if cfg.implementation == "triton":
             return recomputed(by_triton, plain)(x)  # type: ignore[no-any-return]
-        raise ArgumentError(f"{cfg} names no implementation of softmax; use xla, jax, lanes, split or triton")
+        if cfg.implementation == "mosaic":
+            return recomputed(by_mosaic, plain)(x)  # type: ignore[no-any-return]
+        if cfg.implementation == "online":
+            return recomputed(_online, plain)(x)  # type: ignore[no-any-return]
+        names = "xla, jax, lanes, split, online, triton or mosaic"
+        raise ArgumentError(f"{cfg} names no implementation of softmax; use {names}")
 
     def run_cpu(self, *args: Any, cfg: SoftmaxConfig, **kwargs: Any) -> jax.Array:
         """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
@@ -90,10 +108,12 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
         return [SoftmaxConfig("xla"), SoftmaxConfig("jax"), *lanes, *parts]
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[SoftmaxConfig]:
-        """Both of JAX's, parts, and blocks of rows."""
+        """Both of JAX's, parts, maxima and sums in one pass for wide rows, and blocks of rows by either backend."""
         parts = [SoftmaxConfig("split", parts=parts) for parts in (4, 16, 64)]
         blocks = [SoftmaxConfig("triton", rows=r, num_warps=w) for r, w in launches(inv.args[0].shape[-1])]
-        return [SoftmaxConfig("xla"), SoftmaxConfig("jax"), *parts, *blocks]
+        wide = [SoftmaxConfig("mosaic", num_warps=w, each=e) for w, e in spread.launches(inv.args[0])]
+        online = [SoftmaxConfig("online")] if inv.args[0].shape[-1] > _WIDE else []
+        return [SoftmaxConfig("xla"), SoftmaxConfig("jax"), *parts, *online, *blocks, *wide]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: SoftmaxConfig) -> bool | str:
         """Everything but JAX's own works on the last axis; lanes and parts must divide it."""
@@ -105,7 +125,7 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
         # A part of a row must be worth a program of its own.
         if cfg.implementation == "split" and (not cfg.parts or x.shape[-1] % cfg.parts or x.shape[-1] < 4096):
             return f"{cfg.parts} parts do not divide rows of {x.shape[-1]}, or the rows are short"
-        return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
+        return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps, cfg.each) or True
 
 
 @planned()
@@ -143,6 +163,23 @@ def _by_parts(x: jax.Array, parts: int) -> jax.Array:
     shares = jnp.exp(tops - top)
     total = jnp.sum(jnp.sum(powers, axis=-1, keepdims=True) * shares, axis=-2, keepdims=True)
     return (powers * (shares / total)).reshape(x.shape).astype(x.dtype)
+
+
+def _online(x: jax.Array) -> jax.Array:
+    """Maximum and sum by one reduction of pairs, so that a row is read twice in all."""
+    wide = x.astype(jnp.float32)
+
+    def join(one: Any, other: Any) -> tuple[jax.Array, jax.Array]:
+        top = jnp.maximum(one[0], other[0])
+        # Equal ones keep their sum as it is: minus infinity less itself is no number.
+        shares = [jnp.where(part[0] == top, 1.0, jnp.exp(part[0] - top)) for part in (one, other)]
+        return top, one[1] * shares[0] + other[1] * shares[1]
+
+    top, norm = jax.lax.reduce(
+        (wide, jnp.ones_like(wide)), (jnp.float32(-math.inf), jnp.float32(0)), join, (x.ndim - 1,)
+    )
+    made: jax.Array = jnp.exp(wide - top[..., None]) / norm[..., None]
+    return made.astype(x.dtype)
 
 
 def _of_block(block: jax.Array, mask: Any) -> jax.Array:

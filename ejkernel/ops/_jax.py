@@ -306,3 +306,18 @@ def _programs_in(values: Any) -> Iterator[Any]:
             yield from _programs_in(value)
         elif hasattr(value, "eqns"):
             yield getattr(value, "jaxpr", value)
+
+
+def gpu_interpreter() -> Any:
+    """The interpreter of Mosaic GPU kernels on a CPU, for tests: it looks for races between warpgroups."""
+    return _private("jax._src.pallas.mosaic_gpu.interpret.params", "InterpretGPUParams")(detect_races=True)
+
+
+def interpreted_races() -> bool:
+    """Has the interpreter seen a race? Newer versions of JAX raise by themselves."""
+    return bool(_private("jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call", "get_races")().races_found)
+
+
+def forget_interpreted() -> None:
+    """Clears what the interpreter keeps from kernel to kernel; one that failed would be in the way of the next."""
+    _private("jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call", "reset_gpu_interpret_mode_state")()

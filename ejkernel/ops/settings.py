@@ -43,6 +43,8 @@ class Settings:
     remote_key: str | None = field(default=None, repr=False)
     agree: bool = True
     agree_seconds: float = AGREE_SECONDS
+    # Do ways of the library that JAX's Triton backend compiles take part?
+    triton: bool = True
     # The convention of terminals (no-color.org): any value at all means plain text.
     no_color: bool = False
 
@@ -68,6 +70,7 @@ class Settings:
             remote_key=os.environ.get("EJKERNEL_OPS_REMOTE_KEY", "").strip() or None,
             agree=_switch("EJKERNEL_OPS_AGREE"),
             agree_seconds=_bound("EJKERNEL_OPS_AGREE_SECONDS", AGREE_SECONDS),
+            triton=_switch("EJKERNEL_OPS_TRITON"),
             no_color=no_color(),
         )
 

@@ -111,7 +111,8 @@ def test_candidates_of_the_kernel_are_few_and_can_run(monkeypatch, tokens, words
     kernel, inv = LinearCrossEntropy(), tokens_and_words(tokens, words)
     found = list(kernel.candidate_cfgs_gpu(inv))
     by_kernel = [cfg for cfg in found if cfg.implementation == "triton"]
-    assert [cfg for cfg in found if cfg.implementation != "triton"] == list(kernel.candidate_cfgs(inv))
+    others = [cfg for cfg in found if cfg.implementation not in ("triton", "mosaic")]
+    assert others == list(kernel.candidate_cfgs(inv))
     assert all(kernel.valid_cfg(inv, cfg) is True for cfg in by_kernel)
     assert kernel.heuristic_cfg_gpu(inv) == by_kernel[0]
     assert len(set(by_kernel)) == len(by_kernel) == len({cfg.chunk for cfg in by_kernel}) + 2

@@ -323,13 +323,13 @@ def test_candidates_of_a_gpu_fit_its_shared_memory(monkeypatch):
 def test_pallas_kernels_are_refused_where_they_cannot_run():
     """On a CPU, on another GPU, for other dtypes and for blocks that do not divide."""
     inv = Invocation("x", (LHS, RHS, SIZES), {})
-    for name in ("triton", "mosaic"):
+    for name in ("triton", "mosaic_jax"):
         assert "GPUs alone" in RaggedDot().valid_cfg(inv, RaggedDotConfig(name))
     lhs, rhs = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1024, 256), (4, 256, 512)))
     wide = jax.ShapeDtypeStruct((1024, 256), jnp.float32)
-    cfg = RaggedDotConfig("mosaic", 128, 128, 64)
+    cfg = RaggedDotConfig("mosaic_jax", 128, 128, 64)
     assert mosaic_refuses(lhs, rhs, None, cfg, "9.0") == ""
     assert "capability" in mosaic_refuses(lhs, rhs, None, cfg, "8.0")
     assert "float32" in mosaic_refuses(wide, rhs, None, cfg, "9.0")
     assert "float32" in mosaic_refuses(lhs, rhs, "float32", cfg, "9.0")
-    assert "divide" in mosaic_refuses(lhs, rhs, None, RaggedDotConfig("mosaic", 128, 192, 64), "9.0")
+    assert "divide" in mosaic_refuses(lhs, rhs, None, RaggedDotConfig("mosaic_jax", 128, 192, 64), "9.0")

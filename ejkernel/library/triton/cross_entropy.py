@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 
 from ..narrow import rounded
 from .launch import inside, launch, launch_all, load, power_of_two, store
+from .served import missing
 
 # Where a running maximum begins.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
@@ -124,6 +125,8 @@ def row_slopes(
 
 def refuses(block: int, num_warps: int) -> str:
     """Why rows cannot be read so; empty where they can."""
+    if missing():
+        return missing()
     if block < 1 or num_warps < 1 or block & (block - 1) or num_warps & (num_warps - 1):
         return f"block={block} and num_warps={num_warps} must be powers of two"
     if block // (32 * num_warps) > _MOST_EACH:

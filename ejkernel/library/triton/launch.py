@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from ..varying import all_alike
+from .served import backend
 
 
 def power_of_two(size: int) -> int:
@@ -51,7 +51,7 @@ def launch_all(
         grid=grid,
         in_specs=in_specs,
         out_specs=out_specs,
-        compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages),
+        compiler_params=backend().CompilerParams(num_warps=num_warps, num_stages=num_stages),
         interpret=interpret,
         name=name,
     )(*operands)
@@ -62,7 +62,7 @@ def load(ref: Any, mask: jax.Array | None, other: float = 0.0) -> jax.Array:
     """A block, with `other` where the mask leaves out what is beyond the array."""
     if mask is None:
         return ref[...]  # type: ignore[no-any-return]
-    return plgpu.load(ref, mask=mask, other=other)
+    return backend().load(ref, mask=mask, other=other)  # type: ignore[no-any-return]
 
 
 def store(ref: Any, value: jax.Array, mask: jax.Array | None) -> None:
@@ -70,7 +70,7 @@ def store(ref: Any, value: jax.Array, mask: jax.Array | None) -> None:
     if mask is None:
         ref[...] = value
     else:
-        plgpu.store(ref, value, mask=mask)
+        backend().store(ref, value, mask=mask)
 
 
 def inside(start: Any, size: int, limit: int, axis: int, shape: tuple[int, ...]) -> jax.Array:

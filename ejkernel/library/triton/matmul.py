@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 
 from .launch import inside, launch, load, store
+from .served import missing
 
 # What a multiprocessor of a Hopper GPU gives one program: 227 KiB.
 _SHARED_BYTES = 227 * 1024
@@ -52,9 +52,7 @@ def tiled(
                 masks.append(inside(step, block_k, k, axis, shape))
             window = pl.ds(step * block_k, block_k)
             place = ref.at[:, window] if axis == 1 else ref.at[window, :]
-            if not masks:
-                return plgpu.load(place)
-            return plgpu.load(place, mask=masks[0] & masks[-1], other=0.0)
+            return load(place, masks[0] & masks[-1] if masks else None)
 
         def step(index: Any, total: jax.Array) -> jax.Array:
             return total + jnp.dot(part(a_ref, index, 1), part(b_ref, index, 0), preferred_element_type=jnp.float32)
@@ -92,6 +90,8 @@ def tiled(
 def refuses(blocks: tuple[int | None, int | None, int | None], num_stages: int | None, itemsize: int) -> str:
     """Why tiles of these sizes cannot run; empty where they can."""
     m, n, k = blocks
+    if missing():
+        return missing()
     if m is None or n is None or k is None or num_stages is None:
         return "block_m, block_n, block_k, num_warps and num_stages must be given"
     if any(size < _LEAST_TILE or size & (size - 1) for size in (m, n, k)):

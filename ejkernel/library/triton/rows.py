@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from ...ops import Invocation
 from ...ops.core.device import device_of
 from .launch import inside, launch, load, power_of_two, store
+from .served import missing
 
 # A program keeps its block in registers: 64 KiB elements of float32 are all that a multiprocessor has.
 _MOST_ELEMENTS = 1 << 16
@@ -102,6 +103,8 @@ def is_measured(inv: Invocation[Any, Any]) -> bool:
 
 def refuses(width: int, rows: int | None, num_warps: int | None) -> str:
     """Why rows of this width cannot be computed so; empty where they can."""
+    if missing():
+        return missing()
     if rows is None or num_warps is None or rows < 1 or num_warps < 1:
         return "rows and num_warps must be given"
     if rows & (rows - 1) or num_warps & (num_warps - 1):

@@ -1,0 +1,184 @@
+"""The cases of `mosaic_gpu.py`: shapes, ways and the plain computation of each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+
+from ejkernel.library import (
+    LayerNorm,
+    LayerNormConfig,
+    LinearCrossEntropy,
+    LinearCrossEntropyConfig,
+    Matmul,
+    MatmulConfig,
+    RaggedDot,
+    RaggedDotConfig,
+    RmsNorm,
+    RmsNormConfig,
+    Softmax,
+    SoftmaxConfig,
+)
+from ejkernel.library.mosaic import spread
+
+
+@dataclass(frozen=True)
+class MosaicCase:
+    """A call, its ways, and what the hardware needs for it at least."""
+
+    name: str
+    kernel: Callable[[], Any]
+    cfgs: Sequence[Any]
+    plain: Callable[..., Any]
+    make: Callable[[Any], tuple[Any, ...]]
+    bytes: float
+    flops: float = 0.0
+    backward: bool = False
+    # Does the kernel pull gradients back itself on every device, rather than JAX?
+    own_gradient: bool = False
+    static: dict[str, Any] = field(default_factory=dict)
+
+
+def narrow(rng: Any, *shape: int) -> Any:
+    """Random values of bfloat16."""
+    return rng.standard_normal(shape, dtype="float32").astype(ml_dtypes.bfloat16)
+
+
+def rows_of(kind: Any, config: Any, shape: tuple[int, int], vectors: int, backward: bool, plain: Any) -> MosaicCase:
+    """A case of an operation on rows."""
+    rows, width = shape
+    like = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    cfgs = [config("mosaic", num_warps=w, each=e) for w, e in spread.launches(like)]
+    if width <= 32768:
+        warps = min(max((1 << (width - 1).bit_length()) // 1024, 1), 16)
+        cfgs.append(config("triton", rows=1, num_warps=warps))
+    if kind is Softmax:
+        cfgs.append(config("online"))
+
+    def make(rng: Any) -> tuple[Any, ...]:
+        return (narrow(rng, *shape), *(rng.standard_normal(width, dtype="float32") for _ in range(vectors)))
+
+    moved = rows * width * 2 * (3 + 2 if backward else 2)
+    name = f"{kind.op_id} {rows}x{width}{' with gradient' if backward else ''}"
+    return MosaicCase(name, kind, cfgs, plain, make, moved, backward=backward)
+
+
+def plain_softmax(x: Any) -> Any:
+    """Plain JAX."""
+    return jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(x.dtype)
+
+
+def plain_rms(x: Any, weight: Any) -> Any:
+    """Plain JAX."""
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * weight).astype(x.dtype)
+
+
+def plain_layer(x: Any, weight: Any, bias: Any) -> Any:
+    """Plain JAX."""
+    wide = x.astype(jnp.float32)
+    off = wide - jnp.mean(wide, -1, keepdims=True)
+    return (off * jax.lax.rsqrt(jnp.mean(off * off, -1, keepdims=True) + 1e-6) * weight + bias).astype(x.dtype)
+
+
+def softmax_cases() -> list[MosaicCase]:
+    """Narrow, wide and odd rows."""
+    shapes = [(8192, 2048), (4096, 32000), (2048, 50257), (512, 128256)]
+    return [rows_of(Softmax, SoftmaxConfig, shape, 0, False, plain_softmax) for shape in shapes]
+
+
+def rms_cases() -> list[MosaicCase]:
+    """Forward, and with gradient."""
+    cases = [((4096, 4096), False), ((65536, 1024), False), ((4096, 4096), True), ((8192, 7168), True)]
+    return [rows_of(RmsNorm, RmsNormConfig, shape, 1, back, plain_rms) for shape, back in cases]
+
+
+def layer_cases() -> list[MosaicCase]:
+    """Forward, and with gradient."""
+    cases = [((8192, 4096), False), ((8192, 4096), True), ((32768, 1024), True)]
+    return [rows_of(LayerNorm, LayerNormConfig, shape, 2, back, plain_layer) for shape, back in cases]
+
+
+def cross_entropy_cases() -> list[MosaicCase]:
+    """With gradient: half of the tokens at a time, by either backend."""
+    found = []
+    for tokens, depth, words in ((2048, 1024, 151936), (4096, 1024, 50257)):
+
+        def make(rng: Any, tokens: int = tokens, depth: int = depth, words: int = words) -> tuple[Any, ...]:
+            weight = narrow(rng, depth, words) * ml_dtypes.bfloat16(0.05)
+            return narrow(rng, tokens, depth), weight, rng.integers(0, words, tokens).astype("int32")
+
+        def plain(hidden: Any, weight: Any, labels: Any) -> Any:
+            logits = jnp.matmul(hidden, weight, preferred_element_type=jnp.float32)
+            at = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+            return jnp.mean(jax.nn.logsumexp(logits, axis=1) - at)
+
+        launches = ((2048, 8), (4096, 16), (1024, 4))
+        cfgs = [LinearCrossEntropyConfig("mosaic", tokens // 2, block=b, num_warps=w) for b, w in launches]
+        cfgs.append(LinearCrossEntropyConfig("triton", tokens // 2, block=2048, num_warps=8))
+        name = f"cross entropy with gradient {tokens}x{depth}x{words}"
+        work = 6.0 * tokens * depth * words
+        found.append(
+            MosaicCase(name, LinearCrossEntropy, cfgs, plain, make, 0.0, work, backward=True, own_gradient=True)
+        )
+    return found
+
+
+def matmul_cases() -> list[MosaicCase]:
+    """Products with bias and activation, and without."""
+    found = []
+    for m, k, n, activation in ((4096, 4096, 4096, None), (8192, 4096, 14336, "gelu"), (1000, 2048, 5632, "silu")):
+
+        def make(rng: Any, m: int = m, k: int = k, n: int = n) -> tuple[Any, ...]:
+            return narrow(rng, m, k), narrow(rng, k, n) * ml_dtypes.bfloat16(0.02), narrow(rng, n)
+
+        def plain(a: Any, b: Any, bias: Any, activation: Any = activation) -> Any:
+            total = jnp.matmul(a, b, preferred_element_type=jnp.float32) + bias.astype(jnp.float32)
+            return (total if activation is None else getattr(jax.nn, activation)(total)).astype(a.dtype)
+
+        tiles = ((128, 256, 3), (128, 128, 4), (128, 128, 5), (256, 128, 3))
+        cfgs = [MatmulConfig("mosaic", m_, n_, 64, num_stages=s) for m_, n_, s in tiles]
+        cfgs.append(MatmulConfig("triton", 128, 256, 64, num_warps=8, num_stages=3))
+        static = {} if activation is None else {"activation": activation}
+        name = f"matmul {m}x{k}x{n} {activation}"
+        found.append(MosaicCase(name, Matmul, cfgs, plain, make, 0.0, 2.0 * m * k * n, static=static))
+    return found
+
+
+def ragged_cases() -> list[MosaicCase]:
+    """Grouped products, even and skewed, forward and with gradients."""
+    found = []
+    shapes = ((8192, 4096, 4096, 8, False), (32768, 2048, 768, 128, False), (8192, 4096, 4096, 8, True))
+    for rows, depth, width, groups, backward in shapes:
+
+        def make(rng: Any, rows: int = rows, depth: int = depth, width: int = width, groups: int = groups) -> Any:
+            sizes = rng.multinomial(rows - 24, rng.dirichlet([2.0] * groups)).astype("int32")
+            matrices = narrow(rng, groups, depth, width) * ml_dtypes.bfloat16(0.02)
+            return narrow(rng, rows, depth), matrices, sizes
+
+        def plain(lhs: Any, rhs: Any, sizes: Any, way: str = "masked" if groups <= 8 else "tiled") -> Any:
+            return RaggedDot().run(lhs, rhs, sizes, cfg=RaggedDotConfig(way, 256))
+
+        cfgs = [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((128, 4), (128, 5), (64, 6))]
+        cfgs += [RaggedDotConfig("mosaic_jax", 128, 128, 64, None, 4), RaggedDotConfig("triton", 128, 128, 64, 4, 3)]
+        name = f"ragged_dot {rows}x{depth} by {groups} of {width}{' with gradients' if backward else ''}"
+        work = 2.0 * rows * depth * width * (3 if backward else 1)
+        moved = 2.0 * (rows * depth + groups * depth * width + rows * width)
+        own = {"backward": backward, "own_gradient": backward}
+        found.append(MosaicCase(name, RaggedDot, cfgs, plain, make, moved, work, **own))
+    return found
+
+
+CASES: dict[str, Callable[[], list[MosaicCase]]] = {
+    "softmax": softmax_cases,
+    "rms_norm": rms_cases,
+    "layer_norm": layer_cases,
+    "cross_entropy": cross_entropy_cases,
+    "matmul": matmul_cases,
+    "ragged_dot": ragged_cases,
+}

@@ -1,0 +1,1 @@
+"""Pallas kernels for GPUs, compiled by Mosaic GPU, which comes with JAX."""

@@ -1,0 +1,148 @@
+"""Two passes over logits for cross entropy: each row's maximum, normaliser, label and sum, then derivatives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from ..narrow import rounded
+from .launch import launch, loop, places, plgpu
+from .recipes import joined_norm, running_norm
+from .rows import Row, told_by, told_scratch
+from .spread import Spread, block_spread
+
+# Where a running maximum begins.
+_LOWEST = float(jnp.finfo(jnp.float32).min)
+
+
+def row_sums(
+    logits: jax.Array, labels: jax.Array, *, total: bool, block: int, num_warps: int, interpret: bool
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | float]:
+    """Each row's maximum, the sum of its exponentials once that is taken off, its label's logit and, if asked, its sum.
+
+    For a label out of range it is the nearest word's logit.
+    """
+    rows, words = logits.shape
+    lying = block_spread(words, logits.dtype.itemsize, block, num_warps)
+
+    def kernel(logits_ref: Any, labels_ref: Any, out_ref: Any, *shared: Any) -> None:
+        row, at = _row(lying, shared, interpret)
+        mine = logits_ref.at[at]
+
+        def step(number: Any, state: Any, counted: Any = None) -> Any:
+            *running, added = state
+            values = row.load(mine, number)
+            moved = running_norm(tuple(running), values, counted, None)
+            if total:
+                added = added + (values if counted is None else jnp.where(counted, values, 0.0))
+            return *moved, added
+
+        zeros = _zeros(row)
+        state: Any = (zeros + _LOWEST, zeros, zeros if total else None)
+        state = loop(lying.unmasked, step, state, interpret=interpret) if lying.unmasked else state
+        for number in range(lying.unmasked, lying.count):
+            state = step(number, state, row.counted(number))
+        top, norm, added = state
+        highest = jnp.max(top)
+        share = jnp.where(top == highest, 1.0, jnp.exp(top - highest))
+        highest, norm = joined_norm(row, highest, jnp.sum(norm * share))
+        sums = [highest, norm, mine[jnp.clip(labels_ref[at], 0, words - 1)]]
+        sums += row.joined((jnp.sum(added),), ("sum",)) if total else ()
+        _put(row, [out_ref.at[number] for number in range(len(sums))], at, sums)
+
+    (made,) = launch(
+        kernel,
+        [logits, labels.astype(jnp.int32)],
+        out=[jax.ShapeDtypeStruct((4 if total else 3, rows), jnp.float32)],
+        grid={"row": rows},
+        scratch=told_scratch([2, 1] if total else [2], lying.groups),
+        groups={"group": lying.groups} if lying.groups > 1 else None,
+        interpret=interpret,
+        name="library_row_sums",
+    )
+    return made[0], made[1], made[2], made[3] if total else 0.0
+
+
+def row_slopes(
+    logits: jax.Array,
+    labels: jax.Array,
+    numbers: Sequence[jax.Array],
+    slopes: Callable[..., jax.Array],
+    *,
+    dtype: Any,
+    block: int,
+    num_warps: int,
+    interpret: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """`slopes(logits, top, share, is_label, words) * scale`, rounded, and what rounding took from each row's sum.
+
+    `numbers` are each row's top, share and scale.
+    """
+    rows, words = logits.shape
+    lying = block_spread(words, logits.dtype.itemsize, block, num_warps)
+
+    def kernel(logits_ref: Any, labels_ref: Any, *refs: Any) -> None:
+        number_refs, made_ref, lost_ref, shared = refs[:3], refs[3], refs[4], refs[5:]
+        row, at = _row(lying, shared, interpret)
+        mine, made = logits_ref.at[at], made_ref.at[at]
+        label, (top, share, scale) = labels_ref[at], (ref[at] for ref in number_refs)
+        counting = places(lying.size, row.layout, interpret=interpret)
+
+        def step(number: Any, lost: jax.Array, counted: Any = None) -> jax.Array:
+            values = row.load(mine, number)
+            is_label = counting == label - row.start(number)[0]
+            wide = slopes(values, top, share, is_label, words) * scale
+            # XLA, which interprets it, may take a conversion and one back away.
+            near = rounded(wide, dtype) if interpret else wide.astype(dtype).astype(jnp.float32)
+            row.store(made, number, near)
+            off = wide - near
+            return lost + (off if counted is None else jnp.where(counted, off, 0.0))
+
+        lost = _zeros(row)
+        lost = loop(lying.unmasked, step, lost, interpret=interpret) if lying.unmasked else lost
+        for number in range(lying.unmasked, lying.count):
+            lost = step(number, lost, row.counted(number))
+        (sum_of_lost,) = row.joined((jnp.sum(lost),), ("sum",))
+        _put(row, [lost_ref.at[0]], at, [sum_of_lost])
+
+    made, lost = launch(
+        kernel,
+        [logits, labels.astype(jnp.int32), *numbers],
+        out=[jax.ShapeDtypeStruct(logits.shape, dtype), jax.ShapeDtypeStruct((1, rows), jnp.float32)],
+        grid={"row": rows},
+        scratch=told_scratch([1], lying.groups),
+        groups={"group": lying.groups} if lying.groups > 1 else None,
+        interpret=interpret,
+        name="library_row_slopes",
+    )
+    return made, lost[0]
+
+
+def _row(lying: Spread, shared: Sequence[Any], interpret: bool) -> tuple[Row, Any]:
+    layout = plgpu.Layout.WG_STRIDED((lying.size,), vec_size=lying.vec)
+    group = jax.lax.axis_index("group") if lying.groups > 1 else 0
+    tell = told_by(shared, group, lying.groups)
+    return Row(lying, group, layout, functools.partial(tell, 0), interpret), jax.lax.axis_index("row")
+
+
+def _zeros(row: Row) -> jax.Array:
+    zeros = jnp.zeros(row.spread.size, jnp.float32)
+    return zeros if row.interpret else plgpu.layout_cast(zeros, row.layout)
+
+
+def _put(row: Row, refs: Sequence[Any], at: Any, values: Sequence[jax.Array]) -> None:
+    """Writes a row's numbers, which all its warpgroups know, by one of them."""
+
+    def write() -> None:
+        for ref, value in zip(refs, values, strict=True):
+            ref[at] = value
+
+    if row.spread.groups == 1:
+        write()
+    else:
+        pl.when(row.group == 0)(write)

@@ -1,0 +1,104 @@
+"""Gradients of norms in one pass: each block goes through some rows of x and dy, and adds up the vectors' gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .launch import launch, plgpu
+from .norm_rows import portions
+from .rows import Row, told_by, told_scratch
+from .spread import spread
+
+
+def norm_gradients(
+    x: jax.Array,
+    dy: jax.Array,
+    *,
+    weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    centred: bool,
+    eps: float,
+    interpret: bool,
+    name: str,
+) -> tuple[jax.Array, ...]:
+    """Gradients of x and then of each vector that is given; `centred` rows had their mean taken off."""
+    width = x.shape[-1]
+    flat, pulled = x.reshape(-1, width), dy.reshape(-1, width)
+    count = flat.shape[0]
+    groups, programs = portions(count, width)
+    lying = spread(width, x.dtype.itemsize, groups, None)
+    layout = plgpu.Layout.WG_STRIDED((lying.size,), vec_size=lying.vec)
+    scales = [] if weight is None else [weight]
+    vectors = [vector for vector in (weight, bias) if vector is not None]
+    chunks = range(lying.count)
+
+    def kernel(x_ref: Any, dy_ref: Any, *refs: Any) -> None:
+        scale_refs, refs = refs[: len(scales)], refs[len(scales) :]
+        dx_ref, sum_refs, shared = refs[0], refs[1 : 1 + len(vectors)], refs[1 + len(vectors) :]
+        group = jax.lax.axis_index("group") if groups > 1 else 0
+        program = jax.lax.axis_index("program")
+        tell = told_by(shared, group, groups)
+        row = Row(lying, group, layout, lambda mine: tell(0, mine), interpret)
+        scale = [[row.load(ref, at).astype(jnp.float32) for at in chunks] for ref in scale_refs]
+
+        def read(number: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+            # The row after the last one is never used, only read.
+            there = jnp.minimum(program + number * programs, count - 1)
+            return tuple([row.load(ref.at[there], at) for at in chunks] for ref in (x_ref, dy_ref))  # type: ignore[return-value]
+
+        def step(number: Any, state: Any) -> Any:
+            here, sums = state
+            # Asked for before this row is computed, so that it is there when its turn comes.
+            after = read(number + 1)
+            turn = jax.lax.rem(number, jnp.int32(2))
+            mine = Row(lying, group, layout, lambda told: tell(turn, told), interpret)
+            off, given = ([one.astype(jnp.float32) for one in part] for part in here)
+            towards = [one * by for one, by in zip(given, scale[0], strict=True)] if scale else given
+            if centred:
+                (total,) = mine.sums(off)
+                off = [one - total / width for one in off]
+            squares = [one * one for one in off]
+            products = [one * other for one, other in zip(towards, off, strict=True)]
+            others = mine.sums(squares, products, towards) if centred else mine.sums(squares, products)
+            over = jax.lax.rsqrt(others[0] / width + eps)
+            along = others[1] / width * over
+            level = others[2] / width if centred else None
+            shares: list[list[jax.Array]] = [[] for _ in vectors]
+            for at in chunks:
+                normed = off[at] * over
+                back = towards[at] - normed * along
+                back = back if level is None else back - level
+                mine.store(dx_ref.at[program + number * programs], at, over * back)
+                of_chunk = ([] if weight is None else [given[at] * normed]) + ([] if bias is None else [given[at]])
+                for share, value in zip(shares, of_chunk, strict=True):
+                    share.append(value)
+            moved = [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(sums, shares, strict=True)]
+            return after, moved
+
+        zeros = jnp.zeros(lying.size, jnp.float32)
+        zeros = zeros if interpret else plgpu.layout_cast(zeros, layout)
+        steps = jax.lax.div(count - program + (programs - 1), jnp.int32(programs))
+        state = (read(jnp.int32(0)), [[zeros for _ in chunks] for _ in vectors])
+        _, sums = jax.lax.fori_loop(jnp.int32(0), steps, step, state)
+        for ref, total in zip(sum_refs, sums, strict=True):
+            for at in chunks:
+                row.store(ref.at[program], at, total[at])
+
+    dx, *partial = launch(
+        kernel,
+        [flat, pulled, *scales],
+        out=[
+            jax.ShapeDtypeStruct(flat.shape, flat.dtype),
+            *(jax.ShapeDtypeStruct((programs, width), jnp.float32) for _ in vectors),
+        ],
+        grid={"program": programs},
+        scratch=told_scratch([1, 3] if centred else [2], groups),
+        groups={"group": groups} if groups > 1 else None,
+        interpret=interpret,
+        name=f"{name}_gradient",
+    )
+    sums = [jnp.sum(rows, axis=0).astype(vector.dtype) for rows, vector in zip(partial, vectors, strict=True)]
+    return dx.reshape(x.shape), *sums

@@ -1,0 +1,125 @@
+"""Softmax and the norms for a row that is held in registers, and for one that is read twice."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .rows import Numbers, Recipe, Row
+
+# Where a running maximum begins: below every finite number, and a difference to it is a number.
+_LOWEST = float(jnp.finfo(jnp.float32).min)
+
+
+def softmax() -> Recipe:
+    """`exp(x - top) / norm`; the numbers are top and the norm's inverse."""
+
+    def held(row: Row, chunks: Sequence[jax.Array]) -> Numbers:
+        top = jnp.maximum(jnp.max(functools.reduce(jnp.maximum, chunks)), _LOWEST)
+        kept = []
+        for number, values in enumerate(chunks):
+            powers, counted = jnp.exp(values - top), row.counted(number)
+            kept.append(powers if counted is None else jnp.where(counted, powers, 0.0))
+        return _normalised(row, top, jnp.sum(functools.reduce(jnp.add, kept)))
+
+    def begin(size: int) -> Numbers:
+        return jnp.full(size, _LOWEST, jnp.float32), jnp.zeros(size, jnp.float32)
+
+    def end(row: Row, state: Numbers, seen: Any) -> Numbers:
+        top = jnp.max(state[0])
+        return _normalised(row, top, jnp.sum(state[1] * jnp.exp(state[0] - top)))
+
+    def finish(numbers: Numbers, values: jax.Array) -> jax.Array:
+        return jnp.exp(values - numbers[0]) * numbers[1]
+
+    return Recipe(held, begin, running_norm, end, finish, exchanged=(2,))
+
+
+def running_norm(state: Numbers, values: jax.Array, counted: jax.Array | None, seen: Any) -> Numbers:
+    """Each thread's maxima and norms with one more chunk: one exponential for each element, of what is smaller."""
+    top, norm = state
+    if counted is not None:
+        values = jnp.where(counted, values, -jnp.inf)
+    less = jnp.where(values == top, 1.0, jnp.exp(-jnp.abs(top - values)))
+    return jnp.maximum(top, values), jnp.where(values > top, norm * less + 1.0, norm + less)
+
+
+def joined_norm(row: Row, top: jax.Array, norm: jax.Array) -> Numbers:
+    """The largest of all warpgroups' maxima, and their norms for that one."""
+    if row.spread.groups == 1:
+        return top, norm
+    found = row.exchange((top, norm))
+    highest = functools.reduce(jnp.maximum, [one[0] for one in found])
+    return highest, functools.reduce(jnp.add, [one[1] * jnp.exp(one[0] - highest) for one in found])
+
+
+def _normalised(row: Row, top: jax.Array, norm: jax.Array) -> Numbers:
+    top, norm = joined_norm(row, top, norm)
+    return top, 1.0 / norm
+
+
+def rms_norm(width: int, eps: float) -> Recipe:
+    """`x * over * weight`; the number is what is multiplied with."""
+
+    def over(row: Row, square: jax.Array) -> Numbers:
+        (total,) = row.joined((square,), ("sum",))
+        return (jax.lax.rsqrt(total / width + eps),)
+
+    def held(row: Row, chunks: Sequence[jax.Array]) -> Numbers:
+        (total,) = row.sums([values * values for values in chunks])
+        return (jax.lax.rsqrt(total / width + eps),)
+
+    def step(state: Numbers, values: jax.Array, counted: jax.Array | None, seen: Any) -> Numbers:
+        square = values * values
+        return (state[0] + (square if counted is None else jnp.where(counted, square, 0.0)),)
+
+    def finish(numbers: Numbers, values: jax.Array, *weights: jax.Array) -> jax.Array:
+        normed = values * numbers[0]
+        return normed * weights[0] if weights else normed
+
+    return Recipe(
+        held,
+        lambda size: (jnp.zeros(size, jnp.float32),),
+        step,
+        lambda row, state, seen: over(row, jnp.sum(state[0])),
+        finish,
+        exchanged=(1,),
+    )
+
+
+def layer_norm(width: int, eps: float, finished: Callable[..., jax.Array]) -> Recipe:
+    """`(x - mean) * over`, with weight and bias as `finished(normed, vectors)` has them; the numbers are these two."""
+
+    def held(row: Row, chunks: Sequence[jax.Array]) -> Numbers:
+        (total,) = row.sums(chunks)
+        mean = total / width
+        (square,) = row.sums([(values - mean) * (values - mean) for values in chunks])
+        return mean, jax.lax.rsqrt(square / width + eps)
+
+    # Each thread keeps the mean of what it has seen and the squared distances from it: no large mean hurts.
+    def step(state: Numbers, values: jax.Array, counted: jax.Array | None, seen: Any) -> Numbers:
+        mean, square = state
+        off = values - mean
+        moved = mean + off * (1.0 / (seen + 1.0))
+        more = square + off * (values - moved)
+        if counted is None:
+            return moved, more
+        return jnp.where(counted, moved, mean), jnp.where(counted, more, square)
+
+    def end(row: Row, state: Numbers, seen: Any) -> Numbers:
+        means, squares = state
+        (total,) = row.joined((jnp.sum(means * seen),), ("sum",))
+        mean = total / width
+        off = means - mean
+        (square,) = row.joined((jnp.sum(squares + off * off * seen),), ("sum",))
+        return mean, jax.lax.rsqrt(square / width + eps)
+
+    def finish(numbers: Numbers, values: jax.Array, *vectors: jax.Array) -> jax.Array:
+        return finished((values - numbers[0]) * numbers[1], vectors)
+
+    zeros = functools.partial(jnp.zeros, dtype=jnp.float32)
+    return Recipe(held, lambda size: (zeros(size), zeros(size)), step, end, finish, exchanged=(1, 1))

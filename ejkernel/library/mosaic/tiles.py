@@ -1,0 +1,69 @@
+"""Tiles of matrix products on Hopper GPUs: their sizes, and the calls and GPUs that they serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# A line of shared memory, as tensor cores read it.
+LINE_BYTES = 128
+# Warpgroups that multiply; one more copies.
+WORKERS = 2
+# What a block may have of shared memory, without what Mosaic itself needs.
+_SHARED_BYTES = 226 * 1024
+# Tiles of 64 rows for each warpgroup, and as many columns as its registers hold sums of.
+_ROWS, _COLUMNS = (128, 256), (64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of the result, the depth of a step, and how many steps are held."""
+
+    m: int
+    n: int
+    k: int
+    stages: int
+
+    @property
+    def share(self) -> int:
+        """Rows of a warpgroup that multiplies."""
+        return self.m // WORKERS
+
+    def bytes(self, itemsize: int, results: int = 1) -> int:
+        """Shared memory for the steps, and for so many copies of the result."""
+        return ((self.m + self.n) * self.k * self.stages + self.m * self.n * results) * itemsize
+
+
+def refuses(tile: tuple[int | None, ...], stages: int | None, dtype: Any, *, results: int = 1) -> str:
+    """The reason that tiles of these sizes cannot run; empty where they can."""
+    m, n, k = tile
+    if m is None or n is None or k is None or stages is None:
+        return "block_m, block_n, block_k and num_stages must be given"
+    if dtype.name not in ("bfloat16", "float16"):
+        return f"Mosaic's products take bfloat16 and float16, not {dtype.name}"
+    line = LINE_BYTES // dtype.itemsize
+    if m not in _ROWS or n not in _COLUMNS or k % line or k > 2 * line or k < line:
+        served = f"rows of {_ROWS}, columns of {_COLUMNS}, depths of {line} or {2 * line}"
+        return f"tiles of {m}x{n}x{k} are not served: {served}"
+    # Each thread holds its sums, and has 255 registers at most.
+    if m // WORKERS * n > 64 * 256:
+        return f"sums of {m}x{n} do not fit the registers of two warpgroups"
+    needed = Tile(m, n, k, stages).bytes(dtype.itemsize, results)
+    if stages < 2 or needed > _SHARED_BYTES:
+        return (
+            f"{stages} stages of {m}x{n}x{k} take {needed} bytes of shared memory, over {_SHARED_BYTES}, or are too few"
+        )
+    return ""
+
+
+def shapes_refuse(rows: int, depth: int, columns: int, block_k: int | None, dtype: Any) -> str:
+    """The reason that matrices of these sizes cannot be copied in lines; empty where they can."""
+    line = LINE_BYTES // dtype.itemsize
+    if rows % 8 or depth % max(block_k or line, line) or columns % line:
+        return f"{rows} rows, a depth of {depth} and {columns} columns must be multiples of 8, {block_k} and {line}"
+    return ""
+
+
+def band(columns: int) -> int:
+    """Blocks of columns that blocks of rows share while these are in the cache."""
+    return next(size for size in (8, 4, 2, 1) if columns % size == 0)

@@ -1,0 +1,50 @@
+"""What tests of Mosaic kernels share: a fixture that looks for races, and programs lowered for a GPU without one."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from ejkernel.ops import _jax
+
+# Mosaic GPU of JAX 0.10 imports absl, which JAX does not install.
+needs_mosaic = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11) and importlib.util.find_spec("absl") is None,
+    reason="Mosaic GPU of this JAX needs absl-py, the extra `mosaic`",
+)
+# Its interpreter has no loops over references, and takes seconds for several warpgroups.
+needs_loops = pytest.mark.skipif(
+    jax.__version_info__ < (0, 10, 2), reason="this JAX interprets no loops over references"
+)
+
+
+@pytest.fixture
+def races():
+    """Fails a test whose kernel raced; newer versions of JAX raise by themselves."""
+    _jax.forget_interpreted()
+    yield
+    try:
+        found = _jax.interpreted_races()
+    except AssertionError:
+        found = None
+    _jax.forget_interpreted()
+    assert found is not None, "nothing was interpreted"
+    assert not found
+
+
+def lowered_by_mosaic(fn: Any, *shapes: Any) -> str:
+    """The program as it would be handed to a Hopper GPU; layouts and shared memory have been checked by then."""
+    text = jax.jit(fn).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
+    return str(text)
+
+
+def hopper(monkeypatch: Any, capability: str = "9.0", kind: str = "NVIDIA H200") -> SimpleNamespace:
+    """Calls that Mosaic kernels are asked about have this device."""
+    found = SimpleNamespace(device_kind=kind, platform="cuda", compute_capability=capability)
+    monkeypatch.setattr("ejkernel.library.mosaic.served.device_of", lambda inv: found)
+    return found

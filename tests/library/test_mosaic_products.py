@@ -1,0 +1,119 @@
+"""Products by Mosaic GPU: interpreted with races looked for, beside float32, and lowered for a Hopper GPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes_library import UNTUNED, assert_near, normal
+from fakes_mosaic import hopper, lowered_by_mosaic, needs_loops, needs_mosaic, races
+
+from ejkernel.library import Matmul, MatmulConfig, RaggedDot, RaggedDotConfig, matmul
+from ejkernel.library.mosaic.tiles import Tile, refuses, shapes_refuse
+from ejkernel.library.ragged_dot_tiles import masked, masked_outer
+from ejkernel.ops import Invocation
+
+__all__ = ["races"]
+pytestmark = needs_mosaic
+
+
+@needs_loops
+@pytest.mark.parametrize(
+    ("shape", "activation"),
+    [((128, 64, 64), None), pytest.param((136, 128, 192), "gelu", marks=pytest.mark.slow)],
+    ids=["whole", "ragged"],
+)
+def test_a_product_with_bias_is_that_of_float64(races, shape, activation):
+    """Whole tiles, and such as reach over the last row and column."""
+    m, k, n = shape
+    a, b, bias = normal(m, k, dtype="bfloat16"), normal(k, n, dtype="bfloat16", seed=1), normal(n, seed=2)
+    cfg = MatmulConfig("mosaic", 128, 64, 64, num_stages=2)
+    made = matmul(a, b, bias, activation=activation, cfg=cfg, executor=UNTUNED)
+    wide = np.asarray(a, np.float64) @ np.asarray(b, np.float64) + np.asarray(bias, np.float64)
+    finish = (lambda x: x) if activation is None else getattr(jax.nn, activation)
+    assert_near(made, finish(jnp.asarray(wide, jnp.float32)), "bfloat16")
+
+
+@needs_loops
+@pytest.mark.slow
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("sizes", [(100, 0, 120), (1, 255, 0), (256, 0, 0), (0, 0, 0)])
+def test_rows_of_groups_are_multiplied_with_their_matrices(races, sizes, transposed):
+    """Tiles that several groups share, empty groups, and rows of none."""
+    from ejkernel.library.mosaic.ragged_dot import product
+
+    lhs, sizes = normal(256, 64, dtype="bfloat16"), jnp.asarray(sizes, jnp.int32)
+    rhs = normal(3, 64, 64, dtype="bfloat16", seed=1)
+    how = {"transposed": transposed, "dtype": jnp.bfloat16}
+    made = jax.jit(lambda *a: product(*a, tile=Tile(128, 64, 64, 2), interpret=True, **how))(lhs, rhs, sizes)
+    wanted = masked(lhs, rhs, sizes, transposed=transposed, dtype=jnp.float32)
+    assert_near(made, np.asarray(wanted, np.float64), "bfloat16")
+
+
+@needs_loops
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(70, 0, 110), (192, 0, 0), (1, 1, 1)])
+def test_gradients_of_the_matrices_are_sums_over_their_rows(races, sizes):
+    """Rows of other groups in the same step count for nothing."""
+    from ejkernel.library.mosaic.ragged_dot import outer
+
+    lhs, out = normal(192, 128, dtype="bfloat16"), normal(192, 64, dtype="bfloat16", seed=1)
+    sizes = jnp.asarray(sizes, jnp.int32)
+    how = {"tile": Tile(128, 64, 64, 2), "dtype": jnp.bfloat16, "interpret": True}
+    made = jax.jit(lambda *a: outer(*a, **how))(lhs, out, sizes)
+    assert_near(made, np.asarray(masked_outer(lhs, out, sizes, dtype=jnp.float32), np.float64), "bfloat16")
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu", "tanh"])
+@pytest.mark.parametrize("tile", [(128, 256, 3), (128, 128, 4), (256, 128, 3)])
+def test_products_are_lowered_for_a_gpu(tile, activation):
+    """With bias and every activation, where tiles do not divide the matrix."""
+    m, n, stages = tile
+    if activation not in (None, "gelu") and tile != (128, 128, 4):
+        pytest.skip("one tile is enough for each activation")
+    cfg = MatmulConfig("mosaic", m, n, 64, num_stages=stages)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1000, 2048), (2048, 4160), (4160,))]
+    text = lowered_by_mosaic(lambda *a: Matmul().run(*a, activation=activation, cfg=cfg), *shapes)
+    assert "library_matmul" in text
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_ragged_products_and_their_gradients_are_lowered_for_a_gpu(groups):
+    """Three kernels: the product, the one with the matrices transposed, and that of rows with their gradients."""
+    cfg, kernel = RaggedDotConfig("mosaic", 128, 128, 64, None, 4), RaggedDot()
+    shapes = ((1000, 512), jnp.bfloat16), ((groups, 512, 320), jnp.bfloat16), ((groups,), jnp.int32)
+
+    def both(lhs, rhs, sizes):
+        out = kernel.run(lhs, rhs, sizes, cfg=cfg)
+        return out, kernel.vjp((), out, out, lhs, rhs, sizes, cfg=cfg)[:2]
+
+    text = lowered_by_mosaic(both, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    assert text.count("library_ragged_dot") >= 2
+    assert "library_ragged_dot_outer" in text or jax.__version_info__ < (0, 10, 2)
+
+
+def test_what_cannot_run_says_why(monkeypatch):
+    """By tile, dtype, shape and GPU."""
+    narrow, wide = jnp.dtype("bfloat16"), jnp.dtype("float32")
+    assert refuses((128, 256, 64), 3, narrow) == ""
+    assert "must be given" in refuses((128, None, 64), 3, narrow)
+    assert "not float32" in refuses((128, 256, 64), 3, wide)
+    assert "are not served" in refuses((96, 256, 64), 3, narrow)
+    assert "registers" in refuses((256, 256, 64), 2, narrow)
+    assert "shared memory" in refuses((128, 256, 64), 4, narrow)
+    assert "multiples of 8" in shapes_refuse(7, 64, 64, 64, narrow)
+    shapes = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((4096, 4096), (4096, 4096)))
+    inv, cfg = Invocation("x", shapes, {}), MatmulConfig("mosaic", 128, 128, 64, num_stages=4)
+    hopper(monkeypatch)
+    assert Matmul().valid_cfg(inv, cfg) is True
+    assert "nothing transposed" in Matmul().valid_cfg(Invocation("x", shapes, {"transpose_b": True}), cfg)
+    assert "not float32" in Matmul().valid_cfg(Invocation("x", shapes, {"dtype": "float32"}), cfg)
+    hopper(monkeypatch, "10.0")
+    assert "capability 9, not 10.0" in Matmul().valid_cfg(inv, cfg)
+
+
+def test_a_cfg_by_hand_that_cannot_run_is_refused_with_a_sentence():
+    """And not by what the compiler says."""
+    with pytest.raises(ValueError, match="cannot compute this call: Mosaic's products take bfloat16"):
+        matmul(jnp.ones((8, 64)), jnp.ones((64, 64)), cfg=MatmulConfig("mosaic", 128, 64, 64, num_stages=2))

@@ -1,0 +1,271 @@
+"""Row kernels by Mosaic GPU: interpreted with races looked for, beside float64, and lowered for a GPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes_library import UNTUNED, assert_near, normal, pull
+from fakes_mosaic import hopper, lowered_by_mosaic, needs_loops, needs_mosaic, races
+
+from ejkernel.library import (
+    LayerNorm,
+    LayerNormConfig,
+    LinearCrossEntropy,
+    LinearCrossEntropyConfig,
+    RmsNorm,
+    RmsNormConfig,
+    Softmax,
+    SoftmaxConfig,
+    layer_norm,
+    linear_cross_entropy,
+    rms_norm,
+    softmax,
+)
+from ejkernel.library.mosaic import norm_rows
+from ejkernel.library.mosaic.spread import launches, refuses, spread
+from ejkernel.ops import Invocation
+
+__all__ = ["races"]
+pytestmark = needs_mosaic
+
+FUNCTIONS = {"softmax": (softmax, SoftmaxConfig), "rms_norm": (rms_norm, RmsNormConfig)}
+FUNCTIONS["layer_norm"] = (layer_norm, LayerNormConfig)
+VECTORS = {"softmax": 0, "rms_norm": 1, "layer_norm": 2}
+
+
+def operation(name, cfg, *args):
+    """The function with this cfg."""
+    return FUNCTIONS[name][0](*args, cfg=cfg, executor=UNTUNED)
+
+
+def inputs(name, rows, width, dtype="bfloat16"):
+    """Rows far from zero, and vectors."""
+    x = normal(rows, width, dtype="float32") + 3.0
+    return (x.astype(dtype), *(normal(width, seed=seed) for seed in range(1, 1 + VECTORS[name])))
+
+
+def exact(name, x, *vectors):
+    """In float64."""
+    x, *vectors = (np.asarray(a, np.float64) for a in (x, *vectors))
+    if name == "softmax":
+        powers = np.exp(x - x.max(-1, keepdims=True))
+        return powers / powers.sum(-1, keepdims=True)
+    off = x - x.mean(-1, keepdims=True) if name == "layer_norm" else x
+    normed = off / np.sqrt((off * off).mean(-1, keepdims=True) + 1e-6)
+    return normed * vectors[0] + (vectors[1] if vectors[1:] else 0)
+
+
+@pytest.mark.parametrize(("width", "each"), [(256, None), (300, None), (389, 1)], ids=["even", "odd", "read twice"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_row_is_that_of_float64(races, name, width, each):
+    """Held in registers, and read twice, for widths that no chunk divides."""
+    args = inputs(name, 2, width)
+    cfg = FUNCTIONS[name][1]("mosaic", num_warps=4, each=each)
+    assert_near(operation(name, cfg, *args), exact(name, *args), "bfloat16")
+
+
+@needs_loops
+@pytest.mark.parametrize("each", [None, 1], ids=["held", "read twice"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_warpgroups_share_a_row_without_a_race(races, name, each):
+    """They tell each other sums and maxima, and write apart."""
+    args = inputs(name, 2, 1111)
+    cfg = FUNCTIONS[name][1]("mosaic", num_warps=8, each=each)
+    assert_near(operation(name, cfg, *args), exact(name, *args), "bfloat16")
+
+
+@pytest.mark.parametrize("place", [0, 150, 299])
+def test_softmax_of_what_is_ruled_out(place):
+    """Minus infinity in one chunk and none in others, and in all but one place."""
+    x = np.full((2, 300), -np.inf, np.float32)
+    x[:, place] = 2.0
+    x[1, :] = np.where(np.arange(300) < 128, -np.inf, 1e30)
+    for each in (None, 1):
+        made = operation("softmax", SoftmaxConfig("mosaic", num_warps=4, each=each), jnp.asarray(x))
+        np.testing.assert_allclose(made, jax.nn.softmax(x, -1), rtol=1e-5)
+
+
+@needs_loops
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_gradients_are_those_of_the_plain_way(races, monkeypatch, name):
+    """Blocks that go through several rows each, and add up what vectors get."""
+    monkeypatch.setattr(norm_rows, "_WARPS_OF_ALL", 8)
+    args = inputs(name, 5, 300, "float32")
+    dy = normal(5, 300, seed=9)
+    config = FUNCTIONS[name][1]
+    found = pull(lambda *a: operation(name, config("mosaic", num_warps=4), *a), args, dy)
+    wanted = pull(lambda *a: operation(name, config("xla"), *a), args, dy)
+    for one, other in zip(found, wanted, strict=True):
+        assert_near(one, np.asarray(other, np.float64), "float32", slack=10)
+
+
+@needs_loops
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [2049, 2500])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_gradients_of_a_row_of_several_warpgroups(races, monkeypatch, name, width):
+    """A warpgroup that is a row ahead does not write over what the others still read."""
+    monkeypatch.setattr(norm_rows, "_WARPS_OF_ALL", 8)
+    args, dy = inputs(name, 4, width, "float32"), normal(4, width, seed=9)
+    config = FUNCTIONS[name][1]
+    found = pull(lambda *a: operation(name, config("mosaic", num_warps=8), *a), args, dy)
+    wanted = pull(lambda *a: operation(name, config("xla"), *a), args, dy)
+    for one, other in zip(found, wanted, strict=True):
+        assert_near(one, np.asarray(other, np.float64), "float32", slack=10)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_it_works_under_vmap_and_shard_map(races, name):
+    """As every way of the library does."""
+    x, *vectors = inputs(name, 4, 130, "float32")
+    cfg = FUNCTIONS[name][1]("mosaic", num_warps=4)
+    wanted = exact(name, x, *vectors)
+    batched = jax.vmap(lambda x: operation(name, cfg, x, *vectors))(x.reshape(2, 2, 130))
+    assert_near(batched.reshape(4, 130), wanted, "float32")
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    kernel = {"softmax": Softmax(), "rms_norm": RmsNorm(), "layer_norm": LayerNorm()}[name]
+    sharded = jax.shard_map(
+        lambda *a: kernel.run(*a, cfg=cfg),
+        mesh=mesh,
+        in_specs=(spec("batch"), *(spec() for _ in vectors)),
+        out_specs=spec("batch"),
+    )
+    # With its checks on it is traced alone, since the interpreter cannot run it so.
+    assert jax.eval_shape(sharded, x, *vectors).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("width", "num_warps", "each"),
+    [(4096, 4, None), (1000, 4, None), (131, 4, None), (7168, 8, None), (50257, 20, None), (128256, 32, 16)],
+)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_it_is_lowered_for_a_gpu(name, width, num_warps, each):
+    """Layouts are found and shared memory suffices, for narrow, odd and wide rows, and under vmap."""
+    kernel = {"softmax": Softmax(), "rms_norm": RmsNorm(), "layer_norm": LayerNorm()}[name]
+    cfg = FUNCTIONS[name][1]("mosaic", num_warps=num_warps, each=each)
+    vectors = [jax.ShapeDtypeStruct((width,), jnp.float32)] * VECTORS[name]
+
+    def run(x, *vectors):
+        return kernel.run(x, *vectors, cfg=cfg)
+
+    lowered_by_mosaic(run, jax.ShapeDtypeStruct((8, width), jnp.bfloat16), *vectors)
+    if width == 1000:
+        several = jax.vmap(run, in_axes=(0, *(None for _ in vectors)))
+        lowered_by_mosaic(several, jax.ShapeDtypeStruct((2, 8, width), jnp.float32), *vectors)
+
+
+@pytest.mark.parametrize("width", [129, 1000, 4096, 8192])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_gradients_are_lowered_for_a_gpu(name, width):
+    """One kernel for what x and the vectors get."""
+    kernel = {"rms_norm": RmsNorm(), "layer_norm": LayerNorm()}[name]
+    cfg = FUNCTIONS[name][1]("mosaic", num_warps=4 if width < 8192 else 8)
+    shapes = [jax.ShapeDtypeStruct((64, width), jnp.bfloat16)]
+    shapes += [jax.ShapeDtypeStruct((width,), jnp.float32)] * VECTORS[name]
+    text = lowered_by_mosaic(lambda *a: jax.vjp(lambda *b: kernel.run(*b, cfg=cfg), *a)[1](a[0]), *shapes)
+    assert f"library_{name}_gradient" in text
+
+
+@pytest.mark.parametrize("block", [128, 512])
+def test_losses_and_gradients_of_odd_vocabularies_agree(races, block):
+    """Sums of logits and their derivatives by Mosaic, beside all logits at once."""
+    rng = np.random.default_rng(0)
+    hidden, weight = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((3, 8), (8, 700)))
+    labels = jnp.asarray([5, 699, 300])
+
+    def both(cfg):
+        def loss(hidden, weight):
+            options = {"z_loss": 0.1, "label_smoothing": 0.2, "cfg": cfg, "executor": UNTUNED}
+            return linear_cross_entropy(hidden, weight, labels, **options)
+
+        return jax.tree.leaves(jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(hidden, weight))
+
+    found = both(LinearCrossEntropyConfig("mosaic", 3, block=block, num_warps=4))
+    for got, want in zip(found, both(LinearCrossEntropyConfig("xla")), strict=True):
+        assert_near(got, np.asarray(want, np.float64), "bfloat16")
+
+
+@pytest.mark.parametrize("words", [131, 100_003, 151_936])
+def test_cross_entropy_is_lowered_for_a_gpu(words):
+    """Both passes over logits."""
+    launch = {"block": 2048, "num_warps": 8} if words > 4096 else {"block": 128, "num_warps": 4}
+    cfg, kernel = LinearCrossEntropyConfig("mosaic", 8, **launch), LinearCrossEntropy()
+
+    def both(hidden, weight, labels):
+        loss, kept = kernel.fwd_with_residuals(hidden, weight, labels, label_smoothing=0.1, cfg=cfg)
+        return kernel.vjp(kept, loss, loss, hidden, weight, labels, label_smoothing=0.1, cfg=cfg)[:2]
+
+    shapes = ((16, 16), jnp.bfloat16), ((16, words), jnp.bfloat16), ((16,), jnp.int32)
+    text = lowered_by_mosaic(both, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    assert "library_row_sums" in text
+    assert "library_row_slopes" in text
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("width", [128, 129, 777, 1000, 4096, 50257])
+def test_chunks_cover_a_row_once(width, groups):
+    """Every element is counted by one chunk alone, and a warpgroup writes none of another's."""
+    for each in (None, 1, 2, 8):
+        if refuses(width, 2, 4 * groups, each) and "registers" not in refuses(width, 2, 4 * groups, each):
+            continue
+        lying = spread(width, 2, groups, each)
+        counted, written = np.zeros(width, int), np.full(width, -1)
+        for group in range(groups):
+            for number in range(lying.count):
+                first = (group * lying.count + number) * lying.size
+                start = min(first, width - lying.size)
+                assert start % lying.vec == 0
+                assert lying.may_overlap(number) or first == start
+                counted[first : start + lying.size] += 1
+                part = written[start : start + lying.size]
+                assert np.isin(part, (-1, group)).all()
+                part[:] = group
+        assert (counted == 1).all()
+
+
+def test_what_cannot_run_says_why(monkeypatch):
+    """Reasons of `valid_cfg`, by width, launch, GPU and JAX."""
+    inv = Invocation("x", (jax.ShapeDtypeStruct((4, 50257), jnp.bfloat16),), {})
+    assert "GPUs alone" in Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=16))
+    hopper(monkeypatch)
+    assert Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=16)) is True
+    for cfg, reason in (
+        (SoftmaxConfig("mosaic", num_warps=6), "whole warpgroups"),
+        (SoftmaxConfig("mosaic", num_warps=4), "too wide for the registers of 4 warps"),
+        (SoftmaxConfig("mosaic", num_warps=4, each=0), "each=0 must be at least 1"),
+    ):
+        assert reason in Softmax().valid_cfg(inv, cfg)
+    short = Invocation("x", (jax.ShapeDtypeStruct((4, 64), jnp.bfloat16),), {})
+    assert "shorter than the 128 threads" in Softmax().valid_cfg(short, SoftmaxConfig("mosaic", num_warps=4))
+    hopper(monkeypatch, "7.5")
+    assert "capability 9 and later, not 7.5" in Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=16))
+    hopper(monkeypatch)
+    monkeypatch.setattr("ejkernel.library.mosaic.served.missing", lambda: "jax 0.99 has no Mosaic GPU")
+    assert Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=16)) == "jax 0.99 has no Mosaic GPU"
+
+
+@pytest.mark.parametrize("width", [512, 1000, 8192, 32000, 50257, 128256, 300_000])
+def test_candidates_are_few_and_can_run(width):
+    """Rows of every width have some, wide ones also such as are read twice."""
+    found = launches(jax.ShapeDtypeStruct((8, width), jnp.bfloat16))
+    assert 1 <= len(found) <= 8
+    assert not any(refuses(width, 2, *one) for one in found)
+    assert any(each for _, each in found) == (width > 16384)
+
+
+def test_rows_without_a_gpu_s_kernel_are_refused_with_a_sentence():
+    """A cfg that was given by hand."""
+    with pytest.raises(ValueError, match="mosaic cannot compute this call: rows of 64 are shorter"):
+        operation("softmax", SoftmaxConfig("mosaic", num_warps=4), jnp.ones((2, 64)))
+
+
+@pytest.mark.parametrize("shape", [(3, 9), (2, 300)])
+def test_maximum_and_sum_of_one_pass_are_those_of_two(shape):
+    """Plain JAX, for wide rows: with infinities of either sign as well."""
+    x = np.asarray(normal(*shape)) * 30
+    x[0, 3], x[1, 2:] = -np.inf, -np.inf
+    made = operation("softmax", SoftmaxConfig("online"), jnp.asarray(x))
+    np.testing.assert_allclose(made, jax.nn.softmax(x, -1), rtol=1e-5, atol=1e-7)
