@@ -42,7 +42,7 @@ def spelled(cfg: Any) -> str:
     return "/".join(map(str, values))
 
 
-def of_kernel(kernel: Any, arrays: tuple[Any, ...], most: int = 12, **static: Any) -> dict[str, Callable[..., Any]]:
+def of_kernel(kernel: Any, arrays: tuple[Any, ...], most: int = 24, **static: Any) -> dict[str, Callable[..., Any]]:
     """Every way that may run here, the heuristic one first and with a star."""
     inv = Invocation(kernel.op_id, arrays, static)
     platform = jax.default_backend()

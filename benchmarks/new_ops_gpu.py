@@ -56,15 +56,18 @@ def finished(lowered: Any) -> Any:
 def off(found: Any, right: Any) -> float:
     """The largest root mean square of a result's errors over its own; for integers the share that differs."""
     import jax
-    import numpy as np
+    import jax.numpy as jnp
+
+    def squares(one: Any, other: Any) -> Any:
+        near, far = one.astype(jnp.float32), other.astype(jnp.float32)
+        return jnp.sqrt(jnp.mean((near - far) ** 2) / jnp.maximum(jnp.mean(far**2), 1e-30))
 
     worst = 0.0
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
-        if one.dtype.kind in "iu" or one.dtype == jax.dtypes.float0:
-            worst = max(worst, float(np.mean(np.asarray(one) != np.asarray(other))))
+        if one.dtype == jax.dtypes.float0:
             continue
-        near, far = (np.asarray(x).astype(np.float64) for x in (one, other))
-        worst = max(worst, float(np.sqrt(np.mean((near - far) ** 2) / max(np.mean(far**2), 1e-300))))
+        compare = squares if jnp.issubdtype(one.dtype, jnp.floating) else lambda a, b: jnp.mean(a != b)
+        worst = max(worst, float(jax.jit(compare)(one, other)))
     return worst
 
 

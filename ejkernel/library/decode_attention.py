@@ -27,8 +27,10 @@ from .arguments import (
 )
 from .attention_arguments import lengths_of
 from .call import call
+from .decode_attention_pages import by_pages, pages_refuse
 from .decode_attention_ways import Sight, looped, split, whole
 from .examples import drawn
+from .extent import too_large
 from .reverse import recomputed
 
 _PAGES = ("pages", "page_size", "heads", "head_dim")
@@ -43,14 +45,16 @@ class DecodeAttentionConfig:
     implementation: str
     parts: int | None = None
     block: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
 
 
 class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
     """Queries (batch, queries, heads, head_dim), the last tokens of sequences of these lengths, and pages of keys.
 
     Implementations: "gather" (all keys of the table, then one softmax), "fused" (the same without products, so that the
-    gather is part of the same program), "split" (parts of the keys side by side) and "loop" (blocks of keys one after
-    the other, as far as the longest sequence goes).
+    gather is part of the same program), "split" (parts of the keys side by side), "loop" (blocks of keys one after the
+    other, as far as the longest sequence goes) and "triton" (parts of the pages, each read once where it lies).
     """
 
     op_id = "library.decode_attention"
@@ -70,6 +74,7 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
         soft_cap: float | None = None,
         scale: float,
         cfg: DecodeAttentionConfig,
+        interpret: bool = False,
     ) -> jax.Array:
         """The computation by the cfg's implementation."""
         sight = Sight(window, soft_cap, scale)
@@ -90,10 +95,15 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
             "fused": functools.partial(of, whole, fused=True),
             "split": functools.partial(of, split, parts=cfg.parts or 8),
             "loop": functools.partial(of, looped, block=cfg.block or 512),
+            "triton": functools.partial(of, by_pages, cfg=cfg, interpret=interpret),
         }
         if cfg.implementation not in ways:
-            raise ArgumentError(f"{cfg} names no implementation of decode_attention; use gather, fused, split or loop")
+            raise ArgumentError(f"{cfg} names no implementation of decode_attention; use gather, {', '.join(ways)}")
         return recomputed(ways[cfg.implementation](), plain)(*given)  # type: ignore[no-any-return]
+
+    def run_cpu(self, *args: Any, cfg: DecodeAttentionConfig, **kwargs: Any) -> jax.Array:
+        """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
+        return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def reference(self, *args: Any, **kwargs: Any) -> jax.Array:
         """All keys at once."""
@@ -119,9 +129,18 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
         blocks = [DecodeAttentionConfig("loop", block=n) for n in (256, 1024, 4096)]
         return [DecodeAttentionConfig("gather"), DecodeAttentionConfig("fused"), *parts, *blocks]
 
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[DecodeAttentionConfig]:
+        """The kernel as well, with parts for few sequences and for many."""
+        q, k = inv.args[:2]
+        enough = 1 << max(0, math.ceil(math.log2(max(1, 528 / max(1, q.shape[0] * k.shape[2])))))
+        launches = [(n, b, w, 3) for n in (enough, 4 * enough) for b in (64, 128) for w in (2, 4)]
+        return [*self.candidate_cfgs(inv), *(DecodeAttentionConfig("triton", *launch) for launch in launches)]
+
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: DecodeAttentionConfig) -> bool | str:
         """A part or a block must be worth a program of its own."""
         keys = _keys(inv)
+        if cfg.implementation == "triton":
+            return pages_refuse(inv.args, keys, cfg.parts, cfg.block) or too_large(inv, inv.args[1].size) or True
         if cfg.implementation == "split" and (not cfg.parts or keys < 32 * cfg.parts):
             return f"{keys} keys are too few for {cfg.parts} parts"
         if cfg.implementation == "loop" and (not cfg.block or keys < cfg.block):

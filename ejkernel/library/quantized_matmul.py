@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ import jax.numpy as jnp
 from ..ops import Executor, Invocation, Kernel
 from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, integer, same
 from .call import call
+from .extent import too_large
 from .quantize import INTEGERS, spread_scales
 from .reverse import recomputed
 from .rows import float_rows
+from .triton.quantized import refuses, widened
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
     """`x @ (q_weight * scales)` for x (rows, k), integers (k, n) and scales (n,) or, by groups of k, (groups, n).
 
     Implementations: "dequantize" (weights in the dtype of x, then a product), "scaled" (a product of the integers and
-    then the scales, group by group) and "summed" (multiplied and added up, for a few rows).
+    then the scales, group by group) "summed" (multiplied and added up, for a few rows) and "triton" (integers
+    made wide in registers, for up to 128 rows).
     """
 
     op_id = "library.quantized_matmul"
@@ -56,7 +60,13 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
             return _scaled(x, q_weight, scales)
         if cfg.implementation == "summed":
             return recomputed(_summed, _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
-        raise ArgumentError(f"{cfg} names no implementation of quantized_matmul; use dequantize, scaled or summed")
+        if cfg.implementation == "triton":
+            how: dict[str, Any] = {"block_n": cfg.block_n or 64, "block_k": cfg.block_k or 64}
+            how |= {"num_warps": cfg.num_warps or 4, "num_stages": cfg.num_stages or 3}
+            return recomputed(functools.partial(widened, interpret=interpret, **how), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
+        raise ArgumentError(
+            f"{cfg} names no implementation of quantized_matmul; use dequantize, scaled, summed or triton"
+        )
 
     def run_cpu(self, *args: Any, cfg: QuantizedMatmulConfig, **kwargs: Any) -> jax.Array:
         """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
@@ -68,7 +78,7 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
             return _dequantized(x.astype(jnp.float32), q_weight, scales).astype(x.dtype)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> QuantizedMatmulConfig:
-        """A product of the integers themselves, which rounds nothing before it is scaled; many groups are scaled before."""
+        """A product of the integers, which rounds nothing before it is scaled; many groups are scaled before."""
         x, _, scales = inv.args
         return QuantizedMatmulConfig("scaled" if scales.ndim == 1 or x.shape[0] <= 16 else "dequantize")
 
@@ -76,8 +86,17 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
         """All of them."""
         return [QuantizedMatmulConfig(way) for way in ("scaled", "dequantize", "summed")]
 
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[QuantizedMatmulConfig]:
+        """The kernel as well, over its blocks."""
+        blocks = [(n, k, w, s) for n in (32, 64, 128) for k, s in ((64, 5), (128, 4)) for w in (4, 8)]
+        return [*self.candidate_cfgs(inv), *(QuantizedMatmulConfig("triton", *block) for block in blocks)]
+
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: QuantizedMatmulConfig) -> bool | str:
-        """Sums without a product are for a few rows."""
+        """Sums without a product are for a few rows, and so is the kernel."""
+        if cfg.implementation == "triton":
+            x, weight, scales = inv.args
+            found = refuses(x, weight, scales, cfg.block_n, cfg.block_k, cfg.num_stages)
+            return found or too_large(inv, inv.args[1].size) or True
         rows = inv.args[0].shape[0]
         return (
             f"{rows} rows are too many to add up without a product"

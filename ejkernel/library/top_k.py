@@ -15,35 +15,44 @@ import numpy as np
 from ..ops import Executor, Invocation, Kernel
 from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, integer
 from .call import call
+from .extent import too_large
 from .top_k_ways import by_bits, by_parts, spread
+from .triton.select import largest_of_rows, refuses
 
 Found = tuple[jax.Array, jax.Array]
 
 
 @dataclass(frozen=True)
 class TopKConfig:
-    """An implementation, and its parameters where it has any: elements of a block, how it ends, bits of a pass."""
+    """An implementation, and its parameters: elements of a block and how it ends, bits of a pass, rows of a program."""
 
     implementation: str
     block: int | None = None
     finish: str | None = None
     bits: int | None = None
+    rows: int | None = None
+    num_warps: int | None = None
 
 
 class TopK(Kernel[TopKConfig, Found]):
     """The k largest over the last axis, in order, and their indices; equal ones in the order of their indices.
 
     Implementations: "xla" (`lax.top_k`), "parts" (maxima of blocks, then the blocks that matter; it ends by counting or
-    by sorting what is left) and "bits" (the k-th largest found digit by digit).
+    by sorting what is left), "bits" (the k-th largest found digit by digit) and "triton" (short rows in registers, the
+    largest taken one after the other).
     """
 
     op_id = "library.top_k"
     version = "1"
     cfg_type = TopKConfig
 
-    def run(self, x: jax.Array, *, k: int, cfg: TopKConfig) -> Found:
+    def run(self, x: jax.Array, *, k: int, cfg: TopKConfig, interpret: bool = False) -> Found:
         """The computation by the cfg's implementation."""
-        return _selected(_selection(cfg, k), x)
+        return _selected(_selection(cfg, k, interpret), x)
+
+    def run_cpu(self, x: jax.Array, *, k: int, cfg: TopKConfig) -> Found:
+        """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
+        return self.run(x, k=k, cfg=cfg, interpret=True)
 
     def reference(self, x: jax.Array, *, k: int) -> Found:
         """JAX's own."""
@@ -68,7 +77,8 @@ class TopK(Kernel[TopKConfig, Found]):
         """JAX's own, parts that count and parts that sort, and bits."""
         counted = [TopKConfig("parts", block, "count") for block in (None, 8, 32, 128)]
         sorted_ = [TopKConfig("parts", block, "sort") for block in (None, 64)]
-        return [TopKConfig("xla"), *counted, *sorted_, TopKConfig("bits", bits=2), TopKConfig("bits", bits=4)]
+        found = [TopKConfig("xla"), *counted, *sorted_, TopKConfig("bits", bits=2), TopKConfig("bits", bits=4)]
+        return [*found, *(TopKConfig("triton", rows=r, num_warps=w) for r in (1, 4, 8, 16) for w in (1, 4))]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: TopKConfig) -> bool | str:
         """Blocks must leave something out, and counting is for few."""
@@ -77,6 +87,8 @@ class TopK(Kernel[TopKConfig, Found]):
             return f"{k} blocks of {cfg.block} are over half of a row of {width}"
         if cfg.implementation == "parts" and cfg.finish == "count" and k > 256:
             return f"ranks of {k} blocks are too many to count"
+        if cfg.implementation == "triton":
+            return too_large(inv, _sizes(inv)[0] * width) or refuses(width, k, cfg.rows, cfg.num_warps) or True
         return True
 
 
@@ -102,14 +114,17 @@ def top_k(
     return tuple(call(TopK(), x, k=k, cfg=cfg, executor=executor))
 
 
-def _selection(cfg: TopKConfig, k: int) -> Callable[[jax.Array], jax.Array]:
+def _selection(cfg: TopKConfig, k: int, interpret: bool = False) -> Callable[[jax.Array], jax.Array]:
     if cfg.implementation == "xla":
         return lambda x: jax.lax.top_k(x, k)[1]
     if cfg.implementation == "parts":
         return functools.partial(by_parts, k=k, block=cfg.block, sorts=cfg.finish != "count")
     if cfg.implementation == "bits":
         return functools.partial(by_bits, k=k, bits=cfg.bits or 4)
-    raise ArgumentError(f"{cfg} names no implementation of top_k; use xla, parts or bits")
+    if cfg.implementation == "triton":
+        launch: dict[str, Any] = {"rows": cfg.rows or 1, "num_warps": cfg.num_warps or 1}
+        return functools.partial(largest_of_rows, k=k, interpret=interpret, **launch)
+    raise ArgumentError(f"{cfg} names no implementation of top_k; use xla, parts, bits or triton")
 
 
 def _selected(selection: Callable[[jax.Array], jax.Array], x: jax.Array) -> Found:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes_library import UNTUNED, assert_near, normal, wide
+from fakes_library import UNTUNED, assert_near, lowered_for_a_gpu, normal, wide
 
 from ejkernel.library import DecodeAttention, DecodeAttentionConfig, append_to_pages, decode_attention
 from ejkernel.ops import Invocation, check
@@ -63,6 +63,35 @@ def test_every_way_is_right_over_pages_and_without(pages, cfg, options):
         q, *side_by_side, LENGTHS
     )
     assert_near(found, right, "float32")
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "all"])
+def test_the_kernel_is_right(pages, parts, options):
+    """Blocks of two pages, parts that the pages do not divide, and NaN beyond the lengths."""
+    q, k, v, table = pages
+    cfg = DecodeAttentionConfig("triton", parts, 16, 1, 1)
+    found = decode_attention(q, k, v, table, LENGTHS, cfg=cfg, executor=UNTUNED, **options)
+    assert_near(found, exact(q, k, v, table, **options), "float32")
+
+
+def test_the_kernel_is_lowered_for_a_gpu():
+    """Over pages and without."""
+    kinds = [
+        ((2, 1, 8, 64), jnp.bfloat16),
+        *[((32, 64, 2, 64), jnp.bfloat16)] * 2,
+        ((2,), jnp.int32),
+        ((2, 16), jnp.int32),
+    ]
+    q, k, v, lengths, table = (jax.ShapeDtypeStruct(*kind) for kind in kinds)
+    cfg = DecodeAttentionConfig("triton", 2, 128, 4, 3)
+
+    def computed(*arrays):
+        return DecodeAttention().run(*arrays, scale=0.1, window=100, cfg=cfg)
+
+    assert "library_decode_attention" in lowered_for_a_gpu(computed, q, k, v, lengths, table)
+    flat = jax.ShapeDtypeStruct((2, 1024, 2, 64), jnp.bfloat16)
+    assert "library_decode_attention" in lowered_for_a_gpu(computed, q, flat, flat, lengths)
 
 
 def test_one_query_needs_no_axis_for_it(pages):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes_library import UNTUNED, assert_near, normal, wide
+from fakes_library import UNTUNED, assert_near, lowered_for_a_gpu, normal, wide
 
 from ejkernel.library import (
     QuantizedMatmul,
@@ -70,6 +70,24 @@ def test_bfloat16_activations_are_rounded_once():
     found = quantized_matmul(x, q, scales, cfg=QuantizedMatmulConfig("scaled"), executor=UNTUNED)
     assert found.dtype == jnp.bfloat16
     np.testing.assert_allclose(wide(found), right, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "group"), [("int8", None), ("int4", 64)])
+def test_the_kernel_is_right_and_is_lowered_for_a_gpu(kind, group):
+    """Integers of 4 bits are taken out of bytes; rows that are no power of two."""
+    x, (q, scales) = normal(20, 128, dtype="bfloat16"), quantize(normal(128, 64, seed=2), kind, group=group)
+    cfg = QuantizedMatmulConfig("triton", 32, 32, 1, 1)
+
+    def product(x, scales):
+        return quantized_matmul(x, q, scales, group=group, cfg=cfg, executor=UNTUNED)
+
+    out, pull = jax.vjp(product, x, scales)
+    back = wide(dequantize(q, scales))
+    assert_near(out, wide(x) @ back, "bfloat16")
+    dy = normal(20, 64, dtype="bfloat16", seed=3)
+    assert_near(pull(dy)[0], wide(dy) @ back.T, "bfloat16")
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, q, scales)]
+    assert "library_quantized_matmul" in lowered_for_a_gpu(lambda *a: QuantizedMatmul().run(*a, cfg=cfg), *shapes)
 
 
 @pytest.mark.parametrize("blocks", [(None, None), ((1, 300), (300, 1)), ((1, 128), (128, 128)), ((20, 50), (50, 13))])

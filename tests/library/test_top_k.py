@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes_library import UNTUNED, normal
+from fakes_library import UNTUNED, lowered_for_a_gpu, normal
 
 from ejkernel.library import TopK, TopKConfig, top_k
 from ejkernel.library.order import numbers_of, ordered
@@ -18,6 +18,7 @@ WAYS = [
     TopKConfig("parts", 8, "count"),
     TopKConfig("parts", finish="count"),
     TopKConfig("bits", bits=4),
+    TopKConfig("triton", rows=2, num_warps=1),
 ]
 
 
@@ -77,6 +78,13 @@ def test_every_candidate_passes_the_check_of_a_tuning():
     trials = check(TopK(), normal(4, 600), k=5)
     assert [trial.status for trial in trials] == ["ok"] * len(trials)
     assert len(trials) >= 5
+
+
+def test_the_kernel_is_lowered_for_a_gpu():
+    """Triton takes it."""
+    cfg = TopKConfig("triton", rows=4, num_warps=4)
+    text = lowered_for_a_gpu(lambda x: TopK().run(x, k=8, cfg=cfg), jax.ShapeDtypeStruct((1024, 200), jnp.bfloat16))
+    assert "library_top_k" in text
 
 
 def test_the_heuristic_cfg_can_run():
