@@ -29,12 +29,16 @@ def norm_gradients(
     *,
     weight: jax.Array | None = None,
     bias: jax.Array | None = None,
+    added: jax.Array | None = None,
     centred: bool,
     eps: float,
     interpret: bool,
     name: str,
 ) -> tuple[jax.Array, ...]:
-    """What x gets and then each vector that is given; `centred` rows had their mean taken off."""
+    """What x gets and then each vector that is given; `centred` rows had their mean taken off.
+
+    `added` is another gradient of x, which comes on top.
+    """
     width = x.shape[-1]
     flat, pulled = x.reshape(-1, width), dy.reshape(-1, width)
     count, block = flat.shape[0], power_of_two(width)
@@ -43,12 +47,14 @@ def norm_gradients(
     shape, programs = (tall, block), pl.cdiv(count, each)
     ragged_columns, ragged_rows = block != width, count % each != 0
     scales = [] if weight is None else [weight]
+    others = [] if added is None else [added.reshape(-1, width)]
     vectors = [vector for vector in (weight, bias) if vector is not None]
 
     def mean(values: jax.Array) -> jax.Array:
         return jnp.sum(values, axis=1, keepdims=True) / width
 
     def kernel(x_ref: Any, dy_ref: Any, *refs: Any) -> None:
+        other_refs, refs = refs[: len(others)], refs[len(others) :]
         scale_refs, dx_ref, sum_refs = refs[: len(scales)], refs[len(scales)], refs[len(scales) + 1 :]
         program = pl.program_id(0)
         columns = inside(0, block, width, 1, shape) if ragged_columns else None
@@ -70,7 +76,10 @@ def norm_gradients(
             # mean(towards * normed), by a sum that need not wait for the other.
             back = towards - normed * (mean(towards * off) * over)
             back = back - mean(towards) if centred else back
-            store(dx_ref.at[here], (over * back).astype(dx_ref.dtype), mask)
+            back = over * back
+            for ref in other_refs:
+                back = back + load(ref.at[here], mask).astype(jnp.float32)
+            store(dx_ref.at[here], back.astype(dx_ref.dtype), mask)
             shares = [] if weight is None else [given * normed]
             if real is not None:
                 # Without eps, rows beyond the last one are zero times infinity.
@@ -87,13 +96,13 @@ def norm_gradients(
     whole = pl.BlockSpec((each, block), lambda i: (i, 0))
     dx, *partial = launch_all(
         kernel,
-        [flat, pulled, *scales],
+        [flat, pulled, *others, *scales],
         out=[
             jax.ShapeDtypeStruct(flat.shape, flat.dtype),
             *(jax.ShapeDtypeStruct((programs, width), jnp.float32) for _ in vectors),
         ],
         grid=(programs,),
-        in_specs=[whole, whole, *(pl.BlockSpec((block,), lambda i: (0,)) for _ in scales)],
+        in_specs=[whole, whole, *(whole for _ in others), *(pl.BlockSpec((block,), lambda i: (0,)) for _ in scales)],
         out_specs=[whole, *(pl.BlockSpec((1, block), lambda i: (i, 0)) for _ in vectors)],
         num_warps=warps_for(width),
         num_stages=1,

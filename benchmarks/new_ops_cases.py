@@ -1,0 +1,302 @@
+"""Calls of operations that JAX has no fast way for: plain JAX, every way of ours, and the floor."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ejkernel import library
+from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor, Invocation
+from ejkernel.ops.core.variants import variant
+
+# Rates measured on an H200.
+FLOPS, FLOPS8, TRAFFIC = 790e12, 1580e12, 4.3e12
+UNTUNED: Executor[Any, Any] = Executor(ConfigSelectorChain(ConfigCache(), AutotunePolicy(allow_autotune=False)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """`ways` are functions of the arrays; the first is plain JAX. `exact` gives what is right, in float32."""
+
+    name: str
+    floor: float
+    arrays: tuple[Any, ...]
+    ways: dict[str, Callable[..., Any]]
+    exact: Callable[..., Any]
+
+
+def normal(seed: int, shape: tuple[int, ...], dtype: Any = jnp.bfloat16, scale: float = 1.0) -> jax.Array:
+    """Random values, made on the device."""
+    return (jax.random.normal(jax.random.key(seed), shape) * scale).astype(dtype)
+
+
+def spelled(cfg: Any) -> str:
+    """A cfg in a few letters."""
+    values = [value for value in vars(cfg).values() if value is not None]
+    return "/".join(map(str, values))
+
+
+def of_kernel(kernel: Any, arrays: tuple[Any, ...], most: int = 24, **static: Any) -> dict[str, Callable[..., Any]]:
+    """Every way that may run here, the heuristic one first and with a star."""
+    inv = Invocation(kernel.op_id, arrays, static)
+    platform = jax.default_backend()
+    guess = variant(kernel, "heuristic_cfg", platform=platform)(inv)
+    offered = variant(kernel, "candidate_cfgs", platform=platform)(inv)
+    valid = [cfg for cfg in dict.fromkeys([guess, *offered]) if kernel.valid_cfg(inv, cfg) is True]
+    return {
+        spelled(cfg) + ("*" if cfg == guess else ""): functools.partial(
+            lambda *given, cfg: UNTUNED(kernel, *given, cfg=cfg, **static), cfg=cfg
+        )
+        for cfg in valid[:most]
+    }
+
+
+def with_gradient(ways: dict[str, Any], arrays: tuple[Any, ...], floats: int) -> dict[str, Any]:
+    """Forward and backward of the first arrays; cotangents follow the arrays."""
+
+    def both(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            arguments, pulled = given[: len(arrays)], given[len(arrays) :]
+            out, pull = jax.vjp(lambda *a: fn(*a, *arguments[floats:]), *arguments[:floats])
+            leaves, tree = jax.tree.flatten(out)
+            left = iter(pulled)
+            zeros = [np.zeros(x.shape, jax.dtypes.float0) if x.dtype.kind == "i" else next(left) for x in leaves]
+            zeros = [z.astype(x.dtype) if hasattr(z, "aval") else z for z, x in zip(zeros, leaves, strict=True)]
+            return out, pull(jax.tree.unflatten(tree, zeros))
+
+        return run
+
+    return {name: both(fn) for name, fn in ways.items()}
+
+
+def cotangents(fn: Callable[..., Any], arrays: tuple[Any, ...]) -> tuple[jax.Array, ...]:
+    """Random ones, for each floating-point result."""
+    leaves = jax.tree.leaves(jax.eval_shape(fn, *arrays))
+    return tuple(normal(90 + at, x.shape, x.dtype) for at, x in enumerate(leaves) if x.dtype.kind != "i")
+
+
+def pair(name: str, floors: tuple[float, float], arrays: Any, ways: Any, exact: Any, floats: int) -> Iterator[Case]:
+    """A case forward, and one with its gradient."""
+    yield Case(name, floors[0], arrays, ways, exact)
+    pulled = cotangents(next(iter(ways.values())), arrays)
+    wide = with_gradient({"exact": exact}, arrays, floats)["exact"]
+    yield Case(f"{name}, gradient", floors[1], (*arrays, *pulled), with_gradient(ways, arrays, floats), wide)
+
+
+def in_float32(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays that are made wide before, with exact products."""
+
+    def run(*given: Any) -> Any:
+        wide = [x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in given]
+        with jax.default_matmul_precision("highest"):
+            return fn(*wide)
+
+    return run
+
+
+def top_k(small: bool) -> Iterator[Case]:
+    """A vocabulary and a router."""
+    for rows, width, k in ((8, 32768, 50), (1024, 256, 8)) if small else ((32, 131072, 50), (8192, 256, 8)):
+        arrays = (normal(0, (rows, width), jnp.float32),)
+        plain = functools.partial(lambda x, k: tuple(jax.lax.top_k(x, k)), k=k)
+        ways = {"plain": plain, **of_kernel(library.TopK(), arrays, k=k)}
+        yield Case(f"top_k {k} of {rows}x{width}", 4 * rows * width / TRAFFIC, arrays, ways, plain)
+
+
+def _plain_sample(key: Any, logits: Any, temperature: Any, top_p: Any, top_k: int | None) -> Any:
+    wide = logits.astype(jnp.float32) / temperature[:, None]
+    ordered = jnp.sort(wide, axis=-1, descending=True)
+    if top_k is not None:
+        wide = jnp.where(wide < ordered[:, top_k - 1 : top_k], -jnp.inf, wide)
+        ordered = jnp.where(ordered < ordered[:, top_k - 1 : top_k], -jnp.inf, ordered)
+    shares = jax.nn.softmax(ordered, axis=-1)
+    kept = jnp.cumsum(shares, axis=-1) - shares < top_p[:, None]
+    least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
+    return jax.random.categorical(key, jnp.where(wide >= least, wide, -jnp.inf)).astype(jnp.int32)
+
+
+def sample(small: bool) -> Iterator[Case]:
+    """Serving: top-p of a vocabulary, and with top-k."""
+    rows, words = (8, 16384) if small else (64, 128256)
+    for k, dtype in ((None, jnp.float32), (None, jnp.bfloat16), (50, jnp.float32)):
+        logits = normal(1, (rows, words), dtype, 3.0)
+        arrays = (jax.random.key(0), logits, jnp.ones(rows), jnp.full(rows, 0.9))
+        plain = functools.partial(_plain_sample, top_k=k)
+        ways = {"plain": plain, **of_kernel(library.Sample(), arrays, top_k=k)}
+        kind = "" if k is None else f"top-k {k}, "
+        title = f"sample {rows}x{words} {kind}top-p {jnp.dtype(dtype).name}"
+        yield Case(title, logits.nbytes / TRAFFIC, arrays, ways, functools.partial(plain))
+
+
+def residual_norm(small: bool) -> Iterator[Case]:
+    """A model of 4096."""
+    rows, width = (512, 1024) if small else (8192, 4096)
+    arrays = (*(normal(seed, (rows, width)) for seed in (0, 1)), normal(2, (width,)))
+
+    def plain(x: Any, residual: Any, weight: Any) -> Any:
+        summed = x + residual
+        wide = summed.astype(jnp.float32)
+        normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
+        return (normed * weight.astype(jnp.float32)).astype(x.dtype), summed
+
+    ways = {"plain": plain, **of_kernel(library.ResidualNorm(), arrays, most=10, kind="rms")}
+    size = 2 * rows * width / TRAFFIC
+    # Forward 2 in and 2 out; backward 3 in and 1 out.
+    yield from pair(f"residual_norm {rows}x{width}", (4 * size, 8 * size), arrays, ways, plain, 3)
+
+
+def _plain_moe(x: Any, logits: Any, gate: Any, up: Any, down: Any, *, k: int, product: Any) -> Any:
+    values, chosen = jax.lax.top_k(logits, k)
+    weights = jax.nn.softmax(values.astype(jnp.float32), -1)
+    order = jnp.argsort(chosen.reshape(-1), stable=True)
+    token = order // k
+    sizes = jnp.bincount(chosen.reshape(-1), length=logits.shape[1]).astype(jnp.int32)
+    rows = x[token]
+    if gate is not None:
+        inner = jax.nn.silu(product(rows, gate, sizes).astype(jnp.float32))
+        rows = product((inner * product(rows, up, sizes)).astype(x.dtype), down, sizes)
+    scaled = rows.astype(jnp.float32) * weights.reshape(-1)[order][:, None]
+    return jnp.zeros(x.shape, jnp.float32).at[token].add(scaled).astype(x.dtype)
+
+
+def moe(small: bool) -> Iterator[Case]:
+    """32 experts, 4 a token: rows there and back alone, and the layer."""
+    tokens, width, inner = (256, 64, 64) if small else (8192, 2048, 768)
+    count, k = 32, 4
+    x, logits = normal(0, (tokens, width)), normal(1, (tokens, count), jnp.float32)
+    experts = [normal(2 + i, (count, width, inner), scale=width**-0.5) for i in (0, 1)]
+    experts.append(normal(4, (count, inner, width), scale=inner**-0.5))
+
+    def plain(x: Any, logits: Any) -> Any:
+        return _plain_moe(x, logits, None, None, None, k=k, product=None)
+
+    def there_and_back(order: str, sums: str) -> Callable[..., Any]:
+        def run(x: Any, logits: Any) -> Any:
+            how: dict[str, Any] = {"cfg": library.MoeDispatchConfig(order), "executor": UNTUNED}
+            sent = library.moe_dispatch(x, logits, k=k, **how)
+            # A barrier stands for the experts, so that the rows are made.
+            rows = jax.lax.optimization_barrier(sent.rows)
+            cfg = library.MoeCombineConfig(sums)
+            return library.moe_combine(rows, sent.weights, sent.places, cfg=cfg, executor=UNTUNED)
+
+        return run
+
+    pairs = [("count", "unrolled"), ("sort", "unrolled"), ("count", "reduce"), ("count", "scatter")]
+    ways = {"plain": plain, **{"/".join(p): there_and_back(*p) for p in pairs}}
+    row = 2 * tokens * width / TRAFFIC
+    yield from pair(f"dispatch and combine {tokens}x{width}", (row * 10, row * 20), (x, logits), ways, plain, 2)
+
+    def layer(*arrays: Any) -> Any:
+        return library.moe(*arrays, k=k, executor=UNTUNED)
+
+    def plain_layer(*arrays: Any) -> Any:
+        return _plain_moe(*arrays, k=k, product=jax.lax.ragged_dot)
+
+    def with_ours(*arrays: Any) -> Any:
+        return _plain_moe(*arrays, k=k, product=functools.partial(library.ragged_dot, executor=UNTUNED))
+
+    flops = 3 * 2 * tokens * k * width * inner / FLOPS
+    layers = {"plain": plain_layer, "plain, our ragged_dot": with_ours, "moe": layer}
+    arrays = (x, logits, *experts)
+    yield from pair(f"moe {tokens}x{width} by {count} of {inner}", (flops, 3 * flops), arrays, layers, with_ours, 5)
+
+
+def gated_delta_rule(small: bool) -> Iterator[Case]:
+    """A layer of 16 heads of 128."""
+    batch, length, heads, size = (1, 256, 2, 32) if small else (2, 2048, 16, 128)
+    q, k, v = (normal(seed, (batch, length, heads, size)) for seed in range(3))
+    k = (k / jnp.linalg.norm(k.astype(jnp.float32), axis=-1, keepdims=True)).astype(k.dtype)
+    g = -jax.random.uniform(jax.random.key(3), (batch, length, heads)) / 4
+    beta = jax.random.uniform(jax.random.key(4), (batch, length, heads))
+    arrays = (q, k, v, g, beta, jnp.zeros((batch, heads, size, size)))
+    kernel = library.GatedDeltaRule()
+    ours = of_kernel(kernel, arrays)
+    plain = ours.pop("scan", None) or ours.pop("scan*")
+    # q, k and v are read and out is written.
+    floor = 4 * q.nbytes / TRAFFIC
+    title = f"gated_delta_rule {batch}x{length}, {heads} heads of {size}"
+    ways = {"plain": plain, **ours}
+    yield from pair(title, (floor, 3 * floor), arrays, ways, in_float32(kernel.reference), 6)
+
+
+def decode_attention(small: bool) -> Iterator[Case]:
+    """Many sequences, and one long one."""
+    sizes = ((4, 512, 8, 2, 32, 16),) if small else ((64, 4096, 32, 8, 128, 64), (1, 65536, 32, 8, 128, 64))
+    for batch, length, heads, shared, size, page in sizes:
+        each = length // page
+        rng = np.random.default_rng(0)
+        table = jnp.asarray(rng.permutation(batch * each).reshape(batch, each), jnp.int32)
+        pages = [normal(seed, (batch * each, page, shared, size)) for seed in (1, 2)]
+        lengths = jnp.full(batch, length, jnp.int32)
+        arrays = (normal(0, (batch, 1, heads, size)), *pages, lengths, table)
+
+        def plain(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> Any:
+            k, v = (x[table].reshape(table.shape[0], -1, *x.shape[2:]) for x in (k, v))
+            how = "cudnn" if jax.default_backend() == "gpu" else "xla"
+            return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation=how)
+
+        static: dict[str, Any] = {"scale": size**-0.5}
+        kernel = library.DecodeAttention()
+        ways = {"plain": plain, **of_kernel(kernel, arrays, **static)}
+        exact = in_float32(functools.partial(kernel.reference, **static))
+        floor = 2 * pages[0].nbytes / TRAFFIC
+        yield Case(f"decode {batch}x{length}, {heads} heads on {shared} of {size}", floor, arrays, ways, exact)
+
+
+def quantized_matmul(small: bool) -> Iterator[Case]:
+    """Serving with a batch of 64, and one token."""
+    depth, width = (512, 512) if small else (8192, 8192)
+    weight = normal(1, (depth, width), jnp.float32, depth**-0.5)
+    for rows, kind, group in ((64, "int8", None), (64, "int4", None), (64, "int4", 128), (1, "int8", None)):
+        q, scales = library.quantize(weight, kind, group=group)
+        arrays = (normal(0, (rows, depth)), q, scales)
+
+        def plain(x: Any, q: Any, s: Any, group: Any = group) -> Any:
+            factor = s if group is None else jnp.repeat(s, group, axis=0)
+            return x @ (q.astype(jnp.float32) * factor).astype(x.dtype)
+
+        kernel = library.QuantizedMatmul()
+        ways = {"plain": plain, **of_kernel(kernel, arrays)}
+        held = depth * width * (1 if kind == "int8" else 0.5)
+        name = f"quantized {kind}{'' if group is None else f' by {group}'} {rows}x{depth} by {width}"
+        yield Case(name, held / TRAFFIC, arrays, ways, in_float32(kernel.reference))
+
+
+def scaled_matmul(small: bool) -> Iterator[Case]:
+    """float8 with one scale, with one a row and column, and with blocks."""
+    m, k, n = (128, 256, 128) if small else (4096, 7168, 4096)
+    a, b = normal(0, (m, k), jnp.float32), normal(1, (k, n), jnp.float32, k**-0.5)
+    for name, blocks in (("tensor", (None, None)), ("row", ((1, k), (k, 1))), ("block", ((1, 128), (128, 128)))):
+        near, other = (library.quantize(x, jnp.float8_e4m3fn, block=s) for x, s in zip((a, b), blocks, strict=True))
+        scales = [s.reshape((1,) * (2 - s.ndim) + s.shape) for s in (near[1], other[1])]
+        arrays = (near[0], other[0], *scales)
+
+        def plain(a: Any, b: Any, sa: Any, sb: Any) -> Any:
+            wide = []
+            for x, s in ((a, sa), (b, sb)):
+                for axis in (0, 1):
+                    s = jnp.repeat(s, x.shape[axis] // s.shape[axis], axis=axis)
+                wide.append((x.astype(jnp.float32) * s).astype(jnp.bfloat16))
+            return wide[0] @ wide[1]
+
+        kernel = library.ScaledMatmul()
+        ways = {"plain": plain, **of_kernel(kernel, arrays)}
+        yield Case(f"float8 {m}x{k}x{n} scales by {name}", 2 * m * k * n / FLOPS8, arrays, ways, kernel.reference)
+
+
+OPERATIONS: dict[str, Callable[[bool], Iterator[Case]]] = {
+    "top_k": top_k,
+    "residual_norm": residual_norm,
+    "decode_attention": decode_attention,
+    "quantized_matmul": quantized_matmul,
+    "scaled_matmul": scaled_matmul,
+    "gated_delta_rule": gated_delta_rule,
+    "moe": moe,
+    "sample": sample,
+}

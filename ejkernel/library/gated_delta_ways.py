@@ -1,0 +1,93 @@
+"""The gated delta rule step by step, and over chunks in which all steps are taken at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .recurrence import decays, in_chunks, out_of_chunks, states_of, unit_inverse
+from .varying import varying_like
+
+Result = tuple[jax.Array, jax.Array]
+
+
+def stepwise(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> Result:
+    """`S = exp(g) S; S += k (beta (v - S^T k))^T; out = S^T q`, in float32."""
+    arrays = [jnp.moveaxis(a.astype(jnp.float32), 1, 0) for a in (q, k, v, g, beta)]
+
+    def step(state: jax.Array, now: Any) -> tuple[jax.Array, jax.Array]:
+        q, k, v, g, beta = now
+        state = state * jnp.exp(g)[..., None, None]
+        error = (v - jnp.sum(state * k[..., None], axis=-2)) * beta[..., None]
+        state = state + k[..., None] * error[..., None, :]
+        return state, jnp.sum(state * q[..., None], axis=-2)
+
+    last, out = jax.lax.scan(step, varying_like(state, *arrays), tuple(arrays))
+    return jnp.moveaxis(out, 0, 1).astype(v.dtype), last
+
+
+def chunked(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, *, chunk: int, levels: bool) -> Result:
+    """All steps of a chunk at once: their errors are the solution of a triangular system."""
+    length, dtype = q.shape[1], v.dtype
+    # Factors that are narrow already stay so; the others are rounded by the hardware alone.
+    how = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    exact: dict[str, Any] = {"precision": how, "preferred_element_type": jnp.float32}
+    q, k, v, g, beta = (in_chunks(a, chunk) for a in (q, k, v, g, beta))
+    wide = k.astype(jnp.float32)
+    sums = jnp.cumsum(g.astype(jnp.float32), axis=-1)
+    beta = beta.astype(jnp.float32)[..., None]
+    left, last = decays(sums), sums[..., -1:]
+    likeness = jnp.einsum("...ik,...jk->...ij", k, k, **exact) * left * beta
+    solved = unit_inverse(jnp.tril(likeness, -1))
+    # Errors as if the chunk began with nothing, and what each error takes of the state at its begin.
+    own = jnp.matmul(solved, v.astype(jnp.float32) * beta, precision=how)
+    of_state = jnp.matmul(solved, wide * beta * jnp.exp(sums)[..., None], precision=how)
+    kept = wide * jnp.exp(last - sums)[..., None]
+    added = jnp.einsum("...ck,...cv->...kv", kept, own, precision=how)
+    taken = jnp.einsum("...ck,...cl->...kl", kept, of_state, precision=how)
+    moves = jnp.eye(k.shape[-1], dtype=jnp.float32) * jnp.exp(last)[..., None] - taken
+    before, end = states_of(moves, added, state, levels=levels, how=how)
+    errors = own - jnp.matmul(of_state, before, precision=how)
+    scores = jnp.einsum("...ik,...jk->...ij", q, k, **exact) * left
+    out = jnp.matmul(q.astype(jnp.float32) * jnp.exp(sums)[..., None], before, precision=how)
+    out = out + jnp.matmul(scores, errors, precision=how)
+    return out_of_chunks(out, length).astype(dtype), end
+
+
+def linear_stepwise(q: Any, k: Any, v: Any, g: Any, state: Any) -> Result:
+    """`S = exp(g) S + k v^T; out = S^T q`, in float32; g for each head or each of its rows."""
+    arrays = [jnp.moveaxis(a.astype(jnp.float32), 1, 0) for a in (q, k, v, g)]
+
+    def step(state: jax.Array, now: Any) -> tuple[jax.Array, jax.Array]:
+        q, k, v, g = now
+        state = state * jnp.exp(g if g.ndim == k.ndim else g[..., None])[..., None] + k[..., None] * v[..., None, :]
+        return state, jnp.sum(state * q[..., None], axis=-2)
+
+    last, out = jax.lax.scan(step, varying_like(state, *arrays), tuple(arrays))
+    return jnp.moveaxis(out, 0, 1).astype(v.dtype), last
+
+
+def linear_chunked(q: Any, k: Any, v: Any, g: Any, state: Any, *, chunk: int, levels: bool) -> Result:
+    """All steps of a chunk at once: scores within it, a state between chunks."""
+    length, dtype = q.shape[1], v.dtype
+    how = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    q, k, v, g = (in_chunks(a, chunk) for a in (q, k, v, g))
+    wide_q, wide_k, wide_v = (a.astype(jnp.float32) for a in (q, k, v))
+    whole = g.ndim == k.ndim - 1
+    sums = jnp.cumsum(g.astype(jnp.float32), axis=3)
+    if whole:
+        exact: dict[str, Any] = {"precision": how, "preferred_element_type": jnp.float32}
+        scores = jnp.einsum("...ik,...jk->...ij", q, k, **exact) * decays(sums)
+        sums = sums[..., None]
+    else:
+        # Each row decays by itself, so the factor is within the sum. A quotient of two exponentials could overflow.
+        left = decays(jnp.swapaxes(sums, -1, -2))
+        scores = jnp.einsum("...ik,...jk,...kij->...ij", wide_q, wide_k, left, precision=how)
+    last = sums[..., -1:, :]
+    added = jnp.einsum("...ck,...cv->...kv", wide_k * jnp.exp(last - sums), wide_v, precision=how)
+    moves = jnp.broadcast_to(jnp.exp(last[..., 0, :]), (*added.shape[:-1],))
+    before, end = states_of(moves, added, state, levels=levels, how=how)
+    out = jnp.matmul(wide_q * jnp.exp(sums), before, precision=how) + jnp.matmul(scores, wide_v, precision=how)
+    return out_of_chunks(out, length).astype(dtype), end

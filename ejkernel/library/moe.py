@@ -1,0 +1,69 @@
+"""A whole layer of experts: routing, three ragged products, and the weighted sum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..ops import Executor
+from .arguments import ArgumentError, float_array, same, same_dtype
+from .moe_dispatch import MoeCombineConfig, MoeDispatchConfig, moe_combine, moe_dispatch
+from .ragged_dot import RaggedDotConfig, ragged_dot
+from .rows import float_rows
+from .top_k import TopKConfig
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """Configs of the layer's parts; a part without one is tuned by itself."""
+
+    route: TopKConfig | None = None
+    dispatch: MoeDispatchConfig | None = None
+    up: RaggedDotConfig | None = None
+    down: RaggedDotConfig | None = None
+    combine: MoeCombineConfig | None = None
+
+
+def moe(
+    x: jax.Array,
+    router_logits: jax.Array,
+    w_gate: jax.Array,
+    w_up: jax.Array,
+    w_down: jax.Array,
+    *,
+    k: int,
+    normalize: bool = True,
+    cfg: MoeConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """Each token through its k experts: `silu(x @ w_gate) * (x @ w_up) @ w_down`, summed with the router's weights.
+
+    `x` is (..., width), `router_logits` (..., experts), `w_gate` and `w_up` (experts, width, inner), `w_down` (experts,
+    inner, width). Each part is a kernel with a config of its own.
+    """
+    x, logits = float_rows("x", x), float_rows("router_logits", router_logits)
+    if x.shape[:-1] != logits.shape[:-1]:
+        raise ArgumentError(f"x and router_logits differ before the last axis: {x.shape} and {logits.shape}")
+    gate = float_array("w_gate", w_gate, ("experts", "width", "inner"))
+    up = float_array("w_up", w_up, ("experts", "width", "inner"))
+    down = float_array("w_down", w_down, ("experts", "inner", "width"))
+    if gate.shape != up.shape:
+        raise ArgumentError(f"w_gate and w_up must have the same shape, got {gate.shape} and {up.shape}")
+    for name, weight in (("w_gate", gate), ("w_up", up), ("w_down", down)):
+        same_dtype("x", x, name, weight)
+        same("experts", "router_logits", logits, logits.shape[-1], name, weight, weight.shape[0])
+    same("width", "x", x, x.shape[-1], "w_gate", gate, gate.shape[1])
+    same("inner", "w_up", up, up.shape[2], "w_down", down, down.shape[1])
+    same("width", "x", x, x.shape[-1], "w_down", down, down.shape[2])
+    cfg = cfg or MoeConfig()
+    flat, routed = x.reshape(-1, x.shape[-1]), logits.reshape(-1, logits.shape[-1])
+    how: dict[str, Any] = {"route": cfg.route, "cfg": cfg.dispatch, "executor": executor}
+    sent = moe_dispatch(flat, routed, k=k, normalize=normalize, **how)
+    made = [ragged_dot(sent.rows, one, sent.group_sizes, cfg=cfg.up, executor=executor) for one in (gate, up)]
+    inner = (jax.nn.silu(made[0].astype(jnp.float32)) * made[1].astype(jnp.float32)).astype(x.dtype)
+    rows = ragged_dot(inner, down, sent.group_sizes, cfg=cfg.down, executor=executor)
+    out = moe_combine(rows, sent.weights, sent.places, cfg=cfg.combine, executor=executor)
+    return out.reshape(x.shape)

@@ -1,0 +1,110 @@
+"""Arrays in few bits with scales: per channel, per group of rows, per tensor or per block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, integer
+
+INTEGERS = ("int8", "int4")
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+def quantize(
+    x: jax.Array, dtype: Any = jnp.int8, *, group: int | None = None, block: tuple[int, int] | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The array (rows, columns) in few bits, and float32 scales; `dequantize` gives it back, up to rounding.
+
+    int8 and int4 have a scale for each column (columns,), or with `group` for so many rows of it, (rows / group,
+    columns), as `quantized_matmul` takes them. float8_e4m3fn and float8_e5m2 have one scale, of shape (), or with
+    `block=(r, c)` one for each such block, as `scaled_matmul` takes them.
+    """
+    x = as_array("x", x)
+    if x.dtype.name not in FLOATS or x.ndim != 2:
+        raise ArgumentTypeError(f"x is {x.dtype.name} {x.shape}; use an array (rows, columns) of {', '.join(FLOATS)}")
+    kind = jnp.dtype(dtype)
+    if kind.name not in (*INTEGERS, *FLOAT8):
+        raise ArgumentTypeError(f"dtype={kind.name} has no scales here; use {', '.join((*INTEGERS, *FLOAT8))}")
+    if (block if kind.name in INTEGERS else group) is not None:
+        raise ArgumentError(f"{kind.name} takes {'group' if kind.name in INTEGERS else 'block'}=")
+    size = _block_of(kind.name, x.shape, group, block)
+    wide = x.astype(jnp.float32)
+    most = _of_blocks(jnp.abs(wide), size)
+    largest = float(jnp.iinfo(kind).max) if kind.name in INTEGERS else float(jnp.finfo(kind).max)
+    # An empty or zero block has the scale one.
+    scales = jnp.where(most > 0, most / largest, 1.0)
+    near = wide / spread_scales(scales, x.shape, size)
+    near = jnp.round(near) if kind.name in INTEGERS else near
+    made = jnp.clip(near, -largest, largest).astype(kind)
+    if kind.name in INTEGERS:
+        return made, scales if group is not None else scales[0]
+    return made, scales if block is not None else scales[0, 0]
+
+
+def dequantize(q: jax.Array, scales: jax.Array, *, dtype: Any = jnp.float32) -> jax.Array:
+    """The numbers that `quantize` stood for: each times its scale, computed in float32."""
+    q, scales = as_array("q", q), as_array("scales", scales)
+    if q.dtype.name not in (*INTEGERS, *FLOAT8) or q.ndim != 2:
+        raise ArgumentTypeError(f"q is {q.dtype.name} {q.shape}; use an array (rows, columns) that quantize made")
+    wide = q.astype(jnp.float32)
+    return (wide * spread_scales(scales.astype(jnp.float32), q.shape, block_from(scales, q))).astype(dtype)
+
+
+def block_from(scales: jax.Array, q: jax.Array, name: str = "scales") -> tuple[int, int]:
+    """Rows and columns that share a scale, by the shape of the scales."""
+    counts = {0: (1, 1), 1: (1, *scales.shape), 2: scales.shape}.get(scales.ndim)
+    sizes = None if counts is None else [_shared(s, c) for s, c in zip(q.shape, counts, strict=True)]
+    if sizes is None or not all(sizes):
+        raise ArgumentError(
+            f"{name} of shape {scales.shape} do not fit an array of shape {q.shape}: use (), (columns,), or (rows / r, "
+            f"columns / c) for blocks of r by c"
+        )
+    return sizes[0], sizes[1]
+
+
+def _shared(size: int, count: int) -> int:
+    """Elements that share a scale where so many have `count` of them: 128 where these make so many, else equal parts.
+
+    Blocks of 128 may leave a rest; others divide the array. 0 where there are no such blocks.
+    """
+    if count > 1 and -(-size // 128) == count:
+        return 128
+    return size // count if count and size % count == 0 else 0
+
+
+def spread_scales(scales: jax.Array, shape: tuple[int, ...], block: tuple[int, int]) -> jax.Array:
+    """A scale for each element, or one for a whole axis where all of it has the same."""
+    scales = scales.reshape((1,) * (2 - scales.ndim) + scales.shape)
+    for axis in (0, 1):
+        if scales.shape[axis] > 1 and block[axis] > 1:
+            scales = jnp.repeat(scales, block[axis], axis=axis)
+            scales = jax.lax.slice_in_dim(scales, 0, shape[axis], axis=axis)
+    return scales
+
+
+def _block_of(kind: str, shape: tuple[int, ...], group: Any, block: Any) -> tuple[int, int]:
+    if kind in INTEGERS:
+        rows = max(shape[0], 1) if group is None else integer("group", group)
+        if rows < 1 or shape[0] % rows:
+            raise ArgumentError(f"group={group} does not divide the {shape[0]} rows of x {shape}")
+        return rows, 1
+    if block is None:
+        return max(shape[0], 1), max(shape[1], 1)
+    if not isinstance(block, tuple) or len(block) != 2 or any(integer("block", size) < 1 for size in block):
+        raise ArgumentError(f"block={block!r} must be two sizes, rows and columns, such as (128, 128)")
+    for size, part in zip(shape, block, strict=True):
+        if part < size and _shared(size, -(-size // part)) != part:
+            raise ArgumentError(
+                f"block={block} does not fit x {shape}: use sizes that divide it into equal parts, or 128"
+            )
+    return min(int(block[0]), max(shape[0], 1)), min(int(block[1]), max(shape[1], 1))
+
+
+def _of_blocks(x: jax.Array, block: tuple[int, int]) -> jax.Array:
+    """The largest of each block; the last ones may be smaller."""
+    rows, columns = (-(-size // part) for size, part in zip(x.shape, block, strict=True))
+    padded = jnp.pad(x, ((0, rows * block[0] - x.shape[0]), (0, columns * block[1] - x.shape[1])))
+    return jnp.max(padded.reshape(rows, block[0], columns, block[1]), axis=(1, 3), initial=0.0)

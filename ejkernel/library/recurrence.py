@@ -1,0 +1,112 @@
+"""Recurrences over chunks of a sequence: how arrays are cut, and how the states between chunks are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .varying import varying_like
+
+
+def masked_to(lengths: jax.Array | None, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The arrays, (batch, length, ...), with zeros beyond each sequence's length, whatever was there."""
+    if lengths is None:
+        return arrays
+    real = jnp.arange(arrays[0].shape[1]) < lengths[:, None]
+    return tuple(jnp.where(real.reshape(*real.shape, *[1] * (a.ndim - 2)), a, 0) for a in arrays)
+
+
+def in_chunks(x: jax.Array, chunk: int) -> jax.Array:
+    """(batch, length, heads, ...) as (batch, heads, chunks, chunk, ...), with zeros after the last element."""
+    missing = -x.shape[1] % chunk
+    if missing:
+        x = jnp.pad(x, ((0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)))
+    x = jnp.moveaxis(x, 2, 1)
+    return x.reshape(*x.shape[:2], -1, chunk, *x.shape[3:])
+
+
+def out_of_chunks(x: jax.Array, length: int) -> jax.Array:
+    """(batch, heads, chunks, chunk, width) as (batch, length, heads, width)."""
+    x = x.reshape(*x.shape[:2], -1, x.shape[-1])
+    return jnp.moveaxis(x, 1, 2)[:, :length]
+
+
+def decays(sums: jax.Array) -> jax.Array:
+    """`exp(sums_i - sums_j)` for j up to i, else 0: what is left at i of what came at j."""
+    size = sums.shape[-1]
+    seen = jnp.tril(jnp.ones((size, size), bool))
+    # Later ones would be infinite, and times zero no number.
+    return jnp.exp(jnp.where(seen, sums[..., :, None] - sums[..., None, :], -jnp.inf))
+
+
+def states_of(moves: jax.Array, added: jax.Array, start: jax.Array, *, levels: bool, how: Any) -> tuple[Any, Any]:
+    """States before each chunk, and the one after the last, of `state = moves @ state + added`.
+
+    `moves` (batch, heads, chunks, k, k) or, where each row is only scaled, (batch, heads, chunks, k). By `levels` pairs
+    of chunks are joined, and pairs of pairs: few large products instead of many small ones after each other.
+    """
+    full = moves.ndim == added.ndim
+
+    def after(move: jax.Array, state: jax.Array) -> jax.Array:
+        return jnp.matmul(move, state, precision=how) if full else move[..., None] * state
+
+    if levels:
+
+        def join(first: Any, second: Any) -> Any:
+            moved = jnp.matmul(second[0], first[0], precision=how) if full else second[0] * first[0]
+            return moved, after(second[0], first[1]) + second[1]
+
+        all_moves, all_added = jax.lax.associative_scan(join, (moves, added), axis=2)
+        ends = after(all_moves, start[:, :, None]) + all_added
+        return jnp.concatenate([start[:, :, None], ends[:, :, :-1]], axis=2), ends[:, :, -1]
+
+    def step(state: jax.Array, now: Any) -> tuple[jax.Array, jax.Array]:
+        return after(now[0], state) + now[1], state
+
+    start = varying_like(start, moves, added)
+    last, before = jax.lax.scan(step, start, tuple(jnp.moveaxis(a, 2, 0) for a in (moves, added)))
+    return jnp.moveaxis(before, 0, 2), last
+
+
+@jax.custom_jvp
+def unit_inverse(lower: jax.Array) -> jax.Array:
+    """The inverse of one plus a strictly lower triangular matrix, by halves: exact as a substitution is."""
+    size = lower.shape[-1]
+    if size == 1:
+        return jnp.ones_like(lower)
+    half = size // 2
+    if size <= 16 or size % 2:
+        return _small_inverse(lower)
+    corners = unit_inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]))
+    first, second = corners[0], corners[1]
+    below = -_product(_product(second, lower[..., half:, :half]), first)
+    top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+    return jnp.concatenate([top, jnp.concatenate([below, second], axis=-1)], axis=-2)
+
+
+@unit_inverse.defjvp
+def _unit_inverse_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    made = unit_inverse(*primals)
+    return made, -_product(_product(made, tangents[0]), made)
+
+
+def _small_inverse(lower: jax.Array) -> jax.Array:
+    """Inverses of blocks on the diagonal, joined to those of twice the size until there is one."""
+    size = lower.shape[-1]
+    row = jnp.arange(size)
+    made = jnp.broadcast_to(jnp.eye(size, dtype=lower.dtype), lower.shape)
+    step = 1
+    while step < size:
+        block = row // step
+        # The lower half's columns of the upper half, of each pair of blocks.
+        between = (block[:, None] % 2 == 1) & (block[:, None] - 1 == block[None, :])
+        part = jnp.where(between, lower, 0)
+        made = made - (part if step == 1 else _product(_product(made, part), made))
+        step *= 2
+    return made
+
+
+def _product(one: jax.Array, other: jax.Array) -> jax.Array:
+    return jnp.matmul(one, other, precision=jax.lax.Precision.HIGHEST)

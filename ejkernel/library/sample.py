@@ -1,0 +1,199 @@
+"""Words drawn from logits, with temperature, top-k, top-p and min-p."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..ops import Executor, Invocation, Kernel
+from .arguments import ArgumentError, ArgumentTypeError, as_array, integer, known_values
+from .call import call
+from .order import ordered
+from .rows import float_rows
+from .sample_ways import by_bits, by_parts_of, by_sorting, weights_of
+
+# The least and the largest value.
+_RANGES = {"temperature": (0.0, math.inf), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0)}
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """The search for the threshold of top-k and top-p, and its bits of a pass."""
+
+    implementation: str
+    bits: int | None = None
+
+
+class Sample(Kernel[SampleConfig, jax.Array]):
+    """One word for each row of `logits` (rows, words): the largest of logit over temperature plus Gumbel noise.
+
+    Every implementation adds the same noise and finds the same threshold, so that each draws the same words. "sort"
+    sorts the rows, "bits" finds the threshold digit by digit, "parts" from the k largest alone.
+    """
+
+    op_id = "library.sample"
+    version = "1"
+    cfg_type = SampleConfig
+
+    def run(
+        self,
+        key: jax.Array,
+        logits: jax.Array,
+        temperature: jax.Array,
+        top_p: jax.Array | None = None,
+        min_p: jax.Array | None = None,
+        *,
+        top_k: int | None = None,
+        cfg: SampleConfig,
+    ) -> jax.Array:
+        """The computation by the cfg's implementation."""
+        warm = temperature > 0
+        degrees = jnp.where(warm, temperature, 1)
+        wide = logits.astype(jnp.float32)
+        kept = None
+        if top_k is not None or top_p is not None:
+            weights = weights_of(logits, degrees)
+            least = _threshold(cfg, logits, weights, top_k, top_p)
+            kept = ordered(logits) >= least[:, None]
+        if min_p is not None:
+            largest = jnp.max(wide, axis=-1, keepdims=True)
+            likely = wide >= largest + (degrees * jnp.log(min_p))[:, None]
+            kept = likely if kept is None else kept & likely
+        scaled = wide / degrees[:, None]
+        scaled = scaled if kept is None else jnp.where(kept, scaled, -jnp.inf)
+        return jnp.argmax(scaled + jnp.where(warm[:, None], _noise(key, logits.shape), 0), axis=-1).astype(jnp.int32)
+
+    def reference(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """By sorting."""
+        return self.run(*args, cfg=SampleConfig("sort"), **kwargs)
+
+    def heuristic_cfg(self, inv: Invocation[Any, Any]) -> SampleConfig:
+        """Few words from those alone; else bit by bit, which reads rows often and moves nothing."""
+        return SampleConfig("parts") if self._few(inv) else SampleConfig("bits", 1)
+
+    def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> SampleConfig:
+        """Few words from those alone; else four bits a pass: fewer and longer passes."""
+        return SampleConfig("parts") if self._few(inv) else SampleConfig("bits", 4)
+
+    def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[SampleConfig]:
+        """All of them."""
+        if not self._filters(inv):
+            return [SampleConfig("bits", 1)]
+        return [SampleConfig("sort"), SampleConfig("parts"), *(SampleConfig("bits", bits) for bits in (1, 2, 4))]
+
+    def valid_cfg(self, inv: Invocation[Any, Any], cfg: SampleConfig) -> bool | str:
+        """Parts are for a top-k that is small beside the words."""
+        refused = cfg.implementation == "parts" and not self._few(inv)
+        return "parts need a top_k of at most a quarter of the words" if refused else True
+
+    def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
+        """A key, temperatures around one and shares below it, where a trace hides the real ones."""
+        key, logits, temperature, *shares = inv.args
+        if known_values(temperature) is None:
+            drawn = rng.uniform(0.5, 1.5, temperature.shape).astype(np.float32)
+            shares = [None if s is None else rng.uniform(0.5, 0.95, s.shape).astype(np.float32) for s in shares]
+            made = jax.random.key(int(rng.integers(1 << 31)))
+            key = jax.random.split(made, key.shape[0]) if key.ndim else made
+            return (key, logits, drawn, *shares), dict(inv.kwargs)
+        return inv.args, dict(inv.kwargs)
+
+    @staticmethod
+    def _filters(inv: Invocation[Any, Any]) -> bool:
+        return inv.kwargs.get("top_k") is not None or (len(inv.args) > 3 and inv.args[3] is not None)
+
+    @staticmethod
+    def _few(inv: Invocation[Any, Any]) -> bool:
+        k = inv.kwargs.get("top_k")
+        return k is not None and 4 * k <= inv.args[1].shape[-1] and k <= 1024
+
+
+def sample(
+    key: jax.Array,
+    logits: jax.Array,
+    *,
+    temperature: Any = 1.0,
+    top_k: int | None = None,
+    top_p: Any = None,
+    min_p: Any = None,
+    cfg: SampleConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """One word for each row of logits (..., words), as int32 indices.
+
+    First the temperature; then the `top_k` most likely words are kept, of what they leave the most likely words that
+    have a share of `top_p` together, and of all words those at least `min_p` as likely as the most likely one. Words as
+    likely as the last one that is kept are kept, too. Temperature 0 takes the most likely word. Each of temperature,
+    top_p and min_p is a number or an array with one for each row; so may `key` be.
+    """
+    logits = float_rows("logits", logits)
+    rows, words = logits.shape[:-1], logits.shape[-1]
+    if not words:
+        raise ArgumentError(f"logits have the shape {logits.shape}; there must be a word to draw")
+    if top_k is not None:
+        top_k = integer("top_k", top_k)
+        if top_k < 1:
+            raise ArgumentError(f"top_k={top_k} must be at least 1")
+        top_k = top_k if top_k < words else None
+    count = math.prod(rows)
+    made = _key(key, rows, count)
+    if not count:
+        return jnp.zeros(rows, jnp.int32)
+    given = {"temperature": temperature, "top_p": top_p, "min_p": min_p}
+    numbers = [_numbers(name, value, rows, count) for name, value in given.items()]
+    while numbers[-1] is None:
+        numbers.pop()
+    flat = logits.reshape(count, words)
+    return call(Sample(), made, flat, *numbers, top_k=top_k, cfg=cfg, executor=executor).reshape(rows)  # type: ignore[no-any-return]
+
+
+def _threshold(
+    cfg: SampleConfig, logits: jax.Array, weights: jax.Array, k: int | None, top_p: jax.Array | None
+) -> jax.Array:
+    if cfg.implementation == "sort":
+        return by_sorting(logits, weights, k, top_p)
+    if cfg.implementation == "bits":
+        return by_bits(logits, weights, k, top_p, cfg.bits or 1)
+    if cfg.implementation == "parts" and k is not None:
+        return by_parts_of(logits, weights, k, top_p)
+    raise ArgumentError(f"{cfg} names no implementation of sample; use sort, bits, or parts with a top_k")
+
+
+def _noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    if key.ndim:
+        return jax.vmap(lambda one: jax.random.gumbel(one, shape[1:], jnp.float32))(key)
+    return jax.random.gumbel(key, shape, jnp.float32)
+
+
+def _key(key: Any, rows: tuple[int, ...], count: int) -> jax.Array:
+    key = as_array("key", key)
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.dtype != jnp.uint32 or key.ndim == 0:
+            raise ArgumentTypeError(f"key is {key.dtype.name} {key.shape}; use jax.random.key(seed)")
+        key = jax.random.wrap_key_data(key)
+    if key.shape not in ((), rows):
+        raise ArgumentError(f"key has the shape {key.shape}; use one key, or one for each row, {rows}")
+    made: jax.Array = key if key.ndim == 0 else key.reshape(count)
+    return made
+
+
+def _numbers(name: str, value: Any, rows: tuple[int, ...], count: int) -> jax.Array | None:
+    if value is None and name != "temperature":
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.ndarray, np.generic, jax.Array)):
+        raise ArgumentTypeError(f"{name} must be a number or an array of them, got {type(value).__qualname__}")
+    array = jnp.asarray(value, jnp.float32)
+    if array.shape not in ((), rows):
+        raise ArgumentError(f"{name} has the shape {array.shape}; use one number, or one for each row, {rows}")
+    known = known_values(array)
+    low, high = _RANGES[name]
+    # A comparison with a NaN is false.
+    if known is not None and not np.all((known >= low) & (known <= high) & (known < np.inf)):
+        most = "any finite number" if high == math.inf else f"{high:g}"
+        raise ArgumentError(f"{name} must be from {low:g} to {most}, got {value}")
+    return jnp.broadcast_to(array, rows).reshape(count)

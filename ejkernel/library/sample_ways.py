@@ -1,0 +1,75 @@
+"""Thresholds of sampling: the least logit that top-k and top-p leave, by sorting, by bits, and from a few."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from .order import largest_with, ordered
+from .top_k_ways import by_parts
+
+
+def weights_of(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Probabilities before they are divided by their sum, in float32."""
+    wide = logits.astype(jnp.float32)
+    largest = jnp.max(wide, axis=-1, keepdims=True)
+    return jnp.exp((wide - largest) / temperature[:, None])
+
+
+def by_sorting(logits: jax.Array, weights: jax.Array, k: int | None, top_p: jax.Array | None) -> jax.Array:
+    """The least key that is kept, from a row in order."""
+    keys = ordered(logits)
+    order = jnp.argsort(keys, axis=-1, descending=True, stable=True)
+    keys, weights = (jnp.take_along_axis(a, order, axis=-1) for a in (keys, weights))
+    return _from_sorted(keys, weights, k, top_p, None)
+
+
+def by_parts_of(logits: jax.Array, weights: jax.Array, k: int, top_p: jax.Array | None) -> jax.Array:
+    """The least key that is kept, from the k largest alone: whatever top-p leaves is among them."""
+    found = by_parts(logits, k, block=None, sorts=jax.default_backend() == "cpu")
+    keys, near = (jnp.take_along_axis(a, found, axis=-1) for a in (ordered(logits), weights))
+    total = None
+    if top_p is not None:
+        # Words as likely as the last of the k are kept as well, and count.
+        total = jnp.sum(jnp.where(ordered(logits) >= keys[:, -1:], weights, 0), axis=-1)
+    return _from_sorted(keys, near, k, top_p, total)
+
+
+def _from_sorted(
+    keys: jax.Array, weights: jax.Array, k: int | None, top_p: jax.Array | None, total: jax.Array | None
+) -> jax.Array:
+    least = keys[:, -1] if k is None else keys[:, k - 1]
+    if top_p is None:
+        return least
+    weights = jnp.where(keys >= least[:, None], weights, 0)
+    sums = jnp.cumsum(weights, axis=-1)
+    wanted = top_p * (sums[:, -1] if total is None else total)
+    # The first word at which the sum is enough; rounding may leave none.
+    at = jnp.minimum(jnp.sum(sums < wanted[:, None], axis=-1), keys.shape[1] - 1)
+    found = jnp.maximum(jnp.take_along_axis(keys, at[:, None], axis=-1)[:, 0], least)
+    return jnp.where(top_p < 1, found, least)
+
+
+def by_bits(logits: jax.Array, weights: jax.Array, k: int | None, top_p: jax.Array | None, bits: int) -> jax.Array:
+    """The least key that is kept, digit by digit, from sums over the whole row."""
+    keys = ordered(logits)
+    least = jnp.full_like(keys[:, 0], jnp.iinfo(keys.dtype).min)
+    if k is not None:
+
+        def many(tried: jax.Array) -> jax.Array:
+            ones = [jnp.sum(keys >= tried[:, at, None], axis=-1, dtype=jnp.int32) for at in range(tried.shape[1])]
+            return jnp.stack(ones, axis=-1) >= k
+
+        least = largest_with(many, keys, bits)
+    if top_p is None:
+        return least
+    weights = jnp.where(keys >= least[:, None], weights, 0)
+    wanted = top_p * jnp.sum(weights, axis=-1)
+
+    def heavy(tried: jax.Array) -> jax.Array:
+        sums = [jnp.sum(jnp.where(keys >= tried[:, at, None], weights, 0), axis=-1) for at in range(tried.shape[1])]
+        return jnp.stack(sums, axis=-1) >= wanted[:, None]
+
+    # The most likely word is always kept, also where no share is asked for.
+    found = jnp.minimum(largest_with(heavy, keys, bits), jnp.max(keys, axis=-1))
+    return jnp.where(top_p < 1, jnp.maximum(found, least), least)

@@ -1,0 +1,218 @@
+"""Products of float8 with scales, and float8 training."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..ops import Executor, Invocation, Kernel
+from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
+from .call import call
+from .quantize import FLOAT8, block_from, quantize, spread_scales
+
+_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class ScaledMatmulConfig:
+    """An implementation."""
+
+    implementation: str
+
+
+class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
+    """`(a * a_scales) @ (b * b_scales)` for float8 a (m, k) and b (k, n), with scales of two dimensions.
+
+    Implementations: "float8" (the product itself, then the scales, where these do not change along k), "blocks" (the
+    same for each block of k, added up), "bfloat16" (scaled and rounded before) and "float32" (scaled before).
+    """
+
+    op_id = "library.scaled_matmul"
+    version = "1"
+    cfg_type = ScaledMatmulConfig
+
+    def run(
+        self,
+        a: jax.Array,
+        b: jax.Array,
+        a_scales: jax.Array,
+        b_scales: jax.Array,
+        *,
+        dtype: str = "bfloat16",
+        cfg: ScaledMatmulConfig,
+    ) -> jax.Array:
+        """The computation by the cfg's implementation."""
+        if cfg.implementation == "float8":
+            return _direct(a, b, a_scales, b_scales).astype(dtype)
+        if cfg.implementation == "blocks":
+            return _by_blocks(a, b, a_scales, b_scales).astype(dtype)
+        if cfg.implementation in ("bfloat16", "float32"):
+            wide = [_times(x, s).astype(cfg.implementation) for x, s in ((a, a_scales), (b, b_scales))]
+            return jnp.matmul(*wide, preferred_element_type=jnp.float32).astype(dtype)
+        raise ArgumentError(f"{cfg} names no implementation of scaled_matmul; use float8, blocks, bfloat16 or float32")
+
+    def reference(self, *args: Any, dtype: str = "bfloat16") -> jax.Array:
+        """In float32."""
+        with jax.default_matmul_precision("highest"):
+            return self.run(*args, dtype=dtype, cfg=ScaledMatmulConfig("float32"))
+
+    def heuristic_cfg(self, inv: Invocation[Any, Any]) -> ScaledMatmulConfig:
+        """In float32, which hardware without float8 has anyway."""
+        return ScaledMatmulConfig("float32")
+
+    def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> ScaledMatmulConfig:
+        """float8 itself where the scales allow it, else bfloat16."""
+        return ScaledMatmulConfig("float8" if _is_constant(inv) else "bfloat16")
+
+    def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[ScaledMatmulConfig]:
+        """All of them."""
+        return [ScaledMatmulConfig(way) for way in ("float32", "bfloat16", "float8", "blocks")]
+
+    def valid_cfg(self, inv: Invocation[Any, Any], cfg: ScaledMatmulConfig) -> bool | str:
+        """A product that is scaled afterwards needs scales that are the same along k."""
+        if cfg.implementation == "float8" and not _is_constant(inv):
+            return "the scales change along k; float8 scales the product afterwards"
+        if cfg.implementation == "blocks" and _is_constant(inv):
+            return "the scales do not change along k; float8 does the same in one product"
+        return True
+
+    def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
+        """Random numbers of float8 and scales around one."""
+        made = []
+        for at, array in enumerate(inv.args):
+            values = jax.random.normal(jax.random.key(int(rng.integers(1 << 31))), array.shape)
+            made.append((values if at < 2 else jnp.exp(values / 4)).astype(array.dtype))
+        return tuple(made), dict(inv.kwargs)
+
+
+def scaled_matmul(
+    a: jax.Array,
+    b: jax.Array,
+    a_scales: jax.Array,
+    b_scales: jax.Array,
+    *,
+    preferred_element_type: Any = jnp.bfloat16,
+    cfg: ScaledMatmulConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """`(a * a_scales) @ (b * b_scales)` for float8 `a` (m, k) and `b` (k, n), added up in float32.
+
+    Scales are of shape (), or (rows / r, columns / c) for blocks of r by c, as `quantize` makes them: (m, k / 128) for
+    a and (k / 128, n / 128) for b, say. `float8_matmul` is the product for training, with gradients.
+    """
+    arrays = []
+    for name, value in (("a", a), ("b", b)):
+        array = as_array(name, value)
+        if array.dtype.name not in FLOAT8 or array.ndim != 2:
+            raise ArgumentTypeError(
+                f"{name} is {array.dtype.name} {array.shape}; use two dimensions of {', '.join(FLOAT8)}"
+            )
+        arrays.append(array)
+    same("k", "a", arrays[0], arrays[0].shape[1], "b", arrays[1], arrays[1].shape[0])
+    factors = []
+    for name, value, array in (("a_scales", a_scales, arrays[0]), ("b_scales", b_scales, arrays[1])):
+        scale = jnp.asarray(value, jnp.float32) if isinstance(value, (int, float)) else as_array(name, value)
+        if not jnp.issubdtype(scale.dtype, jnp.floating):
+            raise ArgumentTypeError(f"{name} is {scale.dtype.name}; use float32")
+        if scale.ndim == 1:
+            raise ArgumentError(f"{name} has the shape {scale.shape}; give it two dimensions, such as [:, None]")
+        if array.size:
+            block_from(scale, array, name)
+        factors.append(scale.astype(jnp.float32).reshape((1,) * (2 - scale.ndim) + scale.shape))
+    dtype = jnp.dtype(preferred_element_type).name
+    if not arrays[0].size or not arrays[1].size:
+        return jnp.zeros((arrays[0].shape[0], arrays[1].shape[1]), dtype)
+    return call(ScaledMatmul(), *arrays, *factors, dtype=dtype, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+
+
+def float8_matmul(
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    blocks: bool = False,
+    cfg: ScaledMatmulConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """`a @ b` for a (..., k) and b (k, n) of one floating-point dtype, computed in float8, and so are its gradients.
+
+    Both are rounded to float8_e4m3fn and the gradient that comes back to float8_e5m2, each with one scale; or with
+    `blocks` in blocks of 1 by 128 along what is added up, and of 128 by 128.
+    """
+    first = as_array("a", a)
+    if first.ndim < 1:
+        raise ArgumentError("a has the shape (); give it at least one dimension")
+    flat = float_array("a", first.reshape(-1, first.shape[-1]), ("m", "k"))
+    second = float_array("b", b, ("k", "n"))
+    same_dtype("a", flat, "b", second)
+    same("k", "a", flat, flat.shape[1], "b", second, second.shape[0])
+    return _training(blocks, cfg, executor, flat, second).reshape(*first.shape[:-1], second.shape[1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _training(blocks: bool, cfg: Any, executor: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+    return _narrow_product(blocks, cfg, executor, a, b, jnp.float8_e4m3fn, jnp.float8_e4m3fn)
+
+
+def _training_forward(blocks: bool, cfg: Any, executor: Any, a: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
+    return _training(blocks, cfg, executor, a, b), (a, b)
+
+
+def _training_backward(blocks: bool, cfg: Any, executor: Any, residuals: Any, dy: jax.Array) -> tuple[Any, Any]:
+    a, b = residuals
+    # Each is rounded again along what is added up now.
+    kinds = (jnp.float8_e5m2, jnp.float8_e4m3fn)
+    d_a = _narrow_product(blocks, cfg, executor, dy, b.T, *kinds)
+    d_b = _narrow_product(blocks, cfg, executor, a.T, dy, *kinds[::-1])
+    return d_a, d_b
+
+
+_training.defvjp(_training_forward, _training_backward)
+
+
+def _narrow_product(blocks: bool, cfg: Any, executor: Any, a: Any, b: Any, kind_a: Any, kind_b: Any) -> jax.Array:
+    if not a.size or not b.size:
+        return jnp.zeros((a.shape[0], b.shape[1]), a.dtype)
+    near, a_scales = quantize(a, kind_a, block=(1, _BLOCK) if blocks else None)
+    other, b_scales = quantize(b, kind_b, block=(_BLOCK, _BLOCK) if blocks else None)
+    how: dict[str, Any] = {"preferred_element_type": a.dtype, "cfg": cfg, "executor": executor}
+    return scaled_matmul(near, other, a_scales, b_scales, **how)
+
+
+def _times(x: jax.Array, scales: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32) * spread_scales(scales, x.shape, block_from(scales, x))
+
+
+def _direct(a: Any, b: Any, a_scales: Any, b_scales: Any) -> jax.Array:
+    made = jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    rows = spread_scales(a_scales, a.shape, block_from(a_scales, a))
+    return made * rows * spread_scales(b_scales, b.shape, block_from(b_scales, b))
+
+
+def _by_blocks(a: Any, b: Any, a_scales: Any, b_scales: Any) -> jax.Array:
+    """Block by block of k, as wide as the narrower of both scales."""
+    depth = a.shape[1]
+    size = min(block_from(a_scales, a)[1], block_from(b_scales, b)[0])
+    total = jnp.zeros((a.shape[0], b.shape[1]), jnp.float32)
+    for low in range(0, depth, size):
+        high = min(low + size, depth)
+        sides = []
+        for scales, x, axis in ((a_scales, a, 1), (b_scales, b, 0)):
+            block = block_from(scales, x)
+            at = low // block[axis] if scales.shape[axis] > 1 else 0
+            mine = jax.lax.slice_in_dim(scales, at, at + 1, axis=axis)
+            sides.append(spread_scales(mine, x.shape, block))
+        part = jax.lax.dot_general(
+            a[:, low:high], b[low:high], (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+        )
+        total = total + part * sides[0] * sides[1]
+    return total
+
+
+def _is_constant(inv: Invocation[Any, Any]) -> bool:
+    return bool(inv.args[2].shape[1] == 1 and inv.args[3].shape[0] == 1)

@@ -1,0 +1,151 @@
+"""The largest of each row, with their indices."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..ops import Executor, Invocation, Kernel
+from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, integer
+from .call import call
+from .extent import too_large
+from .top_k_ways import by_bits, by_parts, spread
+from .triton.select import largest_of_rows, refuses
+
+Found = tuple[jax.Array, jax.Array]
+
+
+@dataclass(frozen=True)
+class TopKConfig:
+    """An implementation, and its parameters: elements of a block and how it ends, bits of a pass, rows of a program."""
+
+    implementation: str
+    block: int | None = None
+    finish: str | None = None
+    bits: int | None = None
+    rows: int | None = None
+    num_warps: int | None = None
+
+
+class TopK(Kernel[TopKConfig, Found]):
+    """The k largest over the last axis, in order, and their indices; equal ones in the order of their indices.
+
+    Implementations: "xla" (`lax.top_k`), "parts" (maxima of blocks, then the blocks that matter; it ends by counting or
+    by sorting what is left), "bits" (the k-th largest found digit by digit) and "triton" (short rows in registers, the
+    largest taken one after the other).
+    """
+
+    op_id = "library.top_k"
+    version = "1"
+    cfg_type = TopKConfig
+
+    def run(self, x: jax.Array, *, k: int, cfg: TopKConfig, interpret: bool = False) -> Found:
+        """The computation by the cfg's implementation."""
+        return _selected(_selection(cfg, k, interpret), x)
+
+    def run_cpu(self, x: jax.Array, *, k: int, cfg: TopKConfig) -> Found:
+        """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
+        return self.run(x, k=k, cfg=cfg, interpret=True)
+
+    def reference(self, x: jax.Array, *, k: int) -> Found:
+        """JAX's own."""
+        return _selected(_selection(TopKConfig("xla"), k), x)
+
+    def heuristic_cfg(self, inv: Invocation[Any, Any]) -> TopKConfig:
+        """Parts where they leave less than half of a row to sort, else JAX's own."""
+        _, width, k = _sizes(inv)
+        return TopKConfig("parts", finish="sort") if width >= 64 * k and width >= 1024 else TopKConfig("xla")
+
+    def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> TopKConfig:
+        """Parts and counting: XLA sorts whole rows there, which is 240 times the floor for a vocabulary."""
+        _, width, k = _sizes(inv)
+        return TopKConfig("parts", finish="count") if width >= 4 * k and k <= 128 else TopKConfig("xla")
+
+    def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[TopKConfig]:
+        """JAX's own, and parts of several sizes."""
+        blocks = [TopKConfig("parts", block, "sort") for block in (None, 16, 64, 256)]
+        return [TopKConfig("xla"), *blocks, TopKConfig("parts", finish="count"), TopKConfig("bits", bits=4)]
+
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[TopKConfig]:
+        """JAX's own, parts that count and parts that sort, and bits."""
+        counted = [TopKConfig("parts", block, "count") for block in (None, 8, 32, 128)]
+        sorted_ = [TopKConfig("parts", block, "sort") for block in (None, 64)]
+        found = [TopKConfig("xla"), *counted, *sorted_, TopKConfig("bits", bits=2), TopKConfig("bits", bits=4)]
+        return [*found, *(TopKConfig("triton", rows=r, num_warps=w) for r in (1, 4, 8, 16) for w in (1, 4))]
+
+    def valid_cfg(self, inv: Invocation[Any, Any], cfg: TopKConfig) -> bool | str:
+        """Blocks must leave something out, and counting is for few."""
+        _, width, k = _sizes(inv)
+        if cfg.implementation == "parts" and cfg.block and cfg.block * k * 2 > width:
+            return f"{k} blocks of {cfg.block} are over half of a row of {width}"
+        if cfg.implementation == "parts" and cfg.finish == "count" and k > 256:
+            return f"ranks of {k} blocks are too many to count"
+        if cfg.implementation == "triton":
+            return too_large(inv, _sizes(inv)[0] * width) or refuses(width, k, cfg.rows, cfg.num_warps) or True
+        return True
+
+
+def top_k(
+    x: jax.Array, k: int, *, cfg: TopKConfig | None = None, executor: Executor[Any, Any] | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The k largest of each row, over the last axis, in order, and their indices as int32.
+
+    Equal elements come in the order of their indices, as `lax.top_k` has them. Values have a gradient.
+    """
+    x = as_array("x", x)
+    is_integer = jnp.issubdtype(x.dtype, jnp.integer) and jnp.iinfo(x.dtype).bits in (8, 16, 32)
+    if x.dtype.name not in FLOATS and not is_integer:
+        raise ArgumentTypeError(f"x is {x.dtype.name}; use {', '.join(FLOATS)} or integers of at most 32 bits")
+    if x.ndim == 0:
+        raise ArgumentError("x has the shape (); give it at least one dimension")
+    k = integer("k", k)
+    if not 0 <= k <= x.shape[-1]:
+        raise ArgumentError(f"k={k} is not from 0 to the {x.shape[-1]} elements of the last axis of x {x.shape}")
+    if k == 0 or not x.size:
+        shape = (*x.shape[:-1], k)
+        return jnp.zeros(shape, x.dtype), jnp.zeros(shape, jnp.int32)
+    return tuple(call(TopK(), x, k=k, cfg=cfg, executor=executor))
+
+
+def _selection(cfg: TopKConfig, k: int, interpret: bool = False) -> Callable[[jax.Array], jax.Array]:
+    if cfg.implementation == "xla":
+        return lambda x: jax.lax.top_k(x, k)[1]
+    if cfg.implementation == "parts":
+        return functools.partial(by_parts, k=k, block=cfg.block, sorts=cfg.finish != "count")
+    if cfg.implementation == "bits":
+        return functools.partial(by_bits, k=k, bits=cfg.bits or 4)
+    if cfg.implementation == "triton":
+        launch: dict[str, Any] = {"rows": cfg.rows or 1, "num_warps": cfg.num_warps or 1}
+        return functools.partial(largest_of_rows, k=k, interpret=interpret, **launch)
+    raise ArgumentError(f"{cfg} names no implementation of top_k; use xla, parts, bits or triton")
+
+
+def _selected(selection: Callable[[jax.Array], jax.Array], x: jax.Array) -> Found:
+    """Values and indices; the values' tangents are those at the indices, however these were found."""
+
+    def found(x: jax.Array) -> Found:
+        flat = x.reshape(-1, x.shape[-1])
+        indices = selection(flat)
+        values = jnp.take_along_axis(flat, indices, axis=-1)
+        return values.reshape(*x.shape[:-1], -1), indices.reshape(*x.shape[:-1], -1)
+
+    made = jax.custom_jvp(found)
+
+    def rule(primals: Any, tangents: Any) -> tuple[Found, tuple[Any, Any]]:
+        values, indices = made(*primals)
+        return (values, indices), (spread(tangents[0], indices), np.zeros(indices.shape, jax.dtypes.float0))
+
+    made.defjvp(rule)
+    return made(x)
+
+
+def _sizes(inv: Invocation[Any, Any]) -> tuple[int, int, int]:
+    x = inv.args[0] if inv.args else inv.kwargs["x"]
+    return math.prod(x.shape[:-1]), x.shape[-1], inv.kwargs["k"]

@@ -1,0 +1,157 @@
+"""Few bits and scales: what is lost, products against float64, and gradients."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes_library import UNTUNED, assert_near, lowered_for_a_gpu, normal, wide
+
+from ejkernel.library import (
+    QuantizedMatmul,
+    QuantizedMatmulConfig,
+    ScaledMatmul,
+    ScaledMatmulConfig,
+    dequantize,
+    float8_matmul,
+    quantize,
+    quantized_matmul,
+    scaled_matmul,
+)
+from ejkernel.ops import check
+
+E4M3 = jnp.float8_e4m3fn
+
+
+@pytest.mark.parametrize(("kind", "half"), [("int8", 0.5 / 127), ("int4", 0.5 / 7)])
+@pytest.mark.parametrize("group", [None, 16])
+def test_integers_lose_at_most_half_a_step_of_their_scale(kind, half, group):
+    """For each channel, or each group of it; zeros stay zeros."""
+    x = normal(64, 10).at[:, 3].set(0.0)
+    q, scales = quantize(x, kind, group=group)
+    assert scales.shape == ((10,) if group is None else (4, 10))
+    most = jnp.max(jnp.abs(x.reshape(-1, group or 64, 10)), axis=1, keepdims=True)
+    off = jnp.abs(dequantize(q, scales) - x).reshape(-1, group or 64, 10)
+    assert np.all(off <= most * half * 1.001)
+    assert not np.any(dequantize(q, scales)[:, 3])
+
+
+@pytest.mark.parametrize("block", [None, (1, 128), (128, 128), (50, 13)])
+def test_float8_loses_at_most_a_sixteenth(block):
+    """Blocks of 128 may leave a rest; what is far below a block's largest is rounded to steps of that."""
+    x = normal(300, 260)
+    q, scales = quantize(x, E4M3, block=block)
+    size = block or (300, 260)
+    assert scales.shape == (() if block is None else tuple(-(-s // b) for s, b in zip(x.shape, size, strict=True)))
+    assert np.all(jnp.abs(dequantize(q, scales) - x) <= jnp.abs(x) / 16 + jnp.max(jnp.abs(x)) / 448 / 2**9)
+
+
+@pytest.mark.parametrize("way", ["dequantize", "scaled", "summed"])
+@pytest.mark.parametrize(("kind", "group"), [("int8", None), ("int4", 16)])
+def test_products_and_gradients_of_integers_are_right(way, kind, group):
+    """Of x and of the scales."""
+    x, weight, dy = normal(2, 3, 64), normal(64, 10, seed=1), normal(2, 3, 10, seed=2)
+    q, scales = quantize(weight, kind, group=group)
+    back, cfg = wide(dequantize(q, scales)), QuantizedMatmulConfig(way)
+    out, pull = jax.vjp(lambda x, s: quantized_matmul(x, q, s, group=group, cfg=cfg, executor=UNTUNED), x, scales)
+    assert_near(out, wide(x) @ back, "float32")
+    d_x, d_scales = pull(dy)
+    assert_near(d_x, wide(dy) @ back.T, "float32")
+    outer = np.einsum("abk,abn->kn", wide(x), wide(dy)) * np.asarray(q).astype(float)
+    assert_near(d_scales, outer.reshape(-1, group or 64, 10).sum(1).reshape(scales.shape), "float32")
+
+
+def test_bfloat16_activations_are_rounded_once():
+    """The integers are exact in bfloat16, so scaling afterwards loses nothing before the result."""
+    x = normal(8, 128, dtype="bfloat16")
+    q, scales = quantize(normal(128, 32, seed=1))
+    right = wide(x) @ wide(dequantize(q, scales))
+    found = quantized_matmul(x, q, scales, cfg=QuantizedMatmulConfig("scaled"), executor=UNTUNED)
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(wide(found), right, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "group"), [("int8", None), ("int4", 64)])
+def test_the_kernel_is_right_and_is_lowered_for_a_gpu(kind, group):
+    """Integers of 4 bits are taken out of bytes; rows that are no power of two."""
+    x, (q, scales) = normal(20, 128, dtype="bfloat16"), quantize(normal(128, 64, seed=2), kind, group=group)
+    cfg = QuantizedMatmulConfig("triton", 32, 32, 1, 1)
+
+    def product(x, scales):
+        return quantized_matmul(x, q, scales, group=group, cfg=cfg, executor=UNTUNED)
+
+    out, pull = jax.vjp(product, x, scales)
+    back = wide(dequantize(q, scales))
+    assert_near(out, wide(x) @ back, "bfloat16")
+    dy = normal(20, 64, dtype="bfloat16", seed=3)
+    assert_near(pull(dy)[0], wide(dy) @ back.T, "bfloat16")
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, q, scales)]
+    assert "library_quantized_matmul" in lowered_for_a_gpu(lambda *a: QuantizedMatmul().run(*a, cfg=cfg), *shapes)
+
+
+@pytest.mark.parametrize("blocks", [(None, None), ((1, 300), (300, 1)), ((1, 128), (128, 128)), ((20, 50), (50, 13))])
+def test_products_of_float8_are_right(blocks):
+    """Whatever shares a scale, in every way that can."""
+    near, other = (
+        quantize(x, E4M3, block=s) for x, s in zip((normal(20, 300), normal(300, 260, seed=3)), blocks, strict=True)
+    )
+    right = wide(dequantize(*near)) @ wide(dequantize(*other))
+    whole = blocks[0] is None or blocks[0][1] == 300
+    for way in ("float8" if whole else "blocks", "bfloat16", "float32"):
+        how = {"preferred_element_type": jnp.float32, "cfg": ScaledMatmulConfig(way), "executor": UNTUNED}
+        found = scaled_matmul(near[0], other[0], near[1], other[1], **how)
+        assert_near(found, right, "bfloat16" if way == "bfloat16" else "float32")
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_training_in_float8_has_gradients(blocks):
+    """As near as three bits are: a few hundredths of their size."""
+    a, b, dy = normal(2, 10, 300), normal(300, 130, seed=1), normal(2, 10, 130, seed=2)
+    out, pull = jax.vjp(lambda a, b: float8_matmul(a, b, blocks=blocks, executor=UNTUNED), a, b)
+    right = (a @ b, dy @ b.T, jnp.einsum("abk,abn->kn", a, dy))
+    for found, wanted in zip((out, *pull(dy)), right, strict=True):
+        assert found.shape == wanted.shape
+        off = float(jnp.sqrt(jnp.mean((found - wanted) ** 2) / jnp.mean(wanted**2)))
+        assert 0.005 < off < 0.1
+
+
+@pytest.mark.slow
+def test_every_candidate_passes_the_check_of_a_tuning():
+    """Products of integers, and of float8 with either kind of scales."""
+    q, scales = quantize(normal(64, 16))
+    trials = [*check(QuantizedMatmul(), normal(4, 64, dtype="bfloat16"), q, scales)]
+    near, other = quantize(normal(8, 256), E4M3, block=(1, 128)), quantize(normal(256, 128), E4M3, block=(128, 128))
+    trials += check(ScaledMatmul(), near[0], other[0], near[1], other[1])
+    assert [trial.status for trial in trials] == ["ok"] * len(trials)
+    assert len(trials) >= 6
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: quantize(jnp.ones((6, 4)), group=4), "group=4 does not divide the 6 rows"),
+        (lambda: quantize(jnp.ones((6, 4)), "int8", block=(2, 2)), "int8 takes group="),
+        (lambda: quantize(jnp.ones((300, 4)), E4M3, block=(100, 4)), "does not fit x"),
+        (lambda: quantize(jnp.ones((6, 4)), "int16"), "dtype=int16 has no scales"),
+        (
+            lambda: quantized_matmul(jnp.ones((2, 5)), *quantize(jnp.ones((6, 4)))),
+            "x and q_weight differ in k: 5 and 6",
+        ),
+        (
+            lambda: quantized_matmul(jnp.ones((2, 6)), *quantize(jnp.ones((6, 4))), group=3),
+            "scales must have the shape",
+        ),
+        (lambda: quantized_matmul(jnp.ones((2, 6)), jnp.ones((6, 4)), jnp.ones(4)), "use int8 or int4"),
+        (lambda: scaled_matmul(jnp.ones((2, 6)), jnp.ones((6, 4)), 1.0, 1.0), "a is float32"),
+        (
+            lambda: scaled_matmul(jnp.ones((2, 6), E4M3), jnp.ones((6, 4), E4M3), jnp.ones((2, 5)), 1.0),
+            "a_scales of shape",
+        ),
+        (lambda: float8_matmul(jnp.ones((2, 6)), jnp.ones((5, 4))), "a and b differ in k"),
+    ],
+)
+def test_bad_arguments_are_named(call, words):
+    """Before anything is measured."""
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()

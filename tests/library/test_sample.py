@@ -1,0 +1,123 @@
+"""Draws from logits: the distribution is exact, and every way draws the same words."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes_library import UNTUNED, normal
+
+from ejkernel.library import Sample, SampleConfig, sample
+from ejkernel.ops import Invocation
+
+KEY = jax.random.key(3)
+FILTERS = {
+    "top_p": {"top_p": 0.7},
+    "top_k": {"top_k": 5},
+    "all": {"top_k": 20, "top_p": 0.5, "min_p": 0.05, "temperature": 0.7},
+}
+
+
+def allowed(logits, *, temperature=1.0, top_k=None, top_p=None, min_p=None):
+    """The probabilities that are left of one row, in float64."""
+    scaled = np.asarray(logits, np.float64) / temperature
+    shares = np.exp(scaled - scaled.max())
+    kept = np.ones(shares.size, bool)
+    if top_k is not None:
+        kept &= shares >= np.sort(shares)[-top_k]
+    if top_p is not None:
+        order = np.argsort(-np.where(kept, shares, 0), kind="stable")
+        sums = np.cumsum(np.where(kept, shares, 0)[order])
+        last = int(np.argmax(sums >= top_p * sums[-1]))
+        kept &= shares >= shares[order[last]]
+    if min_p is not None:
+        kept &= shares >= min_p * shares.max()
+    left = np.where(kept, shares, 0)
+    return left / left.sum()
+
+
+@pytest.mark.parametrize("name", ["top_p", "all"])
+def test_draws_have_the_distribution_that_the_filters_leave(name):
+    """By the chi-square of 20,000 draws, and nothing else is ever drawn."""
+    logits = normal(30) * 1.5
+    right = allowed(logits, **FILTERS[name])
+    rows = jnp.broadcast_to(logits, (20_000, 30))
+    drawn = jax.jit(lambda rows: sample(KEY, rows, executor=UNTUNED, **FILTERS[name]))(rows)
+    counts = np.bincount(drawn, minlength=30)
+    assert not counts[right == 0].any()
+    expected = 20_000 * right[right > 0]
+    freedom = max(expected.size - 1, 1)
+    surprise = float(np.sum((counts[right > 0] - expected) ** 2 / expected))
+    # Over five standard deviations beyond the mean would be one in a million.
+    assert surprise < freedom + 5 * (2 * freedom) ** 0.5 + 5
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("top_p", "bfloat16"), ("top_k", "float32"), ("all", "bfloat16")])
+def test_every_way_draws_the_same_words(name, dtype):
+    """For the same key; bfloat16 has many ties."""
+    logits = normal(16, 200, dtype=dtype) * 2
+    ways = [SampleConfig("sort"), SampleConfig("bits", 1), SampleConfig("bits", 4)]
+    ways += [SampleConfig("parts")] if "top_k" in FILTERS[name] else []
+    found = [sample(KEY, logits, cfg=cfg, executor=UNTUNED, **FILTERS[name]) for cfg in ways]
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+def test_no_temperature_and_no_share_take_the_most_likely_word():
+    """Each row by its own numbers."""
+    logits = normal(3, 4, 50)
+    best = jnp.argmax(logits, -1)
+    np.testing.assert_array_equal(sample(KEY, logits, temperature=0.0, executor=UNTUNED), best)
+    cold = jnp.zeros((3, 4)).at[0].set(5.0)
+    found = sample(KEY, logits, temperature=cold, top_p=0.0, executor=UNTUNED)
+    np.testing.assert_array_equal(found, best)
+    mixed = sample(KEY, logits, temperature=cold, executor=UNTUNED)
+    np.testing.assert_array_equal(mixed[1:], best[1:])
+    assert np.any(mixed[0] != best[0])
+
+
+def test_without_filters_it_is_the_categorical_draw_of_jax():
+    """The same noise for the same key."""
+    logits = normal(8, 60)
+    np.testing.assert_array_equal(sample(KEY, logits, executor=UNTUNED), jax.random.categorical(KEY, logits))
+
+
+def test_a_key_for_each_row_makes_a_row_independent_of_the_others():
+    """So a request draws the same in every batch."""
+    logits, keys = normal(6, 40), jax.random.split(KEY, 6)
+    every = sample(keys, logits, top_p=0.9, executor=UNTUNED)
+    one = sample(keys[2:3], logits[2:3], top_p=0.9, executor=UNTUNED)
+    assert every[2] == one[0]
+    raw = jax.vmap(jax.random.key_data)(keys)
+    np.testing.assert_array_equal(sample(raw, logits, top_p=0.9, executor=UNTUNED), every)
+
+
+def test_inputs_to_measure_with_are_in_range():
+    """Where a trace hides the real ones."""
+    shapes = [((), KEY.dtype), ((4, 9), jnp.float32), ((4,), jnp.float32), ((4,), jnp.float32)]
+    inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes), {"top_k": None})
+    (key, _, temperature, top_p), _ = Sample().example_inputs(inv, np.random.default_rng(0))
+    assert jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    assert np.all(temperature > 0)
+    assert np.all((top_p > 0) & (top_p < 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"top_p": 1.5}, ValueError, "top_p must be from 0 to 1, got 1.5"),
+        ({"temperature": -1.0}, ValueError, "temperature must be from 0 to any finite number"),
+        ({"temperature": float("nan")}, ValueError, "temperature must be"),
+        ({"min_p": jnp.ones(3)}, ValueError, r"min_p has the shape \(3,\)"),
+        ({"top_p": "0.9"}, TypeError, "top_p must be a number"),
+        ({"top_k": 0}, ValueError, "top_k=0 must be at least 1"),
+        ({"key": jax.random.split(KEY, 3)}, ValueError, r"key has the shape \(3,\)"),
+        ({"key": jnp.ones(2)}, TypeError, r"use jax.random.key\(seed\)"),
+        ({"logits": jnp.ones((2, 0))}, ValueError, "there must be a word"),
+    ],
+)
+def test_bad_arguments_are_named(change, error, words):
+    """Before anything is measured."""
+    with pytest.raises(error, match=words):
+        sample(**({"key": KEY, "logits": jnp.ones((2, 5))} | change))

@@ -1,0 +1,127 @@
+"""The largest of each row: values, indices and ties as JAX has them, in every way."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes_library import UNTUNED, lowered_for_a_gpu, normal
+
+from ejkernel.library import TopK, TopKConfig, top_k
+from ejkernel.library.order import numbers_of, ordered
+from ejkernel.ops import Invocation, check
+
+WAYS = [
+    TopKConfig("xla"),
+    TopKConfig("parts", finish="sort"),
+    TopKConfig("parts", 8, "count"),
+    TopKConfig("parts", finish="count"),
+    TopKConfig("bits", bits=4),
+    TopKConfig("triton", rows=2, num_warps=1),
+]
+
+
+def found(x, k, cfg):
+    """Values and indices by one way."""
+    return jax.jit(lambda x: top_k(x, k, cfg=cfg, executor=UNTUNED))(x)
+
+
+@pytest.mark.parametrize("cfg", WAYS, ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "uint8"])
+def test_ties_nan_and_signed_zeros_are_as_jax_has_them(cfg, dtype):
+    """Few distinct values, so that most of a row is tied."""
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 9, (2, 3, 700)) / (1 if dtype == "uint8" else 4)
+    x = jnp.asarray(values, dtype)
+    if dtype != "uint8":
+        x = x.at[0, 0, :6].set(jnp.array([jnp.nan, -jnp.nan, -0.0, 0.0, jnp.inf, -jnp.inf]).astype(dtype))
+    right = jax.lax.top_k(x, 13)
+    values, indices = found(x, 13, cfg)
+    assert indices.dtype == jnp.int32
+    np.testing.assert_array_equal(indices, right[1])
+    np.testing.assert_array_equal(np.asarray(values).astype(float), np.asarray(right[0]).astype(float))
+
+
+@pytest.mark.parametrize("cfg", WAYS, ids=str)
+def test_a_block_that_does_not_divide_a_row_and_a_k_of_all_of_it(cfg):
+    """The end of a row counts, and what fills its last block does not."""
+    x = -jnp.abs(normal(2, 61)).at[:, 60].set(0.0)
+    k = 61 if cfg.implementation == "bits" else 3
+    np.testing.assert_array_equal(found(x, k, cfg)[1], jax.lax.top_k(x, k)[1])
+
+
+@pytest.mark.parametrize("width", [40, 3000])
+def test_gradients_go_to_the_places_that_were_found(width):
+    """Forward and reverse mode, for rows by comparison and by a scatter."""
+    x, weights = normal(3, width), jnp.arange(1.0, 8.0)
+    for cfg in (TopKConfig("parts", finish="count"), TopKConfig("xla")):
+
+        def total(x, cfg=cfg):
+            return jnp.sum(top_k(x, 7, cfg=cfg, executor=UNTUNED)[0] * weights)
+
+        grad = jax.jit(jax.grad(total))(x)
+        right = jax.grad(lambda x: jnp.sum(jax.lax.top_k(x, 7)[0] * weights))(x)
+        np.testing.assert_array_equal(grad, right)
+        np.testing.assert_allclose(jax.jvp(total, (x,), (grad,))[1], jnp.sum(grad * right), rtol=1e-6)
+
+
+def test_a_gradient_of_a_router_has_no_scatter():
+    """A scatter that adds waits for itself on a GPU."""
+    text = jax.jit(jax.grad(lambda x: top_k(x, 8, executor=UNTUNED)[0].sum())).lower(jnp.ones((4, 256))).as_text()
+    assert "scatter" not in text
+
+
+@pytest.mark.slow
+def test_every_candidate_passes_the_check_of_a_tuning():
+    """Values, indices and gradients."""
+    trials = check(TopK(), normal(4, 600), k=5)
+    assert [trial.status for trial in trials] == ["ok"] * len(trials)
+    assert len(trials) >= 5
+
+
+def test_the_kernel_is_lowered_for_a_gpu():
+    """Triton takes it."""
+    cfg = TopKConfig("triton", rows=4, num_warps=4)
+    text = lowered_for_a_gpu(lambda x: TopK().run(x, k=8, cfg=cfg), jax.ShapeDtypeStruct((1024, 200), jnp.bfloat16))
+    assert "library_top_k" in text
+
+
+def test_the_heuristic_cfg_can_run():
+    """On every platform, from a router to a vocabulary."""
+    for rows, width, k in ((32, 131072, 50), (8192, 256, 8), (1, 5, 5), (2, 4096, 2048)):
+        inv = Invocation("x", (jax.ShapeDtypeStruct((rows, width), jnp.float32),), {"k": k})
+        for guess in (TopK().heuristic_cfg(inv), TopK().heuristic_cfg_gpu(inv)):
+            assert TopK().valid_cfg(inv, guess) is True
+
+
+def test_order_has_its_inverse():
+    """Keys are the numbers, in another order of bits."""
+    for dtype in ("float32", "bfloat16", "uint16", "int8"):
+        x = jnp.asarray(np.random.default_rng(0).integers(-100 if dtype[0] != "u" else 0, 100, 50), dtype)
+        np.testing.assert_array_equal(numbers_of(ordered(x), dtype), x)
+        np.testing.assert_array_equal(jnp.argsort(ordered(x), stable=True), jnp.argsort(x, stable=True))
+
+
+@pytest.mark.parametrize(
+    ("x", "k", "error", "words"),
+    [
+        (jnp.ones((2, 5)), 6, ValueError, "k=6 is not from 0 to the 5 elements"),
+        (jnp.ones((2, 5)), -1, ValueError, "k=-1"),
+        (jnp.ones((2, 5)), 1.5, TypeError, "k must be an integer"),
+        (jnp.ones(()), 1, ValueError, "at least one dimension"),
+        (jnp.ones(3, jnp.complex64), 1, TypeError, "x is complex64"),
+        ([1.0, 2.0], 1, TypeError, "x must be an array"),
+    ],
+)
+def test_bad_arguments_are_named(x, k, error, words):
+    """Before anything is measured."""
+    with pytest.raises(error, match=words):
+        top_k(x, k)
+
+
+def test_nothing_of_something_is_empty():
+    """No elements, or none asked for."""
+    for x, k in ((jnp.ones((3, 4)), 0), (jnp.ones((0, 4)), 2)):
+        values, indices = top_k(x, k)
+        assert values.shape == indices.shape == (x.shape[0], k)
