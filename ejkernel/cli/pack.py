@@ -83,7 +83,7 @@ def _install(options: argparse.Namespace) -> int:
     there = files.identity(to) is not None
     if there and not options.force and bundle.read("pack", to).digest != bundle.read("pack", pack.path).digest:
         raise CommandError(f"{to} is another pack; remove it, rename yours, or use --force")
-    content = files.read(os.path.realpath(pack.path), bundle.LARGEST)
+    content = files.read(files.resolved(pack.path), bundle.LARGEST)
     assert content is not None, "it was read a moment ago"
     files.make_folder(os.path.dirname(to))
     files.write(to, content.data, durable=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..ops.core import strict_json
+from ..ops.store import files
 from .errors import CommandError
 from .parsing import Parser, nearest
 
@@ -175,9 +176,9 @@ def on_device(name: str | None) -> Iterator[None]:
 def kind_of(path: str) -> str:
     """The kind that a JSON file of ours names; empty for any other file."""
     try:
-        with open(path, encoding="utf-8") as file:
-            data = json.load(file)
-    # Missing, or not JSON: the command that reads the file says so.
-    except (OSError, ValueError, RecursionError):
+        content = files.read(files.resolved(path), files.LARGEST_RECORD)
+        data = None if content is None else strict_json.loads(content.data)
+    # Not a file, or not JSON: the command that reads the file says so.
+    except (OSError, ValueError):
         return ""
     return str(data.get("kind", "")) if isinstance(data, dict) else ""

@@ -14,6 +14,7 @@ from typing import Any
 
 from fakes_store import Disk, cfgs, forked, keep, kill_myself, store, value
 
+from ejkernel.ops.core import plain_file
 from ejkernel.ops.store import entry_log, files
 from ejkernel.ops.store.persistent import PersistentCache
 
@@ -171,7 +172,7 @@ def armed(number: int, act: Callable[[], None], *, late: bool) -> Disk:
         disk.after = at
     else:
         disk.before = at
-    files.os = disk
+    files.os = plain_file.os = disk
     return disk
 
 
@@ -263,7 +264,7 @@ def puts_during_a_fold() -> dict[str, Any]:
             keep(cache, f"before{name}", name)
 
         def other(place: Path = place) -> None:
-            files.os = os
+            files.os = plain_file.os = os
             second = store(place)
             for name in ("during", "before1"):
                 keep(second, name, "second")
@@ -271,7 +272,8 @@ def puts_during_a_fold() -> dict[str, Any]:
 
         disk = armed(rounds + 1, lambda other=other: _must(forked(other) == 0), late=False)
         cache.fold()
-        reached, files.os = disk.count > rounds, os
+        reached = disk.count > rounds
+        files.os = plain_file.os = os
         if not reached:
             return {"rounds": rounds, "lost": lost}
         rounds += 1

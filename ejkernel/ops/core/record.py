@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
-from . import codec
+from . import codec, strict_json
 from .errors import ConfigTypeError, RecordFormatError
 from .table import record_table
 
@@ -165,8 +165,8 @@ class Record:
     def loads(text: str, load_cfg: Callable[[Any], Any] = lambda data: data) -> Record:
         """The record that `dumps` wrote; `load_cfg` rebuilds the cfgs."""
         try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+            data = strict_json.loads(text)
+        except ValueError as error:
             raise RecordFormatError(f"this is not a record: {error}") from error
         return Record.from_json(data, load_cfg)
 

@@ -46,6 +46,8 @@ class Hit:
     objective: Objective | None = None
     # The record of the tuning that found it just now.
     record: Record | None = None
+    # False for a seed of another user: measured with the candidates, and never used without that.
+    usable: bool = True
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core import codec
+from ..core import codec, strict_json
 from ..core.errors import ConfigTypeError, RecordFormatError, StoreError
 from ..core.key import Key
 from . import files
-from .snapshot import Raw, is_entry, is_whole, line, read_key, refuse, seal, spell, unique
+from .snapshot import Raw, is_entry, is_whole, line, read_key, seal, spell
 from .store import StoredEntry
 
 Kind = Literal["lock", "pack"]
@@ -47,8 +47,8 @@ def save(kind: Kind, path: str | os.PathLike[str], entries: Mapping[Key, StoredE
     """Writes a lock file or a pack, over an older one of its kind and over nothing else; returns its path."""
     where = os.path.abspath(os.path.expanduser(os.fspath(path)))
     text = write(kind, entries, about)
-    # A link stays: the file that it points to is replaced.
-    target = os.path.realpath(where)
+    # A link of one's own stays: the file that it points to is replaced.
+    target = files.resolved(where)
     there = files.read(target, LARGEST)
     # A damaged file of its kind may be replaced as well; a store, a result or any other file may not.
     if there is not None and there.data.strip() and f'"~{kind}"'.encode() not in there.data:
@@ -66,13 +66,13 @@ def read(kind: Kind, path: str) -> Bundle:
     edited = kind == "lock"
     try:
         # Installed files are often links.
-        content = files.read(os.path.realpath(path), LARGEST)
+        content = files.read(files.resolved(path), LARGEST)
     except OSError as error:
         raise RecordFormatError(f"the {kind} {path} cannot be read: {error.strerror or error}") from error
     if content is None:
         raise RecordFormatError(f"the {kind} {path} does not exist")
     if not content.data:
-        raise RecordFormatError(f"the {kind} {path} is empty, or larger than {LARGEST >> 20} MiB")
+        raise RecordFormatError(f"the {kind} {path} is empty")
     data = _parse(path, content.data)
     about = data.pop(f"~{kind}", None)
     if not isinstance(about, dict):
@@ -97,9 +97,9 @@ def read(kind: Kind, path: str) -> Bundle:
 
 def _parse(path: str, data: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(data, object_pairs_hook=unique, parse_constant=refuse)
-    # RecursionError: brackets by the thousand; a ValueError also for bytes that are no text.
-    except (ValueError, RecursionError) as error:
+        found = strict_json.loads(data)
+    # A ValueError also for bytes that are no text.
+    except ValueError as error:
         raise RecordFormatError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise RecordFormatError(f"{path} holds a {type(found).__name__}, not an object of entries")

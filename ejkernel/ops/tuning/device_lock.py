@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
-
+from ..core.file_lock import Timeout, lock_at
+from ..core.shared_folder import make_folder
 from ..core.stable import short_hash
 
 # Long enough for any sane tuning of another process; after that two noisy measurements beat none.
@@ -58,12 +58,12 @@ def _between_processes(device: str, folder: Path | None, end: float) -> Iterator
     lock = None
     if folder is not None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(str(folder))
             left = max(0.0, end - time.perf_counter())
-            lock = filelock.FileLock(lock_path(folder, device), timeout=left)
+            lock = lock_at(lock_path(folder, device), timeout=left)
             lock.acquire()
         # No place for a lock, or a holder that does not end in time.
-        except (OSError, filelock.Timeout):
+        except (OSError, Timeout):
             lock = None
     try:
         yield
