@@ -284,8 +284,8 @@ def puts_during_a_fold() -> dict[str, Any]:
         lost += cfgs(cache.path) != expected
 
 
-def folds_and_puts(puts: int) -> dict[str, Any]:
-    """One process folds without a break while two others put."""
+def folds_and_puts(puts: int, *, folding: int = 1) -> dict[str, Any]:
+    """One process or several fold without a break while two others put."""
     entry_log.SMALL = -1
     place = folder()
 
@@ -297,7 +297,13 @@ def folds_and_puts(puts: int) -> dict[str, Any]:
 
         return run
 
+    def folding_on() -> None:
+        cache = store(place)
+        while not (place / "done").exists():
+            cache.fold()
+
     started = [acknowledging(putting(who)) for who in range(2)]
+    others = [start(folding_on) for _ in range(folding - 1)]
     folder_cache = store(place)
     folds = 0
 
@@ -312,6 +318,8 @@ def folds_and_puts(puts: int) -> dict[str, Any]:
     ended = [acknowledgements(*each) for each in started]
     done.set()
     thread.join()
+    (place / "done").touch()
+    _must(not any(map(end_of, others)))
     told = [each for found, _ in ended for each in found]
     folder_cache.fold()
     return {
@@ -333,4 +341,4 @@ def spawned(path: str, who: int, puts: int) -> None:
 
 def _must(fine: bool) -> None:
     if not fine:
-        raise AssertionError("the second process failed")
+        raise AssertionError("another process failed")

@@ -145,9 +145,7 @@ class StoreTier(Tier):
             return Miss(f"the entry in {self.store} is another user's, and not among the kernel's candidates")
         if not entry.answers:
             seed = replace(self._hit(cfg, None, Keep.NOTHING), usable=False)
-            return Miss(
-                f"the entry in {self.store} is another user's: to be measured, no answer by itself", (seed,)
-            )
+            return Miss(f"the entry in {self.store} is another user's: to be measured, no answer by itself", (seed,))
         objective = entry.objective
         if objective is None and "believed" in entry.environment:
             objective = _known_objective(request, cfg)

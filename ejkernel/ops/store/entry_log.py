@@ -138,11 +138,18 @@ class EntryLog:
         self._refresh()
         # Where a hand has taken a line away, what was folded must not bring it back.
         self._retired = []
-        if self._folded and (self._snapshot_id is None or _mark(self._snapshot_id) not in self._marks):
+        if self._folded and not self._is_by_a_fold():
             self._retired = [name for chain in self._folded.values() for name in chain]
             self._folded = {}
         self._count = count
         self.looks += 1
+
+    def _is_by_a_fold(self) -> bool:
+        if self._snapshot_id is None:
+            return False
+        mark = _mark(self._snapshot_id)
+        # The folder was listed before the snapshot was read: the mark of a fold between the two is not in the list.
+        return mark in self._marks or files.identity(os.path.join(self.folder, "folded", mark)) is not None
 
     def _refresh(self) -> None:
         if files.identity(self.path) != self._snapshot_id or self._snapshot_id is None:
