@@ -10,6 +10,22 @@ Rows = Sequence[Sequence[str]]
 # A cfg or a message can be long, and a table is looked at as a whole.
 _WIDEST = 60
 
+# Control characters, which steer a terminal, and those that turn the direction of text, which hide what it says.
+HIDDEN = frozenset(
+    chr(code)
+    for code in (
+        *(*range(32), *range(127, 160), 0x61C, *range(0x200B, 0x2010)),
+        *(*range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF),
+    )
+    if chr(code) not in "\t\n"
+)
+_SHOWN = str.maketrans(dict.fromkeys(HIDDEN, "?"))
+
+
+def shown(text: str) -> str:
+    """A text from a file with a question mark for each character that a terminal would not show as it is."""
+    return text.translate(_SHOWN)
+
 
 def as_text(header: Sequence[str], rows: Rows) -> str:
     """Rows as aligned text, two spaces between the columns."""
@@ -39,5 +55,5 @@ def seconds(value: float | None) -> str:
 
 
 def _cut(cell: str) -> str:
-    line = " ".join(cell.split())
+    line = " ".join(shown(cell).split())
     return line if len(line) <= _WIDEST else line[: _WIDEST - 3] + "..."
