@@ -9,7 +9,8 @@ from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
 from . import codec, strict_json
-from .errors import ConfigTypeError, RecordFormatError
+from .errors import ConfigTypeError, OpsError, RecordFormatError
+from .record_shape import odd_field
 from .table import record_table
 
 FORMAT = 1
@@ -187,8 +188,14 @@ class Record:
                 environment=dict(data["environment"]),
                 trials=tuple(_trial(t, load_cfg) for t in data["trials"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordFormatError(f"the record is damaged: {error!r}") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            # A cfg that does not fit its type says so itself.
+            if isinstance(error, OpsError):
+                raise
+            raise RecordFormatError(f"the record is damaged: {type(error).__name__}: {str(error)[:80]}") from error
+        odd = odd_field(record)
+        if odd:
+            raise RecordFormatError(f"the record is damaged: {odd} is not what a tuning writes")
         places = [record.winner, record.heuristic, record.runner_up, *record.tied]
         if any(
             place is not None and not (isinstance(place, int) and 0 <= place < len(record.trials)) for place in places

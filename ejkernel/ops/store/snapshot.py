@@ -23,6 +23,8 @@ _DEEPEST = 80
 # Counts of puts stay far below: an entry of ours that claims more is damaged, and one written by hand counts as 0. A
 # writer that sees one as large as this sets it aside, since nothing could be counted after it.
 LARGEST_SEQ = 10**12
+# A longer line is not searched for entries, even if line breaks between some of them are damaged.
+_LONGEST_LINE = 4 * LARGEST_ENTRY
 # Sorts behind every key, so that each entry's line ends in a comma and lines merge without a conflict at the end.
 _LAST = "~format"
 
@@ -156,7 +158,12 @@ def read(data: bytes) -> Snapshot:
     if not text.strip():
         return Snapshot(damage="the file is empty" if data else "")
     quick = _by_lines(text)
-    return quick if quick is not None else _by_json(text)
+    if quick is not None:
+        return quick
+    # No writer and no hand makes such a line: what is whole around it is taken.
+    if len(text) > LARGEST_ENTRY and max(map(len, text.split("\n"))) > _LONGEST_LINE:
+        return _salvage(text, "a line of it is longer than any entry")
+    return _by_json(text)
 
 
 def read_thoroughly(data: bytes) -> Snapshot:
@@ -250,7 +257,8 @@ _END = re.compile(r'(?<="sha256": "[0-9a-f]{16}"\},)[^"]*')
 def _salvage(text: str, reason: str) -> Snapshot:
     lines: dict[str, str] = {}
     newer = ""
-    for text_line in itertools.chain.from_iterable(map(_END.split, text.splitlines())):
+    rows = (row for row in text.splitlines() if len(row) <= _LONGEST_LINE)
+    for text_line in itertools.chain.from_iterable(map(_END.split, rows)):
         if text_line.startswith(f'"{_LAST}": '):
             newer = newer or _newer(text_line)
         # A line starts with its key, whatever stands before that.

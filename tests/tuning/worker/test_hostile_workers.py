@@ -1,4 +1,4 @@
-"""Workers that are stopped, leave children, write garbage or lose their parent: the tuning ends, and nothing is left."""
+"""Workers that are stopped, leave children, write garbage or lose their parent: the tuning ends, nothing is left."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ejkernel.ops.tuning.worker.protocol import GarbageError, Receiver
 
 X = jnp.arange(1.0, 9.0)
 LIMITS = Isolation(run_seconds=30, imports=["faults"])
+SLOW = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
@@ -66,7 +67,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(process, "STOPPED_SECONDS", 0.2)
 
 
-@pytest.mark.parametrize("seconds", [None, 60.0], ids=["no deadline", "deadline"])
+@pytest.mark.parametrize("seconds", [None, pytest.param(60.0, marks=SLOW)], ids=["no deadline", "deadline"])
 def test_a_stopped_worker_is_ended_and_another_one_goes_on(monkeypatch, quick, seconds):
     """Stopped between turns, with no candidate at work: no limit of a turn would ever end it."""
     stopped = []
@@ -86,6 +87,7 @@ def test_a_stopped_worker_is_ended_and_another_one_goes_on(monkeypatch, quick, s
     assert not alive(stopped[0])
 
 
+@SLOW
 def test_a_worker_that_is_stopped_before_it_is_ready_is_ended(monkeypatch, quick):
     """Another one is started in its place."""
     stopped = []
@@ -104,7 +106,7 @@ def test_a_worker_that_is_stopped_before_it_is_ready_is_ended(monkeypatch, quick
 
 
 def test_a_candidates_own_children_end_with_it(tmp_path, monkeypatch):
-    """A process that it forked holds the pipe to the parent open: the crash is seen all the same, and nothing is left."""
+    """A process that it forked holds the pipe to the parent open: the crash is seen, and nothing is left."""
     monkeypatch.setenv("EJK_TEST_MARKS", str(tmp_path / "marks"))
     tuner = Tuner(isolate=LIMITS)
 
@@ -114,6 +116,7 @@ def test_a_candidates_own_children_end_with_it(tmp_path, monkeypatch):
     until_gone(child)
 
 
+@SLOW
 def test_garbage_on_the_pipe_is_one_sentence():
     """A candidate that writes into the pipe ends the tuning with an error that says so."""
     with pytest.raises(IsolationError, match="what came over its pipe is no message"):
