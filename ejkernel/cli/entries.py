@@ -15,10 +15,10 @@ from ..ops.core.key import Key
 from ..ops.core.record import Record
 from ..ops.settings import default_folder
 from ..ops.store import files
-from ..ops.store.entry_log import ENTRY_NAME, EntryLog
+from ..ops.store.entry_log import EntryLog, entry_in, entry_names
 from ..ops.store.folder import OperationStores
 from ..ops.store.persistent import PersistentCache
-from ..ops.store.snapshot import Raw, Snapshot, is_whole, key_hash, order, parse, read, read_key
+from ..ops.store.snapshot import Raw, Snapshot, order, read, read_key
 from .errors import CommandError
 from .parsing import Parser
 from .screen import say
@@ -98,7 +98,7 @@ def why_no_store(path: str) -> str:
 
     A recording or a pack that lies beside stores must not be folded as if it were one.
     """
-    content = files.read(os.path.realpath(path))
+    content = files.read(files.resolved(path))
     if content is None or os.path.isdir(f"{path}.d") or _FORMAT in content.data[-64:] or not content.data.strip():
         return ""
     for kind in ("lock", "pack"):
@@ -115,21 +115,22 @@ def note_if_nothing(paths: Iterable[str], store: str | None) -> None:
 
 def rows_of(path: str) -> Iterator[Row]:
     """Every entry of a store that is whole; what is damaged, or newer than this version, is named and left alone."""
-    real = os.path.realpath(path)
+    real = files.resolved(path)
     for _ in range(_TRIES):
         # The folder before the snapshot: an entry that a fold takes from the folder is in the snapshot by then.
-        pending = [name for name in files.names(f"{real}.d") if ENTRY_NAME.fullmatch(name)]
+        pending = entry_names(real)
         content = files.read(real)
         snapshot = Snapshot() if content is None else read(content.data)
-        contents = [files.read(os.path.join(f"{real}.d", name), files.LARGEST_ENTRY) for name in pending]
-        if all(content is not None for content in contents):
+        contents = [_entry_data(os.path.join(f"{real}.d", name)) for name in pending]
+        if all(data is not None for data in contents):
             break
     found = dict(snapshot.entries())
     damaged = len(snapshot.lines) - len(found)
-    for name, content in zip(pending, contents, strict=True):
-        parsed = None if content is None else parse(content.data.decode("utf-8", "replace"))
-        if parsed is None or not is_whole(*parsed) or key_hash(parsed[0]) != name[:24]:
-            damaged += 1
+    for name, data in zip(pending, contents, strict=True):
+        parsed = None if data is None else entry_in(name, data)
+        if parsed is None:
+            # One that a fold moved meanwhile is in the snapshot.
+            damaged += data is not None
         elif parsed[0] not in found or order(parsed[1]) > order(found[parsed[0]]):
             found[parsed[0]] = parsed[1]
     if snapshot.damage or damaged:
@@ -140,20 +141,29 @@ def rows_of(path: str) -> Iterator[Row]:
     yield from (Row(read_key(name), raw, path) for name, raw in found.items())
 
 
+def _entry_data(path: str) -> bytes | None:
+    try:
+        content = files.read(path, files.LARGEST_ENTRY)
+    # Counted as damage.
+    except (files.NotPlainError, files.TooLargeError):
+        return b""
+    return None if content is None else content.data
+
+
 def record_of(row: Row) -> Record | None:
     """The full record of the tuning behind an entry, or None; one that cannot be read is named."""
-    path = EntryLog(os.path.realpath(row.path)).record_path(row.key, row.raw)
-    content = files.read(path)
+    path = EntryLog(files.resolved(row.path)).record_path(row.key, row.raw)
     try:
+        content = files.read(path, files.LARGEST_RECORD)
         return None if content is None else Record.loads(content.data.decode("utf-8", "replace"))
-    except RecordFormatError as error:
+    except (RecordFormatError, files.NotPlainError, files.TooLargeError) as error:
         say(f"ejkernel: warning: the record in {path} cannot be read: {error}")
         return None
 
 
 def why_newer(path: str) -> str:
     """Reason why this version cannot write a store; empty where it can."""
-    content = files.read(os.path.realpath(path))
+    content = files.read(files.resolved(path))
     return "" if content is None else read(content.data).newer
 
 

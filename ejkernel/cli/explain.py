@@ -8,13 +8,14 @@ from .entries import Row
 from .errors import CommandError, Status
 from .filters import Filter
 from .parsing import Command, Parser
-from .program import TARGET, add_device, is_function, on_device, program_at
+from .program import TARGET, add_device, add_trust, is_function, on_device, program_at
 from .screen import say, write, write_json
 
 
 def arguments(parser: Parser) -> None:
     """Adds the options of the command."""
     parser.add_argument("target", help=TARGET)
+    add_trust(parser)
     parser.add_argument("--op", metavar="NAME", help="one operation alone; * stands for anything")
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="for scripts")
@@ -27,7 +28,8 @@ def run(options: argparse.Namespace) -> int:
 
     wanted = Filter(op=options.op)
     with on_device(options.device):
-        program = program_at(options.target, None if is_function(options.target) else default_selector())
+        selector = None if is_function(options.target) else default_selector()
+        program = program_at(options.target, selector, trust=options.trust)
         calls = [call for call in program.calls if wanted.fits(Row(call.key, {}, ""))]
         if not calls:
             held = ", ".join(sorted({call.key.op_id for call in program.calls})) or "none that a selector answers"

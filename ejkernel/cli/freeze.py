@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import CommandError, Status
 from .parsing import Command, Parser
-from .program import add_device, call, function_at, is_function, kind_of, on_device, pair, program_at
+from .program import add_device, add_trust, call, function_at, is_function, kind_of, on_device, pair, program_at
 from .screen import write, write_json
 
 
@@ -18,6 +18,7 @@ def arguments(parser: Parser) -> None:
         "target", nargs="?", help="module:function, a recording, or a result of `tune -o`; else all that is kept"
     )
     parser.add_argument("-o", "--output", default="ejkernel.lock.json", metavar="FILE", help="(ejkernel.lock.json)")
+    add_trust(parser)
     add_device(parser)
     parser.add_argument(
         "--store", metavar="FOLDER", help="the stores to read, for all but a function; else the cache folder"
@@ -62,7 +63,7 @@ def _decided(target: str, options: argparse.Namespace) -> Any:
 
     if kind_of(target) == result_file.KIND:
         return AutotuningResult.load(target)
-    program = program_at(target, _selector(options))
+    program = program_at(target, _selector(options), trust=options.trust)
     if program.notes:
         raise CommandError(f"not every call of {target} can be frozen here: {'; '.join(program.notes)}")
     with calls_made() as calls:

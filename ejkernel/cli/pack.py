@@ -9,7 +9,7 @@ from typing import Any
 from .entries import add_store, refuse_newer, target
 from .errors import CommandError, Status
 from .parsing import Command, Group, Parser
-from .program import program_at
+from .program import add_trust, program_at
 from .screen import say, write, write_json, write_table
 
 
@@ -48,6 +48,7 @@ def _create(options: argparse.Namespace) -> int:
 def _verify_arguments(parser: Parser) -> None:
     parser.add_argument("files", nargs="+", metavar="file", help="packs")
     parser.add_argument("--calls", metavar="FILE", help="a recording: are its calls' configs among the candidates?")
+    add_trust(parser)
     parser.add_argument("--json", action="store_true", help="for scripts")
 
 
@@ -56,7 +57,8 @@ def _verify(options: argparse.Namespace) -> int:
 
     calls: list[Any] = []
     if options.calls:
-        calls = [(call.kernel, call.inv) for call in program_at(options.calls, default_selector()).calls]
+        program = program_at(options.calls, default_selector(), trust=options.trust)
+        calls = [(call.kernel, call.inv) for call in program.calls]
     reports = [verify_pack(file, calls) for file in options.files]
     if options.json:
         names = ("path", "entries", "damage", "refused", "checked", "is_sound")

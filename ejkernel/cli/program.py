@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..ops.core import strict_json
+from ..ops.store import files
 from .errors import CommandError
 from .parsing import Parser, nearest
 
@@ -37,7 +38,14 @@ def is_function(target: str) -> bool:
     return ":" in target and not os.path.exists(target)
 
 
-def program_at(target: str, selector: Any) -> Program:
+def add_trust(parser: Parser) -> None:
+    """Adds the option that allows the modules of another user's recording."""
+    parser.add_argument(
+        "--trust", action="store_true", help="import what a recording names that is not a file of your own: it may run"
+    )
+
+
+def program_at(target: str, selector: Any, *, trust: bool = False) -> Program:
     """The program at a target. `selector` chooses for the calls of a recording; a function has selectors of its own."""
     if is_function(target):
         return _looked_through(target)
@@ -49,8 +57,14 @@ def program_at(target: str, selector: Any) -> Program:
     if target.endswith(".py"):
         stem = os.path.basename(target).removesuffix(".py")
         raise CommandError(f"{target} is a program; name a function in it, {stem}:main, or record it first")
+    from ..ops.execution.recording import is_own
     from ..ops.programs.recorded import read_calls
 
+    if not trust and not is_own(target):
+        raise CommandError(
+            f"{target} names modules that this command would import and run, and it is not a file that you alone may "
+            "write; read it, then add --trust"
+        )
     _importable()
     calls, left_out = read_calls(target, selector)
     return Program(tuple(calls), tuple(left_out))
@@ -175,9 +189,9 @@ def on_device(name: str | None) -> Iterator[None]:
 def kind_of(path: str) -> str:
     """The kind that a JSON file of ours names; empty for any other file."""
     try:
-        with open(path, encoding="utf-8") as file:
-            data = json.load(file)
-    # Missing, or not JSON: the command that reads the file says so.
-    except (OSError, ValueError, RecursionError):
+        content = files.read(files.resolved(path), files.LARGEST_RECORD)
+        data = None if content is None else strict_json.loads(content.data)
+    # Not a file, or not JSON: the command that reads the file says so.
+    except (OSError, ValueError):
         return ""
     return str(data.get("kind", "")) if isinstance(data, dict) else ""

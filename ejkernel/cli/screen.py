@@ -16,8 +16,8 @@ from ..ops.core import formatting
 from ..ops.settings import no_color
 
 _CODES = {"title": "1", "good": "32", "bad": "31", "dim": "2", "": ""}
-# Control characters, all but tabs and line ends.
-_CONTROLS = dict.fromkeys([code for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"], "?")
+# JSON's own escapes, for what a terminal would not show as it is.
+_ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in formatting.HIDDEN}
 # Narrower columns say nothing.
 _NARROWEST = 6
 
@@ -37,7 +37,7 @@ def say(text: str, style: str = "") -> None:
 
 def styled(text: str, style: str, stream: TextIO | None) -> str:
     """Text in colour, on a terminal where the user allows it; control characters cannot steer that terminal."""
-    text = text.translate(_CONTROLS)
+    text = formatting.shown(text)
     code = _CODES[style]
     wanted = code and stream is not None and stream.isatty() and not no_color()
     return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
@@ -46,10 +46,14 @@ def styled(text: str, style: str, stream: TextIO | None) -> str:
 def write_json(data: Any) -> None:
     """Writes JSON for scripts; a list has one item a line, so that other tools can take it apart."""
     if isinstance(data, list):
-        lines = ",\n".join(json.dumps(item, ensure_ascii=False) for item in data)
+        lines = ",\n".join(_dumped(item) for item in data)
         print(f"[\n{lines}\n]" if data else "[]")
     else:
-        print(json.dumps(data, indent=1, ensure_ascii=False))
+        print(_dumped(data, indent=1))
+
+
+def _dumped(data: Any, indent: int | None = None) -> str:
+    return json.dumps(data, indent=indent, ensure_ascii=False).translate(_ESCAPED)
 
 
 def write_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

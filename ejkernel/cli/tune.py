@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import CommandError, Status
 from .parsing import Command, Parser
-from .program import TARGET, Program, add_device, is_function, on_device, program_at
+from .program import TARGET, Program, add_device, add_trust, is_function, on_device, program_at
 from .screen import say, write, write_json
 
 # As `Tuner(effort=...)` names them; written here because help must not wait for JAX.
@@ -36,6 +36,7 @@ def arguments(parser: Parser) -> None:
         help="run the program before and after, and take back what does not help (where it has arguments with values)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="also write the result, with every record, to a file")
+    add_trust(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="the summary, for scripts")
 
@@ -62,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
             progress=not options.quiet,
             refresh=False,
         )
-        program = program_at(options.target, selector)
+        program = program_at(options.target, selector, trust=options.trust)
         if not program.calls and not program.notes:
             raise CommandError(
                 f"{options.target} makes no kernel call that a selector answers; there is nothing to tune"

@@ -14,6 +14,7 @@ from typing import Any
 
 from fakes_store import Disk, cfgs, forked, keep, kill_myself, store, value
 
+from ejkernel.ops.core import plain_file
 from ejkernel.ops.store import entry_log, files
 from ejkernel.ops.store.persistent import PersistentCache
 
@@ -171,7 +172,7 @@ def armed(number: int, act: Callable[[], None], *, late: bool) -> Disk:
         disk.after = at
     else:
         disk.before = at
-    files.os = disk
+    files.os = plain_file.os = disk
     return disk
 
 
@@ -263,7 +264,7 @@ def puts_during_a_fold() -> dict[str, Any]:
             keep(cache, f"before{name}", name)
 
         def other(place: Path = place) -> None:
-            files.os = os
+            files.os = plain_file.os = os
             second = store(place)
             for name in ("during", "before1"):
                 keep(second, name, "second")
@@ -271,7 +272,8 @@ def puts_during_a_fold() -> dict[str, Any]:
 
         disk = armed(rounds + 1, lambda other=other: _must(forked(other) == 0), late=False)
         cache.fold()
-        reached, files.os = disk.count > rounds, os
+        reached = disk.count > rounds
+        files.os = plain_file.os = os
         if not reached:
             return {"rounds": rounds, "lost": lost}
         rounds += 1
@@ -282,8 +284,8 @@ def puts_during_a_fold() -> dict[str, Any]:
         lost += cfgs(cache.path) != expected
 
 
-def folds_and_puts(puts: int) -> dict[str, Any]:
-    """One process folds without a break while two others put."""
+def folds_and_puts(puts: int, *, folding: int = 1) -> dict[str, Any]:
+    """One process or several fold without a break while two others put."""
     entry_log.SMALL = -1
     place = folder()
 
@@ -295,7 +297,13 @@ def folds_and_puts(puts: int) -> dict[str, Any]:
 
         return run
 
+    def folding_on() -> None:
+        cache = store(place)
+        while not (place / "done").exists():
+            cache.fold()
+
     started = [acknowledging(putting(who)) for who in range(2)]
+    others = [start(folding_on) for _ in range(folding - 1)]
     folder_cache = store(place)
     folds = 0
 
@@ -310,6 +318,8 @@ def folds_and_puts(puts: int) -> dict[str, Any]:
     ended = [acknowledgements(*each) for each in started]
     done.set()
     thread.join()
+    (place / "done").touch()
+    _must(not any(map(end_of, others)))
     told = [each for found, _ in ended for each in found]
     folder_cache.fold()
     return {
@@ -331,4 +341,4 @@ def spawned(path: str, who: int, puts: int) -> None:
 
 def _must(fine: bool) -> None:
     if not fine:
-        raise AssertionError("the second process failed")
+        raise AssertionError("another process failed")

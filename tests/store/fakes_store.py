@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ejkernel.ops.core import plain_file, shared_folder
 from ejkernel.ops.core.key import Key
 from ejkernel.ops.store import entry_log, files
 from ejkernel.ops.store.persistent import PersistentCache, StoreWarning
@@ -101,7 +102,7 @@ def entry_files(path: str | Path) -> list[Path]:
 
 _OPERATIONS = {
     *("open", "read", "write", "close", "fsync", "fstat", "stat", "fchmod", "utime"),
-    *("rename", "unlink", "listdir", "makedirs"),
+    *("rename", "unlink", "listdir", "mkdir", "chmod"),
 }
 
 
@@ -166,6 +167,8 @@ def on(disk: Disk) -> Iterator[Disk]:
     """File operations of stores go to this disk inside."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(files, "os", disk)
+        patched.setattr(plain_file, "os", disk)
+        patched.setattr(shared_folder, "os", disk)
         yield disk
 
 

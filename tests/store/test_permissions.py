@@ -79,9 +79,9 @@ def as_nobody(folder, work, *, umask=0o022):
 # Modes.
 
 
-@pytest.mark.parametrize(("mask", "expected"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)], ids=oct)
-def test_the_umask_sets_the_mode_of_every_file(tmp_path, umask, monkeypatch, mask, expected):
-    """Snapshot, entry files, counter, lock and folders are as the user's umask says."""
+@pytest.mark.parametrize(("mask", "expected"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o644)], ids=oct)
+def test_the_umask_says_who_may_read_and_only_the_owner_writes(tmp_path, umask, monkeypatch, mask, expected):
+    """Snapshot, entry files, counter, lock and folders are as the user's umask says, without a group that writes."""
     never_small(monkeypatch)
     umask(mask)
     cache = store(tmp_path / "new")
@@ -92,11 +92,11 @@ def test_the_umask_sets_the_mode_of_every_file(tmp_path, umask, monkeypatch, mas
 
     assert found["ops.json"] == found["changes"] == expected
     assert set(found.values()) == {expected}
-    assert mode(tmp_path / "new") == mode(cache.path + ".d") == 0o777 & ~mask
+    assert mode(tmp_path / "new") == mode(cache.path + ".d") == 0o755 & ~mask
 
 
-@pytest.mark.parametrize("given", [0o600, 0o640, 0o664, 0o666], ids=oct)
-def test_permissions_that_somebody_gave_the_file_stay(tmp_path, umask, given):
+@pytest.mark.parametrize(("given", "expected"), [(0o600, 0o600), (0o640, 0o640), (0o644, 0o644)], ids=oct)
+def test_permissions_to_read_that_a_user_gave_the_file_stay(tmp_path, umask, given, expected):
     """A fold replaces the content of the file, not who may read it."""
     cache = store(tmp_path)
     keep(cache, "one", 1)
@@ -104,8 +104,44 @@ def test_permissions_that_somebody_gave_the_file_stay(tmp_path, umask, given):
     umask(0o077)
     keep(cache, "two", 2)
 
-    assert mode(cache.path) == given
+    assert mode(cache.path) == expected
     assert len(entries(cache.path)) == 2
+
+
+@pytest.mark.parametrize("place", ["snapshot", "entry"])
+def test_a_file_that_its_group_could_write_is_taken_once_and_closed(tmp_path, monkeypatch, place):
+    """A umask of 002 left it so: its entry is this user's, one line names `cache compact`, and the group is out."""
+    if place == "entry":
+        never_small(monkeypatch)
+    keep(store(tmp_path), "one", 1)
+    path = tmp_path / "ops.json" if place == "snapshot" else entry_files(tmp_path / "ops.json")[0]
+    os.chmod(path, 0o664)
+    cache = store(tmp_path)
+    with pytest.warns(StoreWarning, match="ejkernel cache compact") as caught:
+        found = cache.lookup(key("one"))
+
+    assert (found.cfg, found.trusted, found.answers) == (1, True, True)
+    assert (len(caught), mode(path)) == (1, 0o644)
+    assert store(tmp_path).lookup(key("one")).trusted
+
+
+@pytest.mark.parametrize("place", ["snapshot", "entry"])
+def test_a_file_that_everybody_may_write_is_nobodys_answer(tmp_path, monkeypatch, place):
+    """Any user can have written it: its entry is a candidate to measure, also once this user has folded it."""
+    if place == "entry":
+        never_small(monkeypatch)
+    keep(store(tmp_path), "one", 1)
+    path = tmp_path / "ops.json" if place == "snapshot" else entry_files(tmp_path / "ops.json")[0]
+    os.chmod(path, 0o666)
+    found = store(tmp_path).lookup(key("one"))
+    assert (found.cfg, found.trusted, found.answers) == (1, False, False)
+    cache = store(tmp_path)
+    keep(cache, "two", 2)
+    cache.fold()
+    found = store(tmp_path).lookup(key("one"))
+
+    assert (found.cfg, found.trusted, found.answers, mode(cache.path)) == (1, False, False, 0o644)
+    assert store(tmp_path).lookup(key("two")).trusted
 
 
 # Links.

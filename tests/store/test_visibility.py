@@ -407,19 +407,21 @@ def durable_log(folder, act):
     real_open, real_fsync, real_rename = os.open, os.fsync, os.rename
     disk = Disk()
 
-    def opening(path, *args):
-        descriptor = real_open(path, *args)
-        names[descriptor] = str(path)
+    def whole(name, folder):
+        return str(name) if folder is None else os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
+
+    def opening(path, *args, dir_fd=None):
+        descriptor = real_open(path, *args, dir_fd=dir_fd)
+        names[descriptor] = whole(path, dir_fd)
         return descriptor
 
     def syncing(descriptor):
         log.append(("sync", names[descriptor]))
         real_fsync(descriptor)
 
-    def renaming(old, new):
-        log.append(("rename", str(new)))
-        names.update({d: str(new) for d, name in names.items() if name == str(old)})
-        real_rename(old, new)
+    def renaming(old, new, *, src_dir_fd, dst_dir_fd):
+        log.append(("rename", whole(new, dst_dir_fd)))
+        real_rename(old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     disk.open, disk.fsync, disk.rename = opening, syncing, renaming
     with on(disk):

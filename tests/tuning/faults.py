@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,30 @@ def _hog(*buffers: Any) -> None:
     time.sleep(3600)
 
 
+def _leave_a_child(out: Any, inputs: Any) -> None:
+    # The child has every descriptor of this process, the pipe to the parent included.
+    child = os.fork()
+    if child == 0:
+        time.sleep(3600)
+        os._exit(0)
+    _mark(str(child), out)
+    os._exit(3)
+
+
+def _garbage(out: Any, inputs: Any) -> None:
+    for descriptor in range(3, 256):
+        try:
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                os.write(descriptor, b"no message at all " * 8)
+        # It is not open, or not for writing.
+        except OSError:
+            continue
+    ctypes.memset(out, 0, 4)
+
+
 FAULTS: dict[str, Callable[..., Any]] = {
+    "child": _leave_a_child,
+    "garbage": _garbage,
     "note": lambda out, inputs: _mark("note", out),
     "exit": _exit,
     "segfault": lambda *buffers: ctypes.string_at(0),

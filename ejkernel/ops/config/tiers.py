@@ -153,6 +153,9 @@ class StoreTier(Tier):
             return Miss(f"the entry in {self.store} does not fit the kernel: {error}")
         if not entry.trusted and not vetted(request, cfg):
             return Miss(f"the entry in {self.store} is another user's, and not among the kernel's candidates")
+        if not entry.answers:
+            seed = replace(self._hit(cfg, None, Keep.NOTHING), usable=False)
+            return Miss(f"the entry in {self.store} is another user's: to be measured, no answer by itself", (seed,))
         objective = entry.objective
         if objective is None and "believed" in entry.environment:
             objective = _known_objective(request, cfg)
@@ -207,9 +210,9 @@ class SeedTier(Tier):
 
     def find(self, request: Request) -> Hit | Miss:
         """The first seed that earlier tiers left."""
-        if not request.seeds:
+        seed = next((seed for seed in request.seeds if seed.usable), None)
+        if seed is None:
             return Miss("")
-        seed = request.seeds[0]
         return replace(seed, tier=self.name, data={**seed.data, "source": self.name})
 
 

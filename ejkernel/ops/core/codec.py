@@ -28,7 +28,11 @@ def dumps(value: Any) -> str:
 
 def describe(cfg: Any) -> str:
     """A cfg's type and value, short enough for a message."""
-    text = repr(cfg)
+    try:
+        text = repr(cfg)
+    # Python refuses to spell a number of thousands of digits.
+    except ValueError:
+        text = f"a {type(cfg).__qualname__} with a number of thousands of digits"
     return text if len(text) <= 200 else text[:197] + "..."
 
 

@@ -17,11 +17,27 @@ _WIDEST = 60
 # A name of a column with cells that are never cut: half a cfg is none.
 _WHOLE = "cfg"
 
+# Control characters, which steer a terminal, and those that turn the direction of text, which hide what it says.
+HIDDEN = frozenset(
+    chr(code)
+    for code in (
+        *(*range(32), *range(127, 160), 0x61C, *range(0x200B, 0x2010)),
+        *(*range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF),
+    )
+    if chr(code) not in "\t\n"
+)
+_SHOWN = str.maketrans(dict.fromkeys(HIDDEN, "?"))
+
+
+def shown(text: str) -> str:
+    """A text from a file with a question mark for each character that a terminal would not show as it is."""
+    return text.translate(_SHOWN)
+
 
 def as_text(header: Sequence[str], rows: Rows) -> str:
     """Rows as aligned text, two spaces between the columns; long cells are cut, but not those of a column `cfg`."""
-    shown = [[_line(c) if name == _WHOLE else _cut(c) for name, c in zip(header, row, strict=True)] for row in rows]
-    cells = [list(header), *shown]
+    lines = [[_line(c) if name == _WHOLE else _cut(c) for name, c in zip(header, row, strict=True)] for row in rows]
+    cells = [list(header), *lines]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
@@ -76,7 +92,7 @@ def at_home(text: str) -> str:
 
 
 def _line(cell: str) -> str:
-    return " ".join(cell.split())
+    return " ".join(shown(cell).split())
 
 
 def _cut(cell: str) -> str:

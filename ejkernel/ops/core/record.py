@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
-from . import codec, formatting
-from .errors import ConfigTypeError, RecordFormatError
+from . import codec, formatting, strict_json
+from .errors import ConfigTypeError, OpsError, RecordFormatError
+from .record_shape import odd_field
 from .shown import Shown
 from .standing import verdict
 from .table import HEADER, record_rows, record_table
@@ -203,8 +204,8 @@ class Record(Shown):
     def loads(text: str, load_cfg: Callable[[Any], Any] = lambda data: data) -> Record:
         """The record that `dumps` wrote; `load_cfg` rebuilds the cfgs."""
         try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+            data = strict_json.loads(text)
+        except ValueError as error:
             raise RecordFormatError(f"this is not a record: {error}") from error
         return Record.from_json(data, load_cfg)
 
@@ -227,8 +228,14 @@ class Record(Shown):
                 environment=dict(data["environment"]),
                 trials=tuple(_trial(t, load_cfg) for t in data["trials"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecordFormatError(f"the record is damaged: {error!r}") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            # A cfg that does not fit its type says so itself.
+            if isinstance(error, OpsError):
+                raise
+            raise RecordFormatError(f"the record is damaged: {type(error).__name__}: {str(error)[:80]}") from error
+        odd = odd_field(record)
+        if odd:
+            raise RecordFormatError(f"the record is damaged: {odd} is not what a tuning writes")
         places = [record.winner, record.heuristic, record.runner_up, *record.tied]
         if any(
             place is not None and not (isinstance(place, int) and 0 <= place < len(record.trials)) for place in places

@@ -53,6 +53,8 @@ class Hit:
     code: str = ""
     # The stored entry that it comes from, where another store is to keep that as it is.
     entry: Any = None
+    # False for a seed of another user: measured with the candidates, and never used without that.
+    usable: bool = True
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import filelock
-
 from .. import _jax
+from ..core import strict_json
 from ..core.errors import KeyPartError, RecordFormatError, SignatureError
+from ..core.file_lock import lock_at
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, kernel_path, key_builder_of, versioned
 from ..core.key import Key
@@ -98,8 +98,9 @@ def call_key_of(kernel: Any, inv: Invocation[Any, Any]) -> str:
 
 
 def _merge(path: str, fresh: Mapping[Key, Mapping[str, Any]]) -> None:
+    path = files.resolved(path)
     files.make_folder(os.path.dirname(path))
-    with filelock.FileLock(f"{path}.lock", timeout=_WAIT_SECONDS):
+    with lock_at(f"{path}.lock", timeout=_WAIT_SECONDS):
         known = read_file(path)
         # What is tuned for forward and backward serves the forward pass alone as well.
         kept = {key: {"objective": BOTH} for key in fresh if known.get(key, {}).get("objective") == BOTH}
@@ -111,21 +112,31 @@ def _merge(path: str, fresh: Mapping[Key, Mapping[str, Any]]) -> None:
 
 def read_file(path: str) -> dict[Key, dict[str, Any]]:
     """The calls of a file by key, none where there is no file."""
-    content = files.read(path)
+    content = files.read(files.resolved(path), files.LARGEST_RECORD)
     if content is None or not content.data:
         return {}
     try:
-        data = json.loads(content.data)
+        data = strict_json.loads(content.data)
         known = isinstance(data, dict) and data.get("kind") == KIND
-    except (ValueError, RecursionError):
+    except ValueError:
         known = False
     if not known:
         raise RecordFormatError(f"{path} is no file of recorded calls; name another file, or remove this one")
     if data.get("version") != VERSION:
         raise RecordFormatError(
-            f"{path} has version {data.get('version')!r} of recorded calls, and this release reads version {VERSION}"
+            f"{path} has version {str(data.get('version'))[:20]} of recorded calls, and this release reads version "
+            f"{VERSION}"
         )
     try:
-        return {Key(*(call.pop(name) for name in Key._fields)): call for call in data["calls"]}
+        calls = {Key(*(call.pop(name) for name in Key._fields)): call for call in data["calls"]}
     except (KeyError, TypeError, AttributeError) as error:
         raise RecordFormatError(f"{path} is damaged: {error!r}") from error
+    if not all(isinstance(part, str) for key in calls for part in key):
+        raise RecordFormatError(f"{path} is damaged: a key is three strings")
+    return calls
+
+
+def is_own(path: str) -> bool:
+    """Is a recording this user's or root's, and may neither group nor others write it?"""
+    content = files.read(files.resolved(path), files.LARGEST_RECORD)
+    return content is None or content.author in (os.getuid(), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..core import codec
+from ..core import codec, strict_json
 from ..core.errors import ConfigTypeError, RecordFormatError
 from ..core.key import Key
 from ..core.record import Record
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .results import AutotuningResult, Entry
 
 KIND = "ejkernel.ops autotuning result"
+# Results hold records, which hold every sample.
+LARGEST = 256 << 20
 VERSION = 1
 
 
@@ -65,14 +68,14 @@ def parsed(text: str, cfg_types: Mapping[str, Any], device: str | None) -> Autot
     from .results import AutotuningResult
 
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = strict_json.loads(text)
+    except ValueError as error:
         raise RecordFormatError(f"this is no autotuning result: {error}") from error
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise RecordFormatError("this is no autotuning result: give a file that AutotuningResult.dump wrote")
     if data.get("version") != VERSION:
         raise RecordFormatError(
-            f"the result has version {data.get('version')!r}, and this release reads version {VERSION}; "
+            f"the result has version {str(data.get('version'))[:20]}, and this release reads version {VERSION}; "
             "tune again, or read it with the release that wrote it"
         )
     try:
@@ -131,14 +134,20 @@ def put(target: Any, text: str) -> None:
         # A device or a pipe is written into, never replaced.
         Path(target).write_text(text, encoding="utf-8")
     else:
-        # A link was made on purpose: the file that it points to is replaced, the link stays.
-        files.write(os.path.realpath(target), text.encode(), durable=False)
+        # A link of one's own was made on purpose: the file that it points to is replaced, the link stays.
+        files.write(files.resolved(os.fspath(target)), text.encode(), durable=False)
 
 
 def taken(source: Any) -> str:
     """The text of an open file, or under a path."""
     if isinstance(source, (str, os.PathLike)):
-        return Path(source).read_text(encoding="utf-8")
+        content = files.read(files.resolved(os.fspath(source)), LARGEST)
+        if content is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(source))
+        try:
+            return content.data.decode()
+        except UnicodeDecodeError as error:
+            raise RecordFormatError(f"{os.fspath(source)} is no autotuning result: {error}") from error
     if not isinstance(source, _Reads):
         raise ConfigTypeError(f"{source!r} is neither a path nor a file with a method read()")
     text = source.read()

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core import codec
+from ..core import codec, strict_json
 from ..core.errors import ConfigTypeError, MissingExtraError, RecordFormatError, StoreError
 from ..core.key import Key
 from . import files
 from .remote import url_files
 from .remote.objects import is_url
-from .snapshot import Raw, is_entry, is_whole, line, read_key, refuse, seal, spell, unique
+from .snapshot import Raw, is_entry, is_whole, line, read_key, seal, spell
 from .store import StoredEntry
 
 Kind = Literal["lock", "pack"]
@@ -53,8 +53,8 @@ def save(kind: Kind, path: str | os.PathLike[str], entries: Mapping[Key, StoredE
         _refuse_other(kind, where, url_files.read(where, LARGEST))
         url_files.write(where, text.encode())
         return where
-    # A link stays: the file that it points to is replaced.
-    target = os.path.realpath(where)
+    # A link of one's own stays: the file that it points to is replaced.
+    target = files.resolved(where)
     _refuse_other(kind, where, files.read(target, LARGEST))
     files.make_folder(os.path.dirname(target))
     files.write(target, text.encode(), durable=False)
@@ -92,7 +92,7 @@ def _read(kind: Kind, path: str, *, hasty: bool = False) -> Bundle:
     if content is None:
         raise RecordFormatError(f"the {kind} {path} does not exist")
     if not content.data:
-        raise RecordFormatError(f"the {kind} {path} is empty, or larger than {LARGEST >> 20} MiB")
+        raise RecordFormatError(f"the {kind} {path} is empty")
     data = _parse(path, content.data)
     about = data.pop(f"~{kind}", None)
     if not isinstance(about, dict):
@@ -119,14 +119,14 @@ def content_of(path: str, *, hasty: bool = False) -> files.Content | None:
     """Content of a file, or of the file behind a URL; None where there is none."""
     if is_url(path):
         return url_files.read(path, LARGEST, hasty=hasty)
-    return files.read(os.path.realpath(path), LARGEST)
+    return files.read(files.resolved(path), LARGEST)
 
 
 def _parse(path: str, data: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(data, object_pairs_hook=unique, parse_constant=refuse)
-    # RecursionError: brackets by the thousand; a ValueError also for bytes that are no text.
-    except (ValueError, RecursionError) as error:
+        found = strict_json.loads(data)
+    # A ValueError also for bytes that are no text.
+    except ValueError as error:
         raise RecordFormatError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise RecordFormatError(f"{path} holds a {type(found).__name__}, not an object of entries")

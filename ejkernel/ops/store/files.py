@@ -1,112 +1,92 @@
-"""The few file operations that a store needs; the only file of this room that touches the disk."""
+"""The file operations that a store needs, each through a descriptor of its folder; the others do not touch the disk."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import stat
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+
+from ..core import plain_file, shared_folder
+from ..core.folder_walk import folder_of, open_folder, resolved
+from ..core.plain_file import ANYBODY, Content, NotPlainError, TooLargeError
+
+__all__ = ["ANYBODY", "Content", "NotPlainError", "TooLargeError", "resolved"]
 
 # One entry: no config comes near it, and a hostile file cannot fill the memory.
 LARGEST_ENTRY = 1 << 20
+# A snapshot of some three million entries; and a record, a recording or a result.
+LARGEST_SNAPSHOT = 1 << 30
+LARGEST_RECORD = 64 << 20
 
 
-class NotPlainError(OSError):
-    """A link, a folder or a device where a plain file should be."""
-
-
-@dataclass(frozen=True)
-class Content:
-    """Content of a file when it was read, and the file's identity and owner."""
-
-    data: bytes
-    identity: tuple[int, ...]
-    owner: int
-
-
-def read(path: str, limit: int | None = None) -> Content | None:
-    """A whole plain file, or None where there is none; links are not followed."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        # ELOOP is how O_NOFOLLOW refuses a link, ENXIO how a socket answers.
-        if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise NotPlainError(error.errno, "it is not a plain file", path) from error
-        raise
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise NotPlainError(errno.EINVAL, "it is not a plain file", path)
-        if limit is not None and found.st_size > limit:
-            return Content(b"", _identity(found), found.st_uid)
-        parts = []
-        while part := os.read(descriptor, max(found.st_size, 1 << 16)):
-            parts.append(part)
-        return Content(b"".join(parts), _identity(found), found.st_uid)
-    finally:
-        os.close(descriptor)
+def read(path: str, limit: int = LARGEST_SNAPSHOT) -> Content | None:
+    """A whole plain file, or None where there is none; one over the limit is a `TooLargeError`."""
+    return plain_file.read(path, limit)
 
 
 def identity(path: str) -> tuple[int, ...] | None:
     """Identity of the file that lies here now; None where there is none."""
     try:
-        return _identity(os.stat(path, follow_symlinks=False))
+        return plain_file.identity(os.stat(path, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _identity(found: os.stat_result) -> tuple[int, ...]:
-    # A rename always brings another inode or time; size catches editors that write in place within one tick.
-    return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
-
-
-def size(path: str) -> int:
-    """Bytes of a file, -1 where there is none."""
+def length(path: str) -> tuple[int, int, int] | None:
+    """Device, inode and bytes of a counter; None where there is none."""
     try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return -1
+        found = os.stat(path, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size
 
 
-def write(path: str, data: bytes, *, durable: bool) -> None:
-    """Writes a whole file under a temporary name, then renames it: a reader sees the old or the new one."""
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
-    # Exclusive: a link that was planted under this name is an error, not followed. The umask sets the mode.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
+def write(
+    path: str, data: bytes, *, durable: bool, announce: Callable[[tuple[int, ...]], None] = lambda identity: None
+) -> None:
+    """Writes a whole file under a temporary name, then renames it: a reader sees the old or the new one.
+
+    `announce` is told the identity that the file will have, before it has its name.
+    """
+    with folder_of(path) as (folder, name):
+        temporary = f".{name}.{secrets.token_hex(8)}.tmp"
+        # Exclusive: a link that was planted under this name is an error, not followed. Neither group nor others may
+        # write it, whatever the umask says: else it would count as anybody's.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o644, dir_fd=folder)
         try:
-            _keep_mode(path, descriptor)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            _stamp(descriptor)
-            if durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+            try:
+                _keep_mode(folder, name, descriptor)
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                _stamp(descriptor)
+                announce(plain_file.identity(os.fstat(descriptor)))
+                if durable:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
     if durable:
-        sync_folder(folder)
+        sync_folder(os.path.dirname(path))
 
 
-def _keep_mode(path: str, descriptor: int) -> None:
+def _keep_mode(folder: int, name: str, descriptor: int) -> None:
     try:
-        old = os.stat(path, follow_symlinks=False)
+        old = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return
-    # Permissions that a user gave the old file stay; those of a link's target are not taken over.
-    if stat.S_ISREG(old.st_mode) and old.st_mode != os.fstat(descriptor).st_mode:
-        os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+    # Permissions to read that a user gave the own file stay; those of a link or of another user's file are not taken.
+    wanted = stat.S_IMODE(old.st_mode) & ~0o022
+    if stat.S_ISREG(old.st_mode) and old.st_uid == os.getuid() and wanted != stat.S_IMODE(os.fstat(descriptor).st_mode):
+        os.fchmod(descriptor, wanted)
 
 
 def _stamp(descriptor: int) -> None:
@@ -117,12 +97,28 @@ def _stamp(descriptor: int) -> None:
         os.utime(descriptor, ns=(now, now))
 
 
-def append_byte(path: str) -> int:
-    """Makes a file one byte longer, a counter that needs no lock; returns its length."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+def touch(path: str) -> None:
+    """Makes an empty file, unless there is one."""
+    os.close(plain_file.open_plain(path, os.O_RDONLY | os.O_CREAT))
+
+
+def close_to_group(path: str) -> None:
+    """Takes the permission to write from the group of a file of this user, where that works."""
+    with contextlib.suppress(OSError):
+        descriptor = plain_file.open_plain(path, os.O_RDONLY)
+        try:
+            os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~0o022)
+        finally:
+            os.close(descriptor)
+
+
+def append_byte(path: str) -> tuple[int, int, int]:
+    """Makes a file one byte longer, a counter that needs no lock; returns its device, inode and length."""
+    descriptor = shared_folder.make_shared(path, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(descriptor, b".")
-        return os.fstat(descriptor).st_size
+        found = os.fstat(descriptor)
+        return found.st_dev, found.st_ino, found.st_size
     finally:
         os.close(descriptor)
 
@@ -130,6 +126,8 @@ def append_byte(path: str) -> int:
 def names(folder: str) -> list[str]:
     """Names of the files in a folder; empty where there is no folder."""
     try:
+        # Raises where another user's link leads there.
+        os.close(open_folder(folder))
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -137,26 +135,20 @@ def names(folder: str) -> list[str]:
 
 def remove(path: str) -> None:
     """Removes a file, unless another process was faster."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    with contextlib.suppress(FileNotFoundError), folder_of(path) as (folder, name):
+        os.unlink(name, dir_fd=folder)
 
 
 def move(path: str, to: str) -> None:
     """Renames a file, unless another process was faster."""
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(path, to)
+    with folder_of(path) as (folder, name), folder_of(to) as (other, new), contextlib.suppress(FileNotFoundError):
+        os.rename(name, new, src_dir_fd=folder, dst_dir_fd=other)
 
 
 def make_folder(path: str, *, durable: bool = False) -> None:
-    """Makes a folder and its parents, with the permissions of the umask."""
-    above, fresh = path, []
-    while durable and above != os.path.dirname(above) and not os.path.isdir(above):
-        above = os.path.dirname(above)
-        fresh.append(above)
-    os.makedirs(path, exist_ok=True)
+    """Makes a folder and its parents; the group may write it where the folder around it is a group's."""
     # A new folder is a name in its parent.
-    for parent in fresh:
-        sync_folder(parent)
+    shared_folder.make_folder(path, lambda new: sync_folder(os.path.dirname(new)) if durable else None)
 
 
 def sync_folder(path: str) -> None:

@@ -12,9 +12,9 @@ from ..core import cfg as cfgs
 from ..core.errors import SettingError, StoreError
 from ..core.key import Key
 from . import files
-from .entry_log import ENTRY_NAME
+from .entry_log import ENTRY_NAME, entry_in, entry_names
 from .persistent import PersistentCache
-from .snapshot import Raw, Snapshot, is_whole, key_hash, parse, read
+from .snapshot import Raw, Snapshot, read
 from .store import Store, StoredEntry
 
 Prefer = Literal["newest", "fastest"]
@@ -37,9 +37,11 @@ class Verified:
 def verify(cache: PersistentCache[Any]) -> Verified:
     """Reads every entry and checks it; changes nothing."""
     # Not a look of the entry log: that would set damaged files aside.
-    folder = os.path.realpath(cache.path) + ".d"
-    pending = [name for name in files.names(folder) if ENTRY_NAME.fullmatch(name)]
-    content = files.read(os.path.realpath(cache.path))
+    path = files.resolved(cache.path)
+    folder = path + ".d"
+    waiting = entry_names(path)
+    pending = [name for name in waiting if ENTRY_NAME.fullmatch(name)]
+    content = files.read(path)
     snapshot = Snapshot() if content is None else read(content.data)
     damaged = [f"{cache.path}: {snapshot.damage}"] if snapshot.damage else []
     names = set()
@@ -48,13 +50,17 @@ def verify(cache: PersistentCache[Any]) -> Verified:
             damaged.append(f"{cache.path}: the line of {name}")
         else:
             names.add(name)
-    for file_name in pending:
-        content = files.read(os.path.join(folder, file_name), files.LARGEST_ENTRY)
+    for file_name in waiting:
+        try:
+            content = files.read(os.path.join(folder, file_name), files.LARGEST_ENTRY)
+        except (files.NotPlainError, files.TooLargeError) as error:
+            damaged.append(f"{os.path.join(folder, file_name)}: {error.strerror}")
+            continue
         # A fold took it meanwhile.
         if content is None:
             continue
-        parsed = parse(content.data.decode("utf-8", "replace"))
-        if parsed is None or not is_whole(*parsed) or key_hash(parsed[0]) != file_name[:24]:
+        parsed = entry_in(file_name, content.data)
+        if parsed is None:
             damaged.append(os.path.join(folder, file_name))
         else:
             names.add(parsed[0])

@@ -9,7 +9,7 @@ import stat
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, Literal, get_args
@@ -64,8 +64,7 @@ class PersistentCache(Shown, Generic[Cfg]):
         self.reason = ""
         # Not a method: the entry log is held for the end of the process, and must not keep the cache alive.
         self._say = _Voice()
-        _refuse_odd_files(Path(self.path))
-        self._ledger = EntryLog(os.path.realpath(self.path), durable=durable, report=self._say)
+        self._ledger = EntryLog(_resolved(self.path), durable=durable, report=self._say)
         # The entries read since that look of the entry log, or put.
         self._kept: dict[Key, StoredEntry] = {}
         self._kept_since = 0
@@ -133,7 +132,7 @@ class PersistentCache(Shown, Generic[Cfg]):
                 return None
             path = self._ledger.record_path(key, found.raw)
             try:
-                content = files.read(path)
+                content = files.read(path, files.LARGEST_RECORD)
                 return None if content is None else Record.loads(content.data.decode(), self._load_cfg)
             # ValueError: damaged, or of another format. The cfg stands without it.
             except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -235,6 +234,7 @@ class PersistentCache(Shown, Generic[Cfg]):
     def _flush(self) -> None:
         """Writes what is not on disk yet."""
         was, self.status, self.reason = self.status, "read-write", ""
+        written: dict[Key, tuple[dict[str, Any], Record | None, Raw]] = {}
         self._up_to_date()
         # A file of a newer version, or one that can't be read, is never replaced by this process's entries.
         if self.status != "read-write":
@@ -242,6 +242,7 @@ class PersistentCache(Shown, Generic[Cfg]):
         try:
             for key, (raw, record) in list(self._unwritten.items()):
                 sealed = self._ledger.add(key, raw)
+                written[key] = raw, record, sealed
                 del self._unwritten[key]
                 if record is not None:
                     self._write_record(key, sealed, record)
@@ -255,6 +256,19 @@ class PersistentCache(Shown, Generic[Cfg]):
             return
         if self._ledger.wants_folding:
             self._fold()
+        self._look_after(written)
+
+    def _look_after(self, written: Mapping[Key, tuple[dict[str, Any], Record | None, Raw]]) -> None:
+        """Takes back the acknowledgement of a put that a reader would not get: another user's file is in its way."""
+        try:
+            gone = [key for key, (_, _, sealed) in written.items() if not self._ledger.holds(key, sealed)]
+        except OSError as error:
+            self._degrade("memory-only", f"{self.path} cannot be read ({_why(error)})")
+            gone = list(written)
+        for key in gone:
+            self._unwritten[key] = written[key][:2]
+        if gone and self.status == "read-write":
+            self._degrade("memory-only", f"{self._ledger.folder} does not keep what is written there")
 
     def _fold(self) -> bool:
         try:
@@ -292,7 +306,12 @@ class PersistentCache(Shown, Generic[Cfg]):
         return data if self.cfg_type is None else codec.decode(self.cfg_type, data)
 
     def _load(self, found: StoredText) -> StoredEntry:
-        return StoredEntry.of(found.raw, self._load_cfg(found.raw["cfg"]), trusted=found.owner == os.getuid())
+        return StoredEntry.of(
+            found.raw,
+            self._load_cfg(found.raw["cfg"]),
+            trusted=found.owner == os.getuid(),
+            answers=found.owner in (os.getuid(), 0) or self._ledger.is_site_of(found.owner),
+        )
 
     def _degrade(self, status: CacheStatus, reason: str) -> None:
         self.status, self.reason = status, reason
@@ -365,17 +384,23 @@ def _path(opname: str, path: Any) -> Path:
     return default_folder() / f"{opname}.json"
 
 
-def _refuse_odd_files(path: Path) -> None:
+def _resolved(path: str) -> str:
+    """The path of the file itself; what is there and no plain file, or behind another user's link, is an error."""
     if os.path.islink(path) and not os.path.exists(path):
         raise StoreError(f"{path} is a link to nothing; give the path of a JSON file")
     try:
-        mode = path.stat().st_mode
+        real = files.resolved(path)
+    except files.NotPlainError as error:
+        raise StoreError(f"{path} is not opened: {error.strerror}") from error
+    try:
+        mode = os.stat(real).st_mode
     # Missing, or hidden from this user: the first use says so.
     except OSError:
-        return
+        return real
     if not stat.S_ISREG(mode):
         kind = "a directory" if stat.S_ISDIR(mode) else "not a plain file"
-        raise StoreError(f"{path} is {kind}; give the path of a JSON file, such as {path / 'ops.json'}")
+        raise StoreError(f"{path} is {kind}; give the path of a JSON file, such as {os.path.join(path, 'ops.json')}")
+    return real
 
 
 def _check_size(key: Key, entry: StoredEntry, raw: Raw) -> None:

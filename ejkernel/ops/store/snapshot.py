@@ -12,15 +12,19 @@ from json.decoder import scanstring  # type: ignore[attr-defined]  # as old as j
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ..core import codec
+from ..core import codec, strict_json
 from ..core.key import Key
+from ..core.strict_json import is_shallow
 from .files import LARGEST_ENTRY
 
 FORMAT = 1
 # Deeper than any entry that we write, since a cfg has at most 64 levels; far below Python's own limit.
 _DEEPEST = 80
-# Counts of puts stay far below; what a file claims beyond it is no count.
-_LARGEST_SEQ = 10**15
+# Counts of puts stay far below: an entry of ours that claims more is damaged, and one written by hand counts as 0. A
+# writer that sees one as large as this sets it aside, since nothing could be counted after it.
+LARGEST_SEQ = 10**12
+# A longer line is not searched for entries, even if line breaks between some of them are damaged.
+_LONGEST_LINE = 4 * LARGEST_ENTRY
 # Sorts behind every key, so that each entry's line ends in a comma and lines merge without a conflict at the end.
 _LAST = "~format"
 
@@ -47,9 +51,14 @@ def key_hash(name: str) -> str:
 
 def order(raw: Raw) -> tuple[int, str, str]:
     """Later entries of a key compare greater: first by how many of its puts the writer had seen, then by clock."""
-    seq = raw.get("seq")
-    counts = isinstance(seq, int) and 0 <= seq < _LARGEST_SEQ
-    return (int(seq) if counts else 0, str(raw.get("when", "")), str(raw.get("writer", "")))  # type: ignore[arg-type]
+    seq = raw.get("seq", 0)
+    return (int(seq) if has_count(raw) else 0, str(raw.get("when", "")), str(raw.get("writer", "")))
+
+
+def has_count(raw: Raw) -> bool:
+    """Is the number of an entry a count of puts? One without a number was written by hand."""
+    seq = raw.get("seq", 0)
+    return isinstance(seq, int) and not isinstance(seq, bool) and 0 <= seq <= LARGEST_SEQ
 
 
 def seal(name: str, raw: Raw) -> dict[str, Any]:
@@ -59,7 +68,7 @@ def seal(name: str, raw: Raw) -> dict[str, Any]:
 
 def is_whole(name: str, raw: Raw) -> bool:
     """Is this what was written? An entry without a checksum was written by hand, and is taken as it is."""
-    return "sha256" not in raw or raw["sha256"] == _checksum(name, raw)
+    return "sha256" not in raw or (has_count(raw) and raw["sha256"] == _checksum(name, raw))
 
 
 def _checksum(name: str, raw: Raw) -> str:
@@ -86,9 +95,8 @@ def parse(text: str) -> tuple[str, Raw] | None:
     if len(text) > LARGEST_ENTRY:
         return None
     try:
-        data = json.loads("{" + text.strip().removesuffix(",") + "}", object_pairs_hook=unique, parse_constant=refuse)
-    # RecursionError: brackets by the thousand, which no writer of ours makes.
-    except (ValueError, RecursionError):
+        data = strict_json.loads("{" + text.strip().removesuffix(",") + "}")
+    except ValueError:
         return None
     if len(data) != 1:
         return None
@@ -99,12 +107,7 @@ def parse(text: str) -> tuple[str, Raw] | None:
 def is_entry(name: Any, raw: Any) -> bool:
     """Does this look like a key and its entry?"""
     fits = isinstance(name, str) and name.count("|") >= 2 and isinstance(raw, dict) and "cfg" in raw
-    return fits and _is_shallow(raw, _DEEPEST)
-
-
-def _is_shallow(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels > 0 and all(_is_shallow(item, levels - 1) for item in inner if isinstance(item, (dict, list)))
+    return fits and is_shallow(raw, _DEEPEST)
 
 
 def owned(name: str, raw: Raw, owner: int) -> Raw:
@@ -138,8 +141,8 @@ class Snapshot:
     def _sealed(self, name: str, text_line: str) -> Raw | None:
         # A line that fits its checksum is as we wrote it, and needs none of the care that an edited line needs.
         try:
-            raw = json.loads("{" + text_line.removesuffix(",") + "}").get(name)
-        except (ValueError, RecursionError):
+            raw = strict_json.loads("{" + text_line.removesuffix(",") + "}").get(name)
+        except ValueError:
             return None
         return raw if isinstance(raw, dict) and "sha256" in raw and is_whole(name, raw) else None
 
@@ -155,7 +158,12 @@ def read(data: bytes) -> Snapshot:
     if not text.strip():
         return Snapshot(damage="the file is empty" if data else "")
     quick = _by_lines(text)
-    return quick if quick is not None else _by_json(text)
+    if quick is not None:
+        return quick
+    # No writer and no hand makes such a line: what is whole around it is taken.
+    if len(text) > LARGEST_ENTRY and max(map(len, text.split("\n"))) > _LONGEST_LINE:
+        return _salvage(text, "a line of it is longer than any entry")
+    return _by_json(text)
 
 
 def read_thoroughly(data: bytes) -> Snapshot:
@@ -228,8 +236,8 @@ def _put_parsed(lines: dict[str, str], name: str, raw: Raw) -> None:
 def _by_json(text: str) -> Snapshot:
     """Reads any other JSON that holds entries; a text that is no JSON is searched line by line."""
     try:
-        data = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
+        data = strict_json.loads(text)
+    except ValueError as error:
         return _salvage(text, str(error))
     if not isinstance(data, dict):
         return Snapshot(damage=f"it holds a {type(data).__name__}, not an object")
@@ -249,7 +257,8 @@ _END = re.compile(r'(?<="sha256": "[0-9a-f]{16}"\},)[^"]*')
 def _salvage(text: str, reason: str) -> Snapshot:
     lines: dict[str, str] = {}
     newer = ""
-    for text_line in itertools.chain.from_iterable(map(_END.split, text.splitlines())):
+    rows = (row for row in text.splitlines() if len(row) <= _LONGEST_LINE)
+    for text_line in itertools.chain.from_iterable(map(_END.split, rows)):
         if text_line.startswith(f'"{_LAST}": '):
             newer = newer or _newer(text_line)
         # A line starts with its key, whatever stands before that.
@@ -257,16 +266,3 @@ def _salvage(text: str, reason: str) -> Snapshot:
         if found is not None and is_whole(*found):
             _put_parsed(lines, *found)
     return Snapshot(lines, reason, newer)
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a JSON object; a key that stands twice is an error."""
-    data = dict(pairs)
-    if len(data) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return data
-
-
-def refuse(constant: str) -> Any:
-    """Refuses NaN and Infinity, which Python reads although they are no JSON."""
-    raise ValueError(f"{constant} is not JSON")

@@ -31,9 +31,11 @@ class StoredEntry:
     record: Record | None = None
     # False for an entry of another user or a pack: checked against the kernel's candidates before it runs.
     trusted: bool = True
+    # False for an entry that another user put where several users write: a candidate to measure, never an answer.
+    answers: bool = True
 
     @staticmethod
-    def of(raw: Mapping[str, Any], cfg: Any, *, trusted: bool) -> StoredEntry:
+    def of(raw: Mapping[str, Any], cfg: Any, *, trusted: bool, answers: bool = True) -> StoredEntry:
         """The entry in a line of a file that any user may have edited: a malformed field counts as unknown."""
         return StoredEntry(
             cfg,
@@ -45,6 +47,7 @@ class StoredEntry:
             summary=raw["summary"] if isinstance(raw.get("summary"), dict) else {},
             call=_strings(raw.get("call")),
             trusted=trusted,
+            answers=answers,
         )
 
 

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import platform
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
-
+from ..core import plain_file
+from ..core.file_lock import FileLock, Timeout, lock_at
+from ..core.shared_folder import make_folder
 from ..core.stable import short_hash
+from .stopped import STOPPED_SECONDS, is_stopped
 
 # Long enough for any sane tuning of another process; after that two noisy measurements beat none.
 _WAIT_SECONDS = 600.0
+
+# How often the holder is looked at, and the most that a lock file says of it.
+_LOOK_SECONDS = 1.0
+_LONGEST_NUMBER = 16
+
+_said: set[str] = set()
+
+
+class DeviceLockWarning(UserWarning):
+    """A tuning that does not wait for its turn on a device."""
+
 
 _locks: dict[str, threading.RLock] = {}
 # Turns that the thread that holds a device's lock is in: a tuning inside a tuning already has its turn.
@@ -57,16 +72,62 @@ def lock_path(folder: Path, device: str) -> Path:
 def _between_processes(device: str, folder: Path | None, end: float) -> Iterator[None]:
     lock = None
     if folder is not None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            left = max(0.0, end - time.perf_counter())
-            lock = filelock.FileLock(lock_path(folder, device), timeout=left)
-            lock.acquire()
-        # No place for a lock, or a holder that does not end in time.
-        except (OSError, filelock.Timeout):
-            lock = None
+        # No place for a lock: then no other process can be waited for.
+        with contextlib.suppress(OSError):
+            make_folder(str(folder))
+            lock = _turn(str(lock_path(folder, device)), end)
     try:
         yield
     finally:
         if lock is not None:
             lock.release()
+
+
+def _turn(path: str, end: float) -> FileLock | None:
+    """The lock once it is free; None where its holder does not end in time, or is stopped."""
+    lock = lock_at(path, timeout=0)
+    stopped_since = None
+    while True:
+        now = time.perf_counter()
+        try:
+            lock.acquire(timeout=min(_LOOK_SECONDS, max(0.0, end - now)))
+        except Timeout:
+            holder = _holder(path)
+            stopped_since = (stopped_since or now) if holder is not None and is_stopped(holder) else None
+            if stopped_since is not None and now - stopped_since > STOPPED_SECONDS:
+                _say(
+                    f"process {holder} holds {path} and is stopped, so this tuning does not wait for its turn; "
+                    f"continue it with `kill -CONT {holder}`, or end it"
+                )
+                return None
+            if now >= end:
+                return None
+        else:
+            _sign(path)
+            return lock
+
+
+def _holder(path: str) -> int | None:
+    """The process that holds a lock, as far as it says: any user of the folder may have written that."""
+    try:
+        content = plain_file.read(path, _LONGEST_NUMBER)
+    except OSError:
+        return None
+    text = b"" if content is None else content.data.strip()
+    return int(text) if text.isdigit() else None
+
+
+def _sign(path: str) -> None:
+    # For those that wait. Without it they wait for as long as they would for any other holder.
+    with contextlib.suppress(OSError):
+        descriptor = plain_file.open_plain(path, os.O_WRONLY | os.O_TRUNC)
+        try:
+            os.write(descriptor, str(os.getpid()).encode())
+        finally:
+            os.close(descriptor)
+
+
+def _say(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, DeviceLockWarning, stacklevel=2)

@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import re
+import stat
 import threading
 import warnings
 import zlib
@@ -19,13 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import filelock
-
+from ...core import plain_file, strict_json
 from ...core.errors import KeyPartError
+from ...core.file_lock import FileLock, Timeout, lock_at
 from ...core.record import Record, Trial
+from ...core.shared_folder import make_folder
 from ...core.stable import short_hash, stable_json
 from .observer import Doing
-from .replay import JournalContent
+from .replay import JournalContent, fits
 
 SUFFIX = ".jsonl"
 # Another format has other files.
@@ -33,8 +35,9 @@ FORMAT = 3
 # The format before this one: its crashes are read.
 _BEFORE = 2
 
-_CREATING = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_APPENDING = os.O_WRONLY | os.O_APPEND | _CREATING
+_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+# Far above what the largest search writes; a larger journal, or a longer line of one, is none of ours.
+_LARGEST, _LONGEST_LINE = 64 << 20, 1 << 20
 # Bytes of the first line.
 _SLOT = 80
 # A journal with so many times the lines that it needs is written anew when it is opened.
@@ -58,11 +61,16 @@ def cfg_id(cfg: Any) -> str | None:
 
 
 def path_for(
-    folder: Path, key: Mapping[str, str], objective: str, environment: Mapping[str, str], form: int = FORMAT
+    folder: Path,
+    key: Mapping[str, str],
+    objective: str,
+    environment: Mapping[str, str],
+    form: int = FORMAT,
+    user: int | None = None,
 ) -> Path:
     """The journal of one key in one environment: crashes of another version are no news here."""
     named = {name: key[name] for name in ("device", "op_id", "call_key")}
-    whole = stable_json([form, named, objective, dict(environment)])
+    whole = stable_json([form, named, objective, dict(environment), *(() if user is None else (user,))])
     # A version may hold anything; what it says stays inside the folder, and the hash tells two of them apart.
     name, mark, version = named["op_id"].partition("@v")
     return folder / f"{name}{mark}{re.sub(r'[^A-Za-z0-9_.+-]', '_', version)}-{short_hash(whole)}{SUFFIX}"
@@ -71,7 +79,12 @@ def path_for(
 def journal_for(folder: Path, key: Mapping[str, str], objective: str, environment: Mapping[str, str]) -> Journal:
     """The journal of one key; it takes over the crashes of a journal of the format before this one."""
     before = path_for(folder, key, objective, environment, _BEFORE)
-    return Journal(path_for(folder, key, objective, environment), before)
+    path = path_for(folder, key, objective, environment)
+    # In a group's folder the first user of a call has this name, and each other one a name of its own.
+    with contextlib.suppress(OSError):
+        if os.lstat(path).st_uid != os.getuid():
+            path = path_for(folder, key, objective, environment, user=os.getuid())
+    return Journal(path, before)
 
 
 class Journal:
@@ -84,7 +97,7 @@ class Journal:
         self.history = JournalContent()
         self._descriptor: int | None = None
         self._slot: int | None = None
-        self._lock: filelock.FileLock | None = None
+        self._lock: FileLock | None = None
         self._mutex = threading.Lock()
         self._ids: dict[int, tuple[Any, str | None]] = {}
         # What the candidates' programs are called.
@@ -140,24 +153,28 @@ class Journal:
             if not _has_slot(self.path) or lines > _LONG * (len(short) + 1):
                 self._rewrite(short)
                 is_new = True
-            self._slot = os.open(self.path, os.O_WRONLY | _CREATING)
+            self._slot = plain_file.open_plain(str(self.path), os.O_WRONLY)
         # Then it stays as it is: nothing that is known is given up for that.
         except OSError as error:
             self._say(error)
         return is_new
 
     def _take(self) -> bool:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(str(self.path.parent))
         # A tuning may be prepared by one thread and measured by another.
-        lock = filelock.FileLock(f"{self.path}.lock", timeout=0, thread_local=False)
+        lock = lock_at(f"{self.path}.lock", timeout=0, thread_local=False)
         try:
             lock.acquire()
-        except filelock.Timeout:
+        except Timeout:
             return False
         self._lock = lock
-        self._descriptor = os.open(self.path, _APPENDING, 0o666)
-        if os.fstat(self._descriptor).st_uid != os.getuid():
-            raise PermissionError(f"{self.path} is another user's")
+        self._descriptor = plain_file.open_plain(str(self.path), _APPENDING)
+        found = os.fstat(self._descriptor)
+        if found.st_uid != os.getuid() or found.st_mode & 0o002:
+            raise PermissionError(errno.EPERM, "another user may write it; remove it", str(self.path))
+        if found.st_mode & 0o020:
+            # As a umask of 002 left it: taken once.
+            os.fchmod(self._descriptor, stat.S_IMODE(found.st_mode) & ~0o020)
         return True
 
     def _close_files(self) -> None:
@@ -270,10 +287,10 @@ class Journal:
         try:
             # Nor is a planted link followed: what lies there goes first.
             temporary.unlink(missing_ok=True)
-            with open(temporary, "xb") as file:
+            with open(plain_file.open_plain(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(_slot_line(None, "check") + b"".join(map(_line, lines)))
             os.replace(temporary, self.path)
-            anew = os.open(self.path, _APPENDING, 0o666)
+            anew = plain_file.open_plain(str(self.path), _APPENDING)
         except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -334,19 +351,24 @@ def _slot_line(one: str | None, doing: Doing) -> bytes:
 
 
 def _has_slot(path: Path) -> bool:
-    with open(path, "rb") as file:
-        first = file.read(_SLOT)
+    descriptor = plain_file.open_plain(str(path), os.O_RDONLY)
+    try:
+        first = os.read(descriptor, _SLOT)
+    finally:
+        os.close(descriptor)
     return len(first) == _SLOT and first[-1:] == b"\n" and first[8:].startswith(b' {"slot": ')
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a journal, in order; a damaged one is passed over."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
+    """The whole lines of this user's journal, in order; a damaged one, or one that no tuning writes, is passed over."""
+    content = plain_file.read(str(path), _LARGEST)
+    # What another user says of crashes would take away good candidates, or bring back bad ones.
+    if content is None or not (content.author == os.getuid() or content.is_left_open):
         return
-    with open(descriptor, "rb") as file:
-        for line in file:
-            check, _, text = line.rstrip(b"\n").partition(b" ")
-            if len(check) == 8 and check == b"%08x" % zlib.crc32(text):
-                yield json.loads(text)
+    for line in content.data.split(b"\n"):
+        check, _, text = line.partition(b" ")
+        if len(text) <= _LONGEST_LINE and len(check) == 8 and check == b"%08x" % zlib.crc32(text):
+            with contextlib.suppress(ValueError):
+                found = strict_json.loads(text)
+                if fits(found):
+                    yield found

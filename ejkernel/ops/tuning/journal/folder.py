@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
+import warnings
 from pathlib import Path
 
-import filelock
-
 from ...core.errors import BadNameError
+from ...core.file_lock import Timeout, lock_at
+from ...core.folder_walk import folder_of
 from ...settings import default_folder
-from .file import SUFFIX
+from .file import SUFFIX, JournalWarning
 
 
 def journal_folder() -> Path:
@@ -28,7 +29,21 @@ def forget_crashes(op_id: str | None = None) -> int:
     for path in sorted(journal_folder().glob(f"*{SUFFIX}")):
         name = path.name.rpartition("-")[0]
         if op_id in (None, name, name.rpartition("@v")[0]):
-            with contextlib.suppress(filelock.Timeout), filelock.FileLock(f"{path}.lock", timeout=0):
-                path.unlink(missing_ok=True)
-                removed += 1
+            removed += _remove(str(path))
     return removed
+
+
+def _remove(path: str) -> int:
+    try:
+        # Another user's journal says nothing here, and is that user's to remove.
+        if os.lstat(path).st_uid != os.getuid():
+            return 0
+        with lock_at(f"{path}.lock", timeout=0), folder_of(path) as (folder, name):
+            os.unlink(name, dir_fd=folder)
+    # It is in use, or gone already.
+    except (Timeout, FileNotFoundError):
+        return 0
+    except OSError as error:
+        warnings.warn(f"{path} stays as it is, and what it says of crashes too: {error}", JournalWarning, stacklevel=3)
+        return 0
+    return 1

@@ -2,12 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
+
+from ...core.record import Status
+from .observer import Doing
 
 # As many candidates as the largest search that ends.
 MOST_CANDIDATES = 2000
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 64
+
+
+def _is_doing(value: Any) -> bool:
+    return value in get_args(Doing)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(one is None or _is_id(one) for one in value)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float))
+
+
+_TRIAL: dict[str, Callable[[Any], bool]] = {
+    "status": lambda value: value in get_args(Status),
+    "message": _is_text,
+    "error": _is_number,
+    "compile_s": _is_number,
+}
+
+
+def _is_outcome(value: Any) -> bool:
+    return isinstance(value, dict) and all(name in _TRIAL and _TRIAL[name](one) for name, one in value.items())
+
+
+def _is_trial(value: Any) -> bool:
+    return _is_outcome(value) and {"status", "message"} <= value.keys()
+
+
+def _are_suspects(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _is_id(one) and isinstance(deaths, list) and all(map(_is_doing, deaths)) for one, deaths in value.items()
+    )
+
+
+# The fields of each kind of line, by the first of them.
+_SHAPES: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "slot": {"slot": lambda value: value is None or _is_id(value), "doing": _is_doing},
+    "begin": {"begin": _is_text, "fresh": lambda value: isinstance(value, bool), "candidates": _are_ids},
+    "trying": {"trying": _is_id, "doing": _is_doing},
+    "back": {"back": _is_id, "doing": _is_doing},
+    "failed": {"failed": _is_id, "program": _is_text, "trial": _is_trial},
+    # What crashed is out, whatever else an earlier format said of it.
+    "lost": {"lost": _is_id, "trial": _is_outcome},
+    "dropped": {
+        "dropped": _is_id,
+        "program": _is_text,
+        "clock": _is_text,
+        "seconds": _is_time,
+        "ratio": _is_time,
+    },
+    "suspects": {"suspects": _are_suspects},
+    "crashed": {"crashed": lambda value: value is True},
+    "left": {"left": lambda value: value is True},
+    "finished": {"finished": lambda value: value is None or _is_id(value), "candidates": _are_ids},
+}
+
+
+def fits(line: Any) -> bool:
+    """Is this a line that a tuning writes? A right checksum does not make one."""
+    if not isinstance(line, dict):
+        return False
+    shape = next((shape for name, shape in _SHAPES.items() if name in line), None)
+    return shape is not None and all(name in line and check(line[name]) for name, check in shape.items())
 
 
 @dataclass

@@ -74,7 +74,7 @@ class Remembered:
         one = cfg_id(cfg)
         for outcomes in (self.history.lost, self.history.failed, self._drops()):
             for other, line in outcomes.items():
-                if line["program"] == program and (other == one or not program.startswith(OWN)):
+                if line.get("program") == program and (other == one or not program.startswith(OWN)):
                     return _outcome(cfg, line)
         return None
 
@@ -100,7 +100,8 @@ def _outcome(cfg: Any, line: Mapping[str, Any]) -> Trial:
 
 def _lost(cfg: Any, line: Mapping[str, Any]) -> Trial:
     trial = line["trial"]
-    return Trial(cfg, trial["status"], f"{trial['message']}; in an earlier tuning, {AGAIN}")
+    said = trial.get("message", "took its process with it")
+    return Trial(cfg, trial.get("status", "crash"), f"{said}; in an earlier tuning, {AGAIN}")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import math
@@ -11,7 +10,6 @@ import os
 import queue
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,14 +32,13 @@ from ..runner import FOR_MEASURING, InProcessRunner
 from .ahead import AheadCompiler
 from .protocol import Message, Receiver, Sender, unpack
 
-_PR_SET_PDEATHSIG = 1
 # Enough for the parent to go first.
 _NICE = 10
 
 
 def main() -> None:
     """Serves until the other side is gone."""
-    _die_with_parent()
+    _settle_in()
     # What libraries print must not get between the messages.
     ahead = AheadCompiler(_loaded)
     worker = Worker(Sender(os.dup(1)), ahead)
@@ -63,7 +60,7 @@ def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message], ahead: AheadC
     os._exit(0)
 
 
-def _die_with_parent() -> None:
+def _settle_in() -> None:
     faulthandler.enable()
     # A terminal's Ctrl-C reaches every process that it started: whether that is the end is the parent's to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -71,9 +68,6 @@ def _die_with_parent() -> None:
     # The first to go when memory ends, instead of its parent. Elsewhere than on Linux there is no such file.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
-    if sys.platform == "linux":
-        # The end of the pipe ends this process too, but not while a candidate holds Python's lock.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Worker:
@@ -343,7 +337,3 @@ class MessagingObserver:
     def timed(self, seconds: Mapping[int, float], clock: str) -> None:
         """Tells the seconds of one round."""
         self.sender.send("timed", found=[list(pair) for pair in seconds.items()], clock=clock)
-
-
-if __name__ == "__main__":
-    main()

@@ -19,7 +19,8 @@ from typing import Any
 
 from ...core.errors import IsolationError
 from ...settings import child_environment
-from .protocol import Message, Receiver, Sender
+from ..stopped import STOPPED_SECONDS, is_stopped
+from .protocol import LONGEST_ANSWER, GarbageError, Message, Receiver, Sender
 
 # Importing JAX and taking a device takes seconds, on a busy machine many.
 _START_SECONDS = 120.0
@@ -90,7 +91,7 @@ def compile_ahead(
 
 
 class WorkerProcess:
-    """A fresh Python process that runs `worker.main` and nothing of the user's program.
+    """A fresh Python process that runs `worker.start` and nothing of the user's program.
 
     It imports JAX and takes its device while its parent goes on: what is sent meanwhile waits in a queue.
     """
@@ -102,25 +103,36 @@ class WorkerProcess:
         # The modules that are found here are found there, whatever was added to the path; the folder that the user
         # happens to be in is not searched.
         path = [os.path.abspath(place) for place in sys.path if place]
+        # This end is never written to: that it is closed tells the other one that this process is gone.
+        watched, life = os.pipe()
+        self._life: int | None = life
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ejkernel.ops.tuning.worker.main"],
+                [sys.executable, "-P", "-m", "ejkernel.ops.tuning.worker.start", str(watched), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 env=child_environment(path),
+                pass_fds=(watched,),
+                # A candidate's own children are in it, and end with it.
+                process_group=0,
             )
         except (OSError, TypeError, ValueError) as error:
             self._errors.close()
+            os.close(life)
             raise IsolationError(f"no worker process can be started with {sys.executable!r}: {error}") from error
+        finally:
+            os.close(watched)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         # Each end of a pipe has one owner, which closes it.
         self._sender = Sender(os.dup(self._process.stdin.fileno()))
-        self._receiver = Receiver(os.dup(self._process.stdout.fileno()))
+        self._receiver = Receiver(os.dup(self._process.stdout.fileno()), LONGEST_ANSWER)
         self._process.stdin.close()
         self._process.stdout.close()
         self._is_ready = False
+        # Since when it is stopped, where it is.
+        self._stopped_since: float | None = None
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[str, Sequence[bytes], dict[str, Any]] | None] = queue.SimpleQueue()
         for target in (self._listen, self._speak):
@@ -128,8 +140,12 @@ class WorkerProcess:
         self.send("start", **self._head)
 
     def _listen(self) -> None:
-        while (message := self._receiver.receive()) is not None:
-            self._inbox.put(message)
+        try:
+            while (message := self._receiver.receive()) is not None:
+                self._inbox.put(message)
+        # A candidate has written into the pipe.
+        except GarbageError as error:
+            self._inbox.put(Message({"verb": "broken", "message": str(error)}))
         self._receiver.close()
         self._inbox.put(None)
 
@@ -172,13 +188,39 @@ class WorkerProcess:
 
     def hear(self) -> Message | None:
         """The next message within a moment; None without one, `WorkerGone` once the worker has ended."""
+        # Asked before the queue: what it said before its end has been heard by the time that nothing more comes.
+        ended = self._has_ended()
         try:
             message = self._inbox.get(timeout=LOOK_SECONDS)
         except queue.Empty:
+            # A child of its own may hold the pipe open.
+            if ended:
+                raise WorkerGone from None
+            # As a kill from outside: it is no candidate's doing, the first time.
+            if self._is_stuck():
+                self.kill()
             return None
         if message is None:
             raise WorkerGone
         return message
+
+    def _is_stuck(self) -> bool:
+        """Has it been stopped (SIGSTOP) for some seconds? Then nothing is heard of it until it is ended."""
+        if not is_stopped(self.pid):
+            self._stopped_since = None
+            return False
+        now = time.perf_counter()
+        self._stopped_since = self._stopped_since or now
+        return now - self._stopped_since > STOPPED_SECONDS
+
+    def _has_ended(self) -> bool:
+        """Has it ended? Its remains are left, so that its number is no other process's."""
+        if self._process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        except ChildProcessError:
+            return True
 
     def memory(self) -> int:
         """Bytes of memory that it holds now; 0 where that is not known."""
@@ -190,16 +232,21 @@ class WorkerProcess:
             return 0
 
     def kill(self) -> None:
-        """Ends it at once."""
-        self._process.kill()
+        """Ends it at once, with every process that it has started."""
+        if self._process.returncode is None:
+            # It may have moved its children elsewhere, never itself.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill()
 
     def status(self) -> int:
         """The worker's exit status, or minus the signal that ended it."""
-        try:
-            return self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+        until = time.perf_counter() + 10
+        while not self._has_ended() and time.perf_counter() < until:
+            time.sleep(LOOK_SECONDS / 10)
+        # Its remains still hold its number, which is its group's too.
+        self.kill()
+        return self._process.wait()
 
     def last_words(self) -> str:
         """The way that the worker ended, and the last telling line of its error stream."""
@@ -213,7 +260,7 @@ class WorkerProcess:
 
     def is_alive(self) -> bool:
         """Has it not ended?"""
-        return self._process.poll() is None
+        return not self._has_ended()
 
     def leave(self) -> None:
         """Done with it: kept for another tuning where there may be one, else ended."""
@@ -229,4 +276,7 @@ class WorkerProcess:
         self.kill()
         self._process.wait()
         self._outbox.put(None)
+        if self._life is not None:
+            os.close(self._life)
+            self._life = None
         self._errors.close()

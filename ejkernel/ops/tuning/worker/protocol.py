@@ -11,6 +11,15 @@ from typing import Any, final
 
 import numpy as np
 
+# A message has a few parts; records and arrays are far below it.
+_MOST_PARTS = 1 << 20
+# The longest frame that a worker sends: the record of a tuning.
+LONGEST_ANSWER = 256 << 20
+
+
+class GarbageError(Exception):
+    """Bytes on a pipe that are no message."""
+
 
 @dataclass(frozen=True)
 class Message:
@@ -49,16 +58,31 @@ class Sender:
 class Receiver:
     """Reads messages from a pipe, in one thread."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, longest: int | None = None) -> None:
         self._pipe = Connection(descriptor, writable=False)
+        # Bytes of one frame; None: any number, where the other side is trusted.
+        self._longest = longest
 
     def receive(self) -> Message | None:
-        """The next message; None where the other side is gone."""
+        """The next message; None where the other side is gone, a `GarbageError` for what is no message."""
         try:
-            head = json.loads(self._pipe.recv_bytes())
-            return Message(head, [self._pipe.recv_bytes() for _ in range(head.pop("parts"))])
-        except (EOFError, OSError):
+            head = json.loads(self._frame())
+            parts = head.pop("parts")
+            if not isinstance(head.get("verb"), str) or not 0 <= parts <= _MOST_PARTS:
+                raise ValueError(str(head)[:80])
+            return Message(head, [self._frame() for _ in range(parts)])
+        except (EOFError, ConnectionError):
             return None
+        except OSError as error:
+            # As Connection says that a frame is longer than it may be; all else is the end of the pipe.
+            if "length" not in str(error):
+                return None
+            raise GarbageError(f"what came over its pipe is no message: {error}") from error
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+            raise GarbageError(f"what came over its pipe is no message: {type(error).__name__}") from error
+
+    def _frame(self) -> bytes:
+        return self._pipe.recv_bytes(self._longest)
 
     def close(self) -> None:
         """Reads no more."""

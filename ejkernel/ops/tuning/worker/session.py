@@ -208,19 +208,34 @@ class WorkerSession:
 
     def _follow(self, worker: WorkerProcess) -> Record:
         looked = 0.0
+        self.watchdog.hears()
         while True:
             message = worker.hear()
-            if message is not None and message.verb == "done":
-                self.watchdog.rest()
-                return Record.loads(message.parts[0].decode())
             if message is not None:
-                self._note(message)
+                self.watchdog.hears()
+                record = self._understand(message)
+                if record is not None:
+                    return record
             if message is None or time.perf_counter() - looked > LOOK_SECONDS:
                 looked = time.perf_counter()
                 ended = self.watchdog.look(worker.memory(), usable=self._is_one_right())
                 if ended is not None:
                     worker.kill()
                     raise WorkerGone(ended)
+
+    def _understand(self, message: Message) -> Record | None:
+        """Takes in what a worker says; the record, where that is the end of a run."""
+        try:
+            if message.verb == "done":
+                self.watchdog.rest()
+                return Record.loads(message.parts[0].decode())
+            self._note(message)
+        # A candidate can write anything into the pipe.
+        except (KeyError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise IsolationError(
+                f"the worker process cannot be used: its message {message.verb[:20]!r} is none ({type(error).__name__})"
+            ) from error
+        return None
 
     def _note(self, message: Message) -> None:
         head = message.head

@@ -28,7 +28,7 @@ _UNEXPLAINED = 3
 class KillReason:
     """The reason that we ended a worker; the number of the candidate at fault, where that is known."""
 
-    status: Literal["timeout", "memory", "deadline"]
+    status: Literal["timeout", "memory", "deadline", "silence"]
     message: str
     number: int | None = None
 
@@ -65,15 +65,23 @@ class Watchdog:
         self._deadline = math.inf
         # The shortest check in this worker: the first one in a new worker also loads what all need.
         self._quickest = math.inf
+        # When anything was heard of it last.
+        self._heard = time.perf_counter()
 
     def begin(self, deadline: float) -> None:
         """Another batch has other reasons."""
         self._deadline = deadline
+        self.hears()
         self.one_by_one, self._unexplained = False, 0
 
     def new_worker(self) -> None:
         """One that starts now may hold what is free now."""
         self._memory_limit, self._quickest = self.isolation.memory_limit, math.inf
+        self.hears()
+
+    def hears(self) -> None:
+        """The worker has said something, whatever it is."""
+        self._heard = time.perf_counter()
 
     def starts(self, number: int, doing: Doing, began: float) -> None:
         """A turn begins."""
@@ -107,9 +115,16 @@ class Watchdog:
             # Once the others run, one that still compiles is not waited for.
             if now - since > limit and (doing != "compile" or not running):
                 return KillReason("timeout", f"did not end within {limit:g} s ({doing}){self._compared(limit)}", number)
+        if not self.at_work and now - self._heard > self.silence:
+            return KillReason("silence", f"said nothing for {self.silence:g} s, with no candidate at work")
         if usable and now > self._deadline + _GRACE_SECONDS:
             return KillReason("deadline", "still at work when the time was up")
         return None
+
+    @property
+    def silence(self) -> float:
+        """The longest that a worker may say nothing while no candidate is at work: it makes inputs, or a reference."""
+        return self.isolation.run_seconds * _LONGER_TIMES
 
     def _limit(self, doing: Doing) -> float:
         if doing in ("lower", "compile", "trace"):

@@ -1,0 +1,101 @@
+"""The one opener: every file that is read is a plain one of bounded size, opened without waiting. No JAX here."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+
+from .folder_walk import ForeignLinkError, NotPlainError, folder_of
+
+__all__ = ["ANYBODY", "Content", "ForeignLinkError", "NotPlainError", "TooLargeError", "author", "open_plain", "read"]
+
+# The author of a file that more users than its owner may write.
+ANYBODY = -2
+# One read of a large file.
+_PART = 1 << 24
+
+
+class TooLargeError(OSError):
+    """A file that is larger than any file of its kind."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """Content of a file when it was read, and the file's identity, owner and permissions."""
+
+    data: bytes
+    identity: tuple[int, ...]
+    owner: int
+    mode: int = 0o600
+
+    @property
+    def author(self) -> int:
+        """The user that wrote this."""
+        return author(self.owner, self.mode)
+
+    @property
+    def is_left_open(self) -> bool:
+        """Is this a file of this user that its group may write, as a umask of 002 leaves it?"""
+        return self.owner == os.getuid() and self.mode & 0o022 == 0o020
+
+
+def author(owner: int, mode: int) -> int:
+    """The user that wrote a file: its owner, unless the group or others may write it too."""
+    return owner if not mode & 0o022 else ANYBODY
+
+
+def open_plain(path: str, flags: int, mode: int = 0o644) -> int:
+    """A descriptor of a plain file: links, pipes and devices are a `NotPlainError`, and nothing waits.
+
+    To be written, a file must have one name: a hard link would lead the write into another file.
+    """
+    with folder_of(path) as (folder, name):
+        try:
+            descriptor = os.open(
+                name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, mode, dir_fd=folder
+            )
+        except OSError as error:
+            # ELOOP is how O_NOFOLLOW refuses a link, ENXIO how a socket or a pipe without a reader answers.
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise NotPlainError(error.errno, "it is not a plain file", path) from error
+            raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotPlainError(errno.EINVAL, "it is not a plain file", path)
+        if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
+            raise NotPlainError(errno.EMLINK, "it is a hard link to another file", path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read(path: str, limit: int) -> Content | None:
+    """A whole plain file, or None where there is none; over the limit it is a `TooLargeError`."""
+    try:
+        descriptor = open_plain(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(descriptor)
+        parts, left = [], limit + 1
+        if found.st_size <= limit:
+            # Also a file that grows while it is read ends.
+            while left > 0 and (part := os.read(descriptor, min(left, max(found.st_size, 1 << 16), _PART))):
+                parts.append(part)
+                left -= len(part)
+        if found.st_size > limit or left <= 0:
+            size = max(found.st_size, limit + 1)
+            raise TooLargeError(errno.EFBIG, f"it has {size:,} bytes, and may have {limit:,}; move it away", path)
+        return Content(b"".join(parts), identity(found), found.st_uid, stat.S_IMODE(found.st_mode))
+    finally:
+        os.close(descriptor)
+
+
+def identity(found: os.stat_result) -> tuple[int, ...]:
+    """Identity of a file's content: a rename always brings another inode or time, an edit in place another time."""
+    # The size catches editors that write in place within one tick of the clock.
+    return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
