@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import ml_dtypes
 
 from ejkernel.library import (
+    Attention,
+    AttentionConfig,
     LayerNorm,
     LayerNormConfig,
     LinearCrossEntropy,
@@ -174,6 +176,28 @@ def ragged_cases() -> list[MosaicCase]:
     return found
 
 
+def attention_cases() -> list[MosaicCase]:
+    """Causal attention, heads of 64, 128 and 256."""
+    found = []
+    shapes = ((1, 4096, 32, 8, 128), (2, 4096, 16, 8, 256), (4, 2048, 16, 16, 64))
+    for batch, length, heads, key_heads, depth in shapes:
+
+        def make(rng: Any, b: int = batch, t: int = length, h: int = heads, g: int = key_heads, d: int = depth) -> Any:
+            return narrow(rng, b, t, h, d), narrow(rng, b, t, g, d), narrow(rng, b, t, g, d)
+
+        def plain(q: Any, k: Any, v: Any) -> Any:
+            return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+        tiles = ((128, 2), (64, 3), (64, 2), (128, 3)) if depth < 256 else ((64, 2),)
+        cfgs = [AttentionConfig("mosaic", 128, k, num_stages=s) for k, s in tiles]
+        cfgs.append(AttentionConfig("cudnn"))
+        name = f"causal attention {batch}x{length}, {heads} heads on {key_heads} of {depth}"
+        work = 2.0 * batch * heads * length * length * depth
+        static = {"causal": True, "scale": depth**-0.5}
+        found.append(MosaicCase(name, Attention, cfgs, plain, make, 0.0, work, static=static))
+    return found
+
+
 CASES: dict[str, Callable[[], list[MosaicCase]]] = {
     "softmax": softmax_cases,
     "rms_norm": rms_cases,
@@ -181,4 +205,5 @@ CASES: dict[str, Callable[[], list[MosaicCase]]] = {
     "cross_entropy": cross_entropy_cases,
     "matmul": matmul_cases,
     "ragged_dot": ragged_cases,
+    "attention": attention_cases,
 }

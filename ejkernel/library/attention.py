@@ -6,7 +6,7 @@ import functools
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,16 +16,27 @@ import numpy as np
 from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
 from .arguments import ArgumentError, ArgumentTypeError, float_array
-from .attention_arguments import check_heads, in_range, lengths_of, spread, window_of
+from .attention_arguments import check_heads, in_range, lengths_of, sinks_of, soft_cap_of, spread, window_of
 from .attention_blocks import chunked, sliced
-from .attention_ready import by_jax, by_pallas, cudnn_refuses, jax_refuses_cudnn, pallas_refuses
-from .attention_sight import Sight
+from .attention_ready import (
+    by_jax,
+    by_pallas,
+    cudnn_refuses,
+    jax_refuses_cudnn,
+    pallas_refuses,
+    ready_made_refuses,
+)
+from .attention_sight import Sight, without_hidden
 from .call import plan, planned
 from .examples import drawn
+from .mosaic import attention_tiles, served
+from .reverse import recomputed
 from .values import were_checked
 
 _FORM = ("batch", "length", "heads", "head_dim")
-_ARRAYS = ("q", "k", "v", "mask", "bias", "query_lengths", "key_value_lengths")
+_ARRAYS = ("q", "k", "v", "mask", "bias", "query_lengths", "key_value_lengths", "sinks")
+# JAX's own, and what it does not take is refused.
+_READY = ("xla", "cudnn", "pallas")
 # More unrolled blocks than this cost more to compile than they save.
 _MOST_BLOCKS = 16
 # Scores of more than this, in float32, are better not held at once: at this size they are most of the traffic.
@@ -43,6 +54,8 @@ class AttentionConfig:
     block_back: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
+    # On a GPU, the implementation that computes the gradient from the arguments; None: the forward one's own.
+    backward: str | None = None
 
 
 # Whose gradient serves where cuDNN has none.
@@ -53,11 +66,12 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
     """Attention in the layout (batch, length, heads, head_dim); arguments as `attention` makes them.
 
     Implementations: "xla" and "cudnn" of `jax.nn.dot_product_attention`, "pallas" (JAX's kernel for GPUs), "sliced"
-    (blocks of queries, each against the keys it can see) and "chunked" (a running softmax over blocks of keys).
+    (blocks of queries, each against the keys it can see), "chunked" (a running softmax over blocks of keys) and
+    "mosaic" (the same as a kernel for Hopper GPUs).
     """
 
     op_id = "library.attention"
-    version = "1"
+    version = "2"  # `backward`
     cfg_type = AttentionConfig
 
     def run(
@@ -69,10 +83,12 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         bias: jax.Array | None = None,
         query_lengths: jax.Array | None = None,
         key_value_lengths: jax.Array | None = None,
+        sinks: jax.Array | None = None,
         *,
         causal: bool = False,
         window: tuple[int, int] | None = None,
         scale: float,
+        logits_soft_cap: float | None = None,
         cfg: AttentionConfig,
         interpret: bool = False,
     ) -> jax.Array:
@@ -81,13 +97,18 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
             raise ArgumentError(f"{cfg} has a block of no rows; give a size from 1 on, or None")
         sight = Sight(causal, window, query_lengths, key_value_lengths)
         queries, keys = q.shape[1], k.shape[1]
+        refused = ready_made_refuses(q, v, sinks, logits_soft_cap) if cfg.implementation in _READY else ""
+        if refused:
+            raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
+        q, k, v = without_hidden(q, k, v, mask, sight)
         if cfg.implementation in ("xla", "cudnn"):
             return by_jax(q, k, v, mask, bias, sight=sight, scale=scale, implementation=cfg.implementation)
         if cfg.implementation == "sliced":
-            return sliced(q, k, v, mask, bias, sight=sight, scale=scale, block_q=cfg.block_q or queries)
+            block = cfg.block_q or queries
+            return sliced(q, k, v, mask, bias, sinks, sight=sight, scale=scale, cap=logits_soft_cap, block_q=block)
         if cfg.implementation == "chunked":
             blocks = {"block_q": min(cfg.block_q or 256, queries), "block_k": min(cfg.block_k or 512, keys)}
-            return chunked(q, k, v, mask, bias, sight=sight, scale=scale, **blocks)
+            return chunked(q, k, v, mask, bias, sinks, sight=sight, scale=scale, cap=logits_soft_cap, **blocks)
         if cfg.implementation == "pallas":
             refused = pallas_refuses(q, k, mask, bias, sight=sight, blocks=_pallas_blocks(cfg))
             if refused:
@@ -103,7 +124,25 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
                 stages=cfg.num_stages or 2,
                 interpret=interpret,
             )
-        raise ArgumentError(f"{cfg} names no implementation of attention; use xla, cudnn, pallas, sliced or chunked")
+        if cfg.implementation == "mosaic":
+            others = (mask, bias, window, query_lengths, key_value_lengths, sinks, logits_soft_cap)
+            refused = attention_tiles.refuses(q, k, v, others, _mosaic_blocks(cfg), cfg.num_stages or 2)
+            if refused:
+                raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
+
+            def by_mosaic(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                from .mosaic.attention import forward
+
+                how: dict[str, Any] = dict(zip(("block_q", "block_k"), _mosaic_blocks(cfg), strict=True))
+                how |= {"scale": scale, "causal": causal, "interpret": interpret, "stages": cfg.num_stages or 2}
+                return forward(q, k, v, **how)[0]
+
+            def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                return chunked(q, k, v, None, None, sight=sight, scale=scale, block_q=512, block_k=1024)
+
+            return recomputed(by_mosaic, plain)(q, k, v)  # type: ignore[no-any-return]
+        names = "xla, cudnn, pallas, sliced, chunked or mosaic"
+        raise ArgumentError(f"{cfg} names no implementation of attention; use {names}")
 
     def run_cpu(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> jax.Array:
         """The same; a Pallas kernel is interpreted there, which is for tests alone."""
@@ -122,6 +161,9 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         def of_floats(*values: Any, way: AttentionConfig = cfg) -> jax.Array:
             return self.run(*_refilled(others, values), cfg=way, **kwargs)
 
+        if cfg.backward is not None:
+            # Computed in the backward pass, from the arguments: nothing is kept for it.
+            return of_floats(*floats), None
         if cfg.implementation == "cudnn" and self._is_forward_alone(args, kwargs):
             # cuDNN computes some calls, such as those of odd lengths, without their gradient: that is then another's.
             _, pull = jax.vjp(functools.partial(of_floats, way=_CHUNKED), *floats)
@@ -137,6 +179,10 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         self, residuals: Any, y: jax.Array, dy: jax.Array, *args: Any, cfg: AttentionConfig, **kwargs: Any
     ) -> tuple[Any, ...]:
         """Gradients of queries, keys, values and bias."""
+        if residuals is None:
+            floats, others = _floats(args)
+            way = replace(cfg, implementation=cfg.backward or cfg.implementation, backward=None)
+            _, residuals = jax.vjp(lambda *values: self.run(*_refilled(others, values), cfg=way, **kwargs), *floats)
         grads = iter(residuals(dy))
         return tuple(next(grads) if _is_float(arg) else None for arg in args)
 
@@ -146,7 +192,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         queries, keys = given["q"].shape[1], given["k"].shape[1]
         rows = given["q"].shape[0] * given["q"].shape[2]
         if rows * queries * keys * 4 <= _MANY_SCORES:
-            return AttentionConfig("xla")
+            return AttentionConfig("sliced" if _ready_refuses(given) else "xla")
         block = max(128, math.ceil(queries / _MOST_BLOCKS))
         if rows * block * keys * 4 <= _MANY_SCORES:
             return AttentionConfig("sliced", block_q=block)
@@ -167,7 +213,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         queries = given["q"].shape[1]
         # Below this a block is the whole call.
         if queries <= 64:
-            return AttentionConfig("xla")
+            return AttentionConfig("sliced" if _ready_refuses(given) else "xla")
         return AttentionConfig("sliced", block_q=max(32, math.ceil(queries / 8)))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[AttentionConfig]:
@@ -184,6 +230,9 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         # Few: where cuDNN runs, it wins, and each of these takes seconds to compile.
         blocks = [(128, 128, 32), (128, 64, 32), (64, 64, 32), (128, 128, 64)]
         found = [AttentionConfig("cudnn")]
+        # Its gradient is cuDNN's: no other of Mosaic's is here yet.
+        tiles = [(128, 128, 2), (128, 64, 3), (128, 64, 2)]
+        found += [AttentionConfig("mosaic", q, k, num_stages=s, backward="cudnn") for q, k, s in tiles]
         found += [AttentionConfig("pallas", q, k, back, warps, 2) for q, k, back in blocks for warps in (4, 8)]
         queries = _named(inv)["q"].shape[1]
         found += [AttentionConfig("xla"), AttentionConfig("sliced", block_q=max(128, math.ceil(queries / 8)))]
@@ -191,6 +240,21 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: AttentionConfig) -> bool | str:
         """Refuses what an implementation does not take, with the reason."""
+        refused = _ready_refuses(_named(inv)) if {cfg.implementation, cfg.backward} & {*_READY} else ""
+        if refused:
+            return refused
+        if (
+            cfg.backward is not None
+            and self.valid_cfg(inv, replace(cfg, implementation=cfg.backward, backward=None)) is not True
+        ):
+            return f"{cfg.backward} cannot compute the gradient of this call"
+        if cfg.implementation == "mosaic":
+            given = _named(inv)
+            names = (*_ARRAYS[3:], "window", "logits_soft_cap")
+            q, k, v = (given[name] for name in _ARRAYS[:3])
+            stages = cfg.num_stages or 2
+            refused = attention_tiles.refuses(q, k, v, map(given.get, names), _mosaic_blocks(cfg), stages)
+            return refused or served.refuses(inv, q.size, k.size, v.size, hopper=True) or True
         if cfg.implementation not in ("cudnn", "pallas"):
             return True
         device = device_of(inv)
@@ -254,6 +318,8 @@ def attention(
     window: int | tuple[int, int] | None = None,
     query_lengths: jax.Array | None = None,
     key_value_lengths: jax.Array | None = None,
+    logits_soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
     cfg: AttentionConfig | None = None,
     executor: Executor[Any, Any] | None = None,
 ) -> jax.Array:
@@ -261,7 +327,10 @@ def attention(
 
     There may be fewer key heads than query heads: each then serves several. `mask` (True: seen) and `bias` (added to
     scores, finite) broadcast to (batch, heads, queries, keys); `window` is so many keys to both sides, or (left,
-    right); lengths hide what is beyond them. A query that sees no key gives zeros and has no gradient.
+    right); lengths hide what is beyond them. Keys that are hidden from all queries need not be numbers. A query that
+    sees no key gives zeros and has no gradient. Values may be of another width than keys. `logits_soft_cap`: scores,
+    with their bias, become `cap * tanh(scores / cap)`. `sinks` (heads,) are logits that take part in a head's softmax
+    and add nothing to its result.
     """
     q, k, v = (float_array(name, x, _FORM) for name, x in (("q", q), ("k", k), ("v", v)))
     check_heads(q, k, v)
@@ -278,14 +347,17 @@ def attention(
         raise ArgumentTypeError(f"scale must be a number, got {type(scale).__qualname__}; multiply q for anything else")
     if scale is not None and not math.isfinite(scale):
         raise ArgumentError(f"scale must be finite, got {scale}")
-    if not q.size or not k.size:
-        return jnp.zeros_like(q)
+    cap, logits = soft_cap_of(logits_soft_cap), sinks_of(sinks, q)
+    if not q.size or not k.size or not v.size:
+        return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
     factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    arrays = [q, k, v, mask, bias, *lengths]
+    arrays = [q, k, v, mask, bias, *lengths, logits]
     # A call of arrays alone takes the executor's short way.
     while arrays[-1] is None:
         arrays.pop()
-    static = {"causal": causal, "window": window, "scale": factor}
+    static: dict[str, Any] = {"causal": causal, "window": window, "scale": factor}
+    if cap is not None:
+        static["logits_soft_cap"] = cap
     return plan(Attention(), *arrays, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
 
 
@@ -300,6 +372,14 @@ def _named_args(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any
 def _sight_of(given: dict[str, Any]) -> Sight:
     places = [given.get(name) for name in ("query_lengths", "key_value_lengths")]
     return Sight(given.get("causal", False), given.get("window"), *places)
+
+
+def _mosaic_blocks(cfg: AttentionConfig) -> tuple[int, int]:
+    return cfg.block_q or 128, cfg.block_k or 128
+
+
+def _ready_refuses(given: dict[str, Any]) -> str:
+    return ready_made_refuses(given["q"], given["v"], given.get("sinks"), given.get("logits_soft_cap"))
 
 
 def _pallas_blocks(cfg: AttentionConfig) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from typing import Any
 
@@ -15,8 +16,8 @@ def check_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
     """An error unless queries, keys and values fit each other."""
     same_dtype("q", q, "k", k)
     same_dtype("k", k, "v", v)
-    if k.shape != v.shape:
-        raise ArgumentError(f"k and v must have the same shape, got {k.shape} and {v.shape}")
+    if k.shape[:3] != v.shape[:3]:
+        raise ArgumentError(f"k and v must have the same shape but for the last axis, got {k.shape} and {v.shape}")
     same("batch", "q", q, q.shape[0], "k", k, k.shape[0])
     same("head_dim", "q", q, q.shape[3], "k", k, k.shape[3])
     if not k.shape[2] or q.shape[2] % k.shape[2]:
@@ -41,6 +42,28 @@ def spread(name: str, value: Any, places: tuple[int, ...]) -> jax.Array | None:
             f"{name} of shape {array.shape} does not broadcast to (batch, heads, queries, keys) = {places}"
         )
     return array.reshape(whole)
+
+
+def sinks_of(value: Any, q: jax.Array) -> jax.Array | None:
+    """A logit for each head of the queries, in float32."""
+    if value is None:
+        return None
+    array = as_array("sinks", value)
+    if not jnp.issubdtype(array.dtype, jnp.floating) or array.shape != (q.shape[2],):
+        raise ArgumentError(
+            f"sinks must be a floating-point array with a logit for each head of q, ({q.shape[2]},); "
+            f"got {array.dtype.name} of shape {array.shape}"
+        )
+    return array
+
+
+def soft_cap_of(value: Any) -> float | None:
+    """The number that scores are kept below."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
+        raise ArgumentError(f"logits_soft_cap must be a finite number over 0, or None; got {value!r}")
+    return float(value)
 
 
 def window_of(window: Any, causal: bool, queries: int) -> tuple[int, int] | None:

@@ -42,6 +42,13 @@ def by_jax(
     return out if sighted is None else jnp.where(sighted, out, jnp.zeros_like(out))
 
 
+def ready_made_refuses(q: Any, v: Any, sinks: Any, cap: float | None) -> str:
+    """Why none of JAX's own takes this call; empty where one may."""
+    if cap is not None or sinks is not None:
+        return "JAX's own attention has no soft cap and no sinks"
+    return "" if v.shape[-1] == q.shape[-1] else f"JAX's own has values as wide as keys, not {v.shape[-1]}"
+
+
 def cudnn_refuses(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float, capability: tuple[int, ...]
 ) -> str:

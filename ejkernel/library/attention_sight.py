@@ -68,6 +68,29 @@ class Sight:
         return None if found is None else found[..., None, None]
 
 
+def without_hidden(q: Any, k: Any, v: Any, mask: Any, sight: Sight) -> tuple[Any, Any, Any]:
+    """Zeros for queries that see nothing and for keys and values that a mask or lengths hide from every query.
+
+    They may hold anything, and a weight of zero times what is no number would be none.
+    """
+    keys, heads = k.shape[1], k.shape[2]
+    conditions: list[Any] = []
+    if mask is not None:
+        seen = jnp.any(mask, axis=2)
+        if seen.shape[1] > 1:
+            seen = jnp.any(seen.reshape(seen.shape[0], heads, -1, seen.shape[2]), axis=2)
+        conditions.append(jnp.swapaxes(jnp.broadcast_to(seen, (*seen.shape[:2], keys)), 1, 2))
+    if sight.key_value_lengths is not None:
+        conditions.append((jnp.arange(keys)[None] < sight.key_value_lengths[:, None])[..., None])
+    shown = all_of(*conditions)
+    if shown is not None:
+        k, v = (jnp.where(shown[..., None], x, jnp.zeros_like(x)) for x in (k, v))
+    if mask is None and sight.query_lengths is None and sight.key_value_lengths is None:
+        return q, k, v
+    sighted = sight.sighted(mask, q.shape[1], keys)
+    return (q if sighted is None else jnp.where(sighted, q, jnp.zeros_like(q))), k, v
+
+
 def all_of(*conditions: jax.Array | None) -> jax.Array | None:
     """Where all of them hold; None stands for everywhere."""
     met = None

@@ -9,7 +9,7 @@ import pytest
 from fakes_library import UNTUNED, assert_near, normal
 from fakes_mosaic import hopper, lowered_by_mosaic, needs_loops, needs_mosaic, races
 
-from ejkernel.library import Matmul, MatmulConfig, RaggedDot, RaggedDotConfig, matmul
+from ejkernel.library import Attention, AttentionConfig, Matmul, MatmulConfig, RaggedDot, RaggedDotConfig, matmul
 from ejkernel.library.mosaic.tiles import Tile, refuses, shapes_refuse
 from ejkernel.library.ragged_dot_tiles import masked, masked_outer
 from ejkernel.ops import Invocation
@@ -117,3 +117,59 @@ def test_a_cfg_by_hand_that_cannot_run_is_refused_with_a_sentence():
     """And not by what the compiler says."""
     with pytest.raises(ValueError, match="cannot compute this call: Mosaic's products take bfloat16"):
         matmul(jnp.ones((8, 64)), jnp.ones((64, 64)), cfg=MatmulConfig("mosaic", 128, 64, 64, num_stages=2))
+
+
+def attended(batch, length, heads, key_heads, depth, width=None):
+    """Shapes of attention."""
+    return [
+        jax.ShapeDtypeStruct((batch, length, count, wide), jnp.bfloat16)
+        for count, wide in ((heads, depth), (key_heads, depth), (key_heads, width or depth))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("depth", "block_k", "width"), [(64, 128, None), (128, 128, None), (256, 64, None), (128, 64, 64)]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_lowered_for_a_gpu(depth, block_k, width, causal):
+    """For grouped heads of every width, and values of another one; gradients are those of another way."""
+    cfg = AttentionConfig("mosaic", 128, block_k, num_stages=2)
+    shapes = attended(1, 512, 4, 2, depth, width)
+    text = lowered_by_mosaic(lambda *a: Attention().run(*a, causal=causal, scale=0.1, cfg=cfg), *shapes)
+    assert "library_attention" in text
+
+
+@needs_loops
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_that_of_float32(races, causal):
+    """With its log-sum-exp, for grouped heads."""
+    from ejkernel.library.mosaic.attention import forward
+
+    q = normal(1, 256, 2, 64, dtype="bfloat16")
+    k, v = (normal(1, 256, 1, 64, dtype="bfloat16", seed=seed) for seed in (1, 2))
+    how = {"scale": 0.125, "causal": causal, "block_q": 128, "block_k": 64, "stages": 2, "interpret": True}
+    made, logs = jax.jit(lambda *a: forward(*a, **how))(q, k, v)
+    wide = [x.astype(jnp.float32) for x in (q, k, v)]
+    wanted = jax.nn.dot_product_attention(*wide, scale=0.125, is_causal=causal)
+    assert_near(made, np.asarray(wanted, np.float64), "bfloat16")
+    scores = jnp.einsum("bthd,bsd->bhts", wide[0], wide[1][:, :, 0]) * 0.125
+    scores = jnp.where(jnp.tril(jnp.ones((256, 256), bool)) | (not causal), scores, -jnp.inf)
+    np.testing.assert_allclose(logs, jax.nn.logsumexp(scores, axis=-1), rtol=1e-3, atol=1e-3)
+
+
+def test_attention_that_cannot_run_says_why(monkeypatch):
+    """By what the call has, its sizes and blocks."""
+    hopper(monkeypatch)
+    kernel, cfg = Attention(), AttentionConfig("mosaic", 128, 128, num_stages=2)
+
+    def judged(shapes, cfg=cfg, **static):
+        return kernel.valid_cfg(Invocation("x", tuple(shapes), {"scale": 0.1, **static}), cfg)
+
+    assert judged(attended(1, 512, 4, 2, 128)) is True
+    assert "no mask, bias, window" in judged(attended(1, 512, 4, 2, 128), window=(4, 0))
+    assert "no mask, bias, window" in judged(attended(1, 512, 4, 2, 128), logits_soft_cap=30.0)
+    assert "heads of 64, 128" in judged(attended(1, 512, 4, 2, 80))
+    assert "no multiples" in judged(attended(1, 500, 4, 2, 128))
+    assert "shared memory" in judged(attended(1, 512, 4, 2, 256))
+    assert "not served" in judged(attended(1, 512, 4, 2, 128), AttentionConfig("mosaic", 64, 128, num_stages=2))
