@@ -43,7 +43,7 @@ def inputs(dtype="float32", width=4):
     return q, k, normal(2, 7, 2, width, dtype=dtype, seed=2), normal(4, seed=3)
 
 
-@pytest.mark.parametrize(("dtype", "causal"), [("float32", False), ("bfloat16", True), ("float16", False)])
+@pytest.mark.parametrize(("dtype", "causal"), [("float32", True), ("float16", False)])
 @pytest.mark.parametrize("way", WAYS[1:], ids=str)
 def test_soft_caps_sinks_and_widths_are_those_of_float64(way, causal, dtype):
     """All of them at once, with a bias, for grouped heads."""
@@ -54,7 +54,7 @@ def test_soft_caps_sinks_and_widths_are_those_of_float64(way, causal, dtype):
     assert_near(found, exact(q, k, v, sinks, cap=1.5, causal=causal, bias=bias), dtype)
 
 
-@pytest.mark.parametrize("way", WAYS[1:], ids=str)
+@pytest.mark.parametrize("way", [WAYS[1], pytest.param(WAYS[2], marks=pytest.mark.slow)], ids=str)
 def test_gradients_are_those_of_float64(way):
     """Of queries, keys, values and sinks."""
     q, k, v, sinks = (x[:1] if x.ndim == 4 else x for x in inputs())
@@ -70,7 +70,9 @@ def test_gradients_are_those_of_float64(way):
 
 
 @pytest.mark.parametrize("hidden_by", ["mask", "lengths"])
-@pytest.mark.parametrize("way", [AttentionConfig("xla"), *WAYS[1:]], ids=str)
+@pytest.mark.parametrize(
+    "way", [AttentionConfig("xla"), WAYS[0], pytest.param(WAYS[2], marks=pytest.mark.slow)], ids=str
+)
 def test_what_is_hidden_need_not_be_a_number(way, hidden_by):
     """Neither results nor gradients see it: keys behind a mask, and keys and queries beyond their lengths."""
     q, k, v, _ = inputs(width=6)

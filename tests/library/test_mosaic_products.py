@@ -65,20 +65,29 @@ def test_gradients_of_the_matrices_are_sums_over_their_rows(races, sizes):
     assert_near(made, np.asarray(masked_outer(lhs, out, sizes, dtype=jnp.float32), np.float64), "bfloat16")
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu", "tanh"])
-@pytest.mark.parametrize("tile", [(128, 256, 3), (128, 128, 4), (256, 128, 3)])
+WHOLE = (128, 128, 4)
+
+
+@pytest.mark.parametrize(
+    ("tile", "activation"),
+    [
+        (WHOLE, "relu"),
+        (WHOLE, "gelu"),
+        ((128, 256, 3), "silu"),
+        ((256, 128, 3), None),
+        pytest.param((128, 256, 3), "tanh", marks=pytest.mark.slow),
+    ],
+)
 def test_products_are_lowered_for_a_gpu(tile, activation):
     """With bias and every activation, where tiles do not divide the matrix."""
     m, n, stages = tile
-    if activation not in (None, "gelu") and tile != (128, 128, 4):
-        pytest.skip("one tile is enough for each activation")
     cfg = MatmulConfig("mosaic", m, n, 64, num_stages=stages)
     shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1000, 2048), (2048, 4160), (4160,))]
     text = lowered_by_mosaic(lambda *a: Matmul().run(*a, activation=activation, cfg=cfg), *shapes)
     assert "library_matmul" in text
 
 
-@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("groups", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_ragged_products_and_their_gradients_are_lowered_for_a_gpu(groups):
     """Three kernels: the product, the one with the matrices transposed, and that of rows with their gradients."""
     cfg, kernel = RaggedDotConfig("mosaic", 128, 128, 64, None, 4), RaggedDot()
@@ -128,9 +137,14 @@ def attended(batch, length, heads, key_heads, depth, width=None):
 
 
 @pytest.mark.parametrize(
-    ("depth", "block_k", "width"), [(64, 128, None), (128, 128, None), (256, 64, None), (128, 64, 64)]
+    ("depth", "block_k", "width", "causal"),
+    [
+        (128, 128, None, True),
+        pytest.param(64, 128, None, True, marks=pytest.mark.slow),
+        pytest.param(256, 64, None, True, marks=pytest.mark.slow),
+        pytest.param(128, 64, 64, False, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("causal", [False, True])
 def test_attention_is_lowered_for_a_gpu(depth, block_k, width, causal):
     """For grouped heads of every width, and values of another one; gradients are those of another way."""
     cfg = AttentionConfig("mosaic", 128, block_k, num_stages=2)
