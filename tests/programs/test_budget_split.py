@@ -12,7 +12,7 @@ from fakes_programs import QUIET, Inner, Outer, X, key_of, timed
 
 from ejkernel.library import attention, ragged_dot
 from ejkernel.ops import AutotuneOptions, autotune
-from ejkernel.ops.programs.budget_split import Share, allotted, in_order, share_of
+from ejkernel.ops.programs.budget_split import Share, allotted, in_order, quick_to_trace_first, share_of
 from ejkernel.ops.programs.find import find
 
 
@@ -64,6 +64,26 @@ def test_an_outer_kernel_that_is_not_to_be_tuned_changes_nothing():
     assert [c.key.op_id for c in in_order(calls, shares(inner=1.0, other=3.0))] == ["other", "inner"]
 
 
+def test_of_the_calls_that_are_worth_much_the_one_with_the_fewest_candidates_is_traced_first():
+    """While it is traced nothing is measured; the others keep their order."""
+    calls = [FakeCall("wide"), FakeCall("narrow"), FakeCall("small")]
+    costs = {
+        key_of("wide"): Share(9.0, 39),
+        key_of("narrow"): Share(4.0, 8),
+        key_of("small"): Share(1.0, 2),
+    }
+    found = quick_to_trace_first(calls, costs)
+    assert [c.key.op_id for c in found] == ["narrow", "wide", "small"]
+    assert quick_to_trace_first([], {}) == []
+
+
+def test_a_kernel_that_holds_another_is_not_moved_before_it():
+    """Whatever it costs to trace."""
+    calls = [FakeCall("inner", 0, ["outer"]), FakeCall("outer", 1)]
+    costs = {key_of("inner"): Share(1.0, 30), key_of("outer"): Share(1.0, 2)}
+    assert [c.key.op_id for c in quick_to_trace_first(calls, costs)] == ["inner", "outer"]
+
+
 # The parts.
 
 
@@ -85,13 +105,14 @@ def test_too_little_time_is_none(left):
 
 
 def test_what_earlier_tunings_took_is_what_a_tuning_takes():
-    """The middle one of them is given at the least, and half of it must be left."""
+    """The middle one of them is given at the least, and half of it or three seconds must be left."""
     small, large = FakeCall("small"), FakeCall("large")
     costs = shares(small=0.1, large=9.9)
     taken = [1.0, 30.0, 8.0]
     assert allotted(small, [small, large], costs, 50.0, taken) == 8.0
     assert allotted(small, [small, large], costs, 5.0, taken) == 5.0
-    assert allotted(small, [small, large], costs, 3.9, taken) is None
+    assert allotted(small, [small, large], costs, 3.1, taken) == 3.1
+    assert allotted(small, [small, large], costs, 2.9, taken) is None
 
 
 def test_quick_tunings_make_room_for_more():

@@ -19,7 +19,7 @@ from ..core.shown import Shown
 from ..tuning.progress import told_elsewhere
 from ..tuning.worker.process import kept_workers
 from .ahead import TracedAhead
-from .budget_split import Share, allotted, in_order, share_of
+from .budget_split import Share, allotted, in_order, quick_to_trace_first, share_of
 from .confirm import Change, Confirmation, confirm
 from .found_call import FoundCall
 from .interrupts import Interrupts, noting_interrupts
@@ -182,6 +182,8 @@ class BatchTuner:
     def _tune_all(self, calls: Sequence[FoundCall], interrupts: Interrupts, ahead: TracedAhead) -> None:
         shares = self._shares(calls)
         waiting = list(calls) if shares is None else in_order(calls, shares)
+        if shares is not None and all(map(ahead.pays, waiting)):
+            waiting = quick_to_trace_first(waiting, shares)
         while waiting:
             interrupts.check()
             ahead.wait()

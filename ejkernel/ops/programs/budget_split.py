@@ -29,6 +29,10 @@ _OPERATIONS_A_BYTE = {"gpu": 200.0, "tpu": 200.0, "cpu": 20.0}
 _WITH_BACKWARD = 3.0
 # The least that is worth beginning with, in seconds, as long as no tuning has shown what one takes.
 _LEAST = 1.0
+# A call is begun with where so many seconds are left, whatever others took: those of a decode step on an H200 took two.
+_ENOUGH = 3.0
+# The call that is traced while none is measured may be worth so little of the one that is worth most.
+_WORTH_BEGINNING = 0.25
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Share:
     """Cost of a call to a run of the program, in bytes of memory traffic that would take as long."""
 
     cost: float
+    # Candidates to trace.
+    count: int = 0
 
 
 def share_of(call: FoundCall) -> Share:
@@ -56,7 +62,7 @@ def share_of(call: FoundCall) -> Share:
             fn = job.reference or job.make_fn(cfgs[0])
             traffic, operations = traffic_and_operations(fn, job.args, job.kwargs)
     cost = max(traffic, operations / _OPERATIONS_A_BYTE.get(request.platform, 200.0))
-    return Share(cost * call.count * (_WITH_BACKWARD if objective == "forward+backward" else 1.0))
+    return Share(cost * call.count * (_WITH_BACKWARD if objective == "forward+backward" else 1.0), len(distinct(cfgs)))
 
 
 def in_order(calls: Sequence[FoundCall], shares: Mapping[Key, Share]) -> list[FoundCall]:
@@ -69,16 +75,31 @@ def in_order(calls: Sequence[FoundCall], shares: Mapping[Key, Share]) -> list[Fo
     return sorted(calls, key=lambda call: (-weight(call.key), call.order))
 
 
+def quick_to_trace_first(ordered: Sequence[FoundCall], shares: Mapping[Key, Share]) -> list[FoundCall]:
+    """The same order, but for its beginning: of the calls that are worth much the one with the fewest candidates.
+
+    While a call is measured the next one is traced, and while the first is traced nothing is measured. A kernel inside
+    another one stays before that one.
+    """
+    if not ordered:
+        return []
+    outer = {key for call in ordered for key in call.outer}
+    least = _WORTH_BEGINNING * max(shares[call.key].cost for call in ordered)
+    free = [call for call in ordered if call.key not in outer and shares[call.key].cost >= max(least, 1e-9)]
+    first = min(free, key=lambda call: shares[call.key].count, default=ordered[0])
+    return [first, *(call for call in ordered if call is not first)]
+
+
 def allotted(
     call: FoundCall, rest: Sequence[FoundCall], shares: Mapping[Key, Share], left: float, taken: Sequence[float] = ()
 ) -> float | None:
     """The seconds of a call among those still to do; None where what is left is not enough for it.
 
-    No call gets less than half of what tunings of this program `taken` so far took in the middle: less would measure
-    nothing but the heuristic cfg.
+    No call is begun with in less than half of what tunings of this program `taken` so far took in the middle, unless
+    some seconds are left: less would measure nothing but the heuristic cfg.
     """
     usual = sorted(taken)[len(taken) // 2] if taken else 2 * _LEAST
-    if left < usual / 2:
+    if left < min(usual / 2, _ENOUGH):
         return None
     total = sum(shares[other.key].cost for other in rest)
     part = left * shares[call.key].cost / total if total else left
