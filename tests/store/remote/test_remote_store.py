@@ -329,13 +329,21 @@ def test_a_text_that_is_no_url_says_what_one_is(url):
         RemoteStore(url)
 
 
-def test_a_missing_driver_is_named_with_its_package():
+def test_a_missing_driver_is_named_with_its_package(monkeypatch):
     """One sentence at the start and no error; a command gets the error."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ocifs" else name)
     with pytest.warns(RemoteWarning, match="pip install 'ocifs'"):
         store = RemoteStore("oci://bucket/folder")
     assert store.lookup(KEY) is None
     with pytest.raises(MissingExtraError, match="pip install 'ocifs'"):
         RemoteStore("oci://bucket/folder", on_fault="raise")
+
+
+def test_without_fsspec_the_extra_is_named(monkeypatch):
+    """It is the first thing that a user lacks."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'ejkernel-ops\[remote\]'"):
+        RemoteStore("file:///team", on_fault="raise")
 
 
 def test_messages_do_not_show_passwords():
