@@ -63,8 +63,8 @@ def test_a_signed_entry_comes_before_any_other():
     """Whatever count and time a hostile entry claims, in an object of its own or in a snapshot."""
     objects = MemoryObjects()
     put(objects, "right")
-    planted(objects, "wrong", seq=10**14, signature="hmac-sha256:" + "0" * 64)
-    planted(objects, "wrong", seq=5)
+    for seq in (5, *range(10**9, 10**9 + 20), 10**12 - 1, 10**12, 10**14):
+        planted(objects, "wrong", seq=seq, signature="hmac-sha256:" + "0" * 64)
     found = remote(objects).lookup(KEY)
     assert (found.cfg, found.trusted) == ("right", True)
     put(objects, "newer")
