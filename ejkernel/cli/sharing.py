@@ -44,7 +44,7 @@ def _arguments(parser: Parser) -> None:
 
 
 def _push(options: argparse.Namespace) -> int:
-    remote = opened_remote(options.remote, write=True)
+    remote = _remote(options, write=True)
     changes: list[Change | FileChange] = [*_pushed(options, remote)]
     if options.compiler:
         changes += push_files(_folder(options.compiler), remote, dry_run=options.dry_run)
@@ -52,7 +52,7 @@ def _push(options: argparse.Namespace) -> int:
 
 
 def _pull(options: argparse.Namespace) -> int:
-    remote = opened_remote(options.remote)
+    remote = _remote(options)
     changes: list[Change | FileChange] = [*_pulled(options, remote)]
     if options.compiler:
         changes += pull_files(os.path.expanduser(options.compiler), remote, dry_run=options.dry_run)
@@ -60,7 +60,7 @@ def _pull(options: argparse.Namespace) -> int:
 
 
 def _sync(options: argparse.Namespace) -> int:
-    remote = opened_remote(options.remote, write=True)
+    remote = _remote(options, write=True)
     # Pulled first: an entry that the remote has newer is not pushed over.
     changes: list[Change | FileChange] = [*_pulled(options, remote), *_pushed(options, remote)]
     if options.compiler:
@@ -97,9 +97,13 @@ def _pulled(options: argparse.Namespace, remote: RemoteStore) -> list[Change]:
     )
 
 
+def _remote(options: argparse.Namespace, *, write: bool = False) -> RemoteStore:
+    if options.local and is_url(options.local):
+        raise UsageError(f"LOCAL is a path, and {options.local} is a URL; write `LOCAL REMOTE`, or leave LOCAL out")
+    return opened_remote(options.remote, write=write)
+
+
 def _local(store: str | None) -> dict[Key, Raw]:
-    if store and is_url(store):
-        raise UsageError(f"LOCAL is a path, and {store} is a URL; write `LOCAL REMOTE`, or leave LOCAL out")
     # A pull may make the store.
     paths = store_paths(store) if not store or os.path.exists(store) or os.path.exists(f"{store}.d") else []
     return {row.key: row.raw for row in selected(paths, lambda row: True)}

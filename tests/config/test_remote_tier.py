@@ -11,6 +11,7 @@ from ejkernel.ops import (
     ConfigCache,
     ConfigSelectorChain,
     PersistentCache,
+    Tuner,
     counters,
     default_selector,
     explain,
@@ -164,6 +165,25 @@ def test_an_unsigned_entry_whose_race_fails_is_left_alone(key):
     decision = chain.decide(CALL, KERNEL)
     assert decision.tier == "autotune"
     assert "measuring it failed" in dict(decision.misses)["remote"]
+
+
+class Tripling(Doubling):
+    """A kernel with a candidate that is wrong: with size 4 it computes something else."""
+
+    op_id = "tripling"
+
+    def run(self, x, *, cfg):
+        return x * (3.0 if cfg.size == 4 else 2.0)
+
+
+def test_an_unsigned_entry_with_a_wrong_result_is_never_used():
+    """The tuner's check finds it, whatever time the entry claims; it is kept nowhere."""
+    kernel = Tripling()
+    inv = call_of(kernel)
+    objects = there(Key(*key_of(kernel, inv)), Blocks(4), secret="")
+    chain = selector(objects, tuner=Tuner(isolate=False))
+    for _ in range(2):
+        assert chain.decide(inv, kernel).cfg in (Blocks(1), Blocks(2))
 
 
 # Place among the tiers.

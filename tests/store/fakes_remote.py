@@ -30,6 +30,8 @@ class MemoryObjects:
         # What becomes of a listing.
         self.listed: Callable[[str, list[str]], list[str]] = lambda folder, names: names
         self.unusable = ""
+        # A fault that hangs waits for it.
+        self.gate = threading.Event()
         self._lock = threading.Lock()
 
     def _asked(self, verb: str, path: str) -> None:

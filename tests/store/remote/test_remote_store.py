@@ -63,8 +63,8 @@ def test_a_signed_entry_comes_before_any_other():
     """Whatever count and time a hostile entry claims, in an object of its own or in a snapshot."""
     objects = MemoryObjects()
     put(objects, "right")
-    planted(objects, "wrong", seq=10**14, signature="hmac-sha256:" + "0" * 64)
-    planted(objects, "wrong", seq=5)
+    for seq in (5, *range(10**9, 10**9 + 20), 10**12 - 1, 10**12, 10**14):
+        planted(objects, "wrong", seq=seq, signature="hmac-sha256:" + "0" * 64)
     found = remote(objects).lookup(KEY)
     assert (found.cfg, found.trusted) == ("right", True)
     put(objects, "newer")
@@ -329,13 +329,21 @@ def test_a_text_that_is_no_url_says_what_one_is(url):
         RemoteStore(url)
 
 
-def test_a_missing_driver_is_named_with_its_package():
+def test_a_missing_driver_is_named_with_its_package(monkeypatch):
     """One sentence at the start and no error; a command gets the error."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ocifs" else name)
     with pytest.warns(RemoteWarning, match="pip install 'ocifs'"):
         store = RemoteStore("oci://bucket/folder")
     assert store.lookup(KEY) is None
     with pytest.raises(MissingExtraError, match="pip install 'ocifs'"):
         RemoteStore("oci://bucket/folder", on_fault="raise")
+
+
+def test_without_fsspec_the_extra_is_named(monkeypatch):
+    """It is the first thing that a user lacks."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'ejkernel-ops\[remote\]'"):
+        RemoteStore("file:///team", on_fault="raise")
 
 
 def test_messages_do_not_show_passwords():

@@ -20,7 +20,7 @@ from ...core.errors import ConfigTypeError
 from ...core.key import Key
 from ..entry_log import ENTRY_NAME
 from ..files import LARGEST_ENTRY
-from ..snapshot import Raw, is_whole, key_hash, line, parse, seal, spell
+from ..snapshot import LARGEST_SEQ, Raw, is_whole, key_hash, line, parse, seal, spell
 from ..store import StoredEntry
 from .signing import Signer, signed
 
@@ -31,6 +31,9 @@ FORMAT = 1
 LARGEST_SNAPSHOT = 256 << 20
 
 LARGEST_OBJECT = LARGEST_ENTRY
+
+# Puts of one key that honest writers may have seen; a count beyond it is passed over by the next put.
+SANE_SEQ = 10**9
 
 SNAPSHOT_NAME = re.compile(r"snapshot\.([0-9a-f]{32})\.json")
 
@@ -59,12 +62,12 @@ class Listing:
         found = Listing()
         for name in names:
             match = ENTRY_NAME.fullmatch(name)
-            if match:
+            if match and sequence(name) <= LARGEST_SEQ:
                 found.entries.setdefault(match[1], []).append(name)
             elif SNAPSHOT_NAME.fullmatch(name):
                 found.snapshots.append(name)
         for chain in found.entries.values():
-            chain.sort(key=sequence, reverse=True)
+            chain.sort(key=_newest_first)
         found.snapshots.sort()
         return found
 
@@ -72,11 +75,16 @@ class Listing:
         """Adds an entry that was just written."""
         chain = self.entries.get(name[:24], [])
         # A new list: another thread may be going through the old one.
-        self.entries[name[:24]] = sorted([*chain, name], key=sequence, reverse=True)
+        self.entries[name[:24]] = sorted([*chain, name], key=_newest_first)
 
     def discard(self, name: str) -> None:
         """Takes an entry back that could not be written."""
         self.entries[name[:24]] = [other for other in self.entries.get(name[:24], ()) if other != name]
+
+
+def _newest_first(name: str) -> tuple[bool, int]:
+    # A count that no honest writer reaches comes last: it must not keep the others from being read.
+    return sequence(name) >= SANE_SEQ, -sequence(name)
 
 
 def sequence(name: str) -> int:

@@ -267,9 +267,8 @@ class RemoteStore(ByKey):
         name = spell(key)
         held = [snapshot.find(name) for snapshot in self._snapshots(seen, folder)]
         counts = [layout.sequence(found) for found in seen.listing.entries.get(key_hash(name), ())]
-        # A count that only a hostile writer makes is not gone beyond.
-        sane = [count for count in counts if count < 10**15 - 1]
-        return max([0, *sane, *(order(raw)[0] for raw in held if raw is not None)])
+        counts += [order(raw)[0] for raw in held if raw is not None]
+        return max((count for count in counts if count < layout.SANE_SEQ), default=0)
 
     def _all(self, seen: _Folder, folder: str) -> list[tuple[Key, Raw, bool]]:
         best: dict[str, tuple[Raw, bool]] = {}
