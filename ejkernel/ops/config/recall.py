@@ -33,7 +33,7 @@ class _Known(NamedTuple):
 
 
 class Recall:
-    """What one selector answered from memory, by everything that its answer depends on."""
+    """Answers of one selector from memory, by everything that its answer depends on."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, _Known] = {}

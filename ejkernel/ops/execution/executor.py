@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -103,7 +103,7 @@ class Executor(Generic[Cfg, Out]):
 
     @property
     def chooser(self) -> ConfigChooser:
-        """What chooses the cfgs; another one takes effect at the next call."""
+        """The chooser of cfgs; another one takes effect at the next call."""
         return self._chooser
 
     @chooser.setter
@@ -579,8 +579,10 @@ class Executor(Generic[Cfg, Out]):
 
 def _outside() -> int:
     """The `stacklevel` of the line that called this package: a warning belongs there, however it was reached."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("ejkernel."):
+    frame, level = inspect.currentframe(), 0
+    while (
+        frame is not None and frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("ejkernel.")
+    ):
         frame, level = frame.f_back, level + 1
     return level
 

@@ -76,7 +76,7 @@ def in_order(calls: Sequence[FoundCall], shares: Mapping[Key, Share]) -> list[Fo
 
 
 def quick_to_trace_first(ordered: Sequence[FoundCall], shares: Mapping[Key, Share]) -> list[FoundCall]:
-    """The same order, but for its beginning: of the calls that are worth much the one with the fewest candidates.
+    """That order, but for its beginning: of the calls that are worth much the one with the fewest candidates.
 
     While a call is measured the next one is traced, and while the first is traced nothing is measured. A kernel inside
     another one stays before that one.

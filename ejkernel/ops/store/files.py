@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from ..core import plain_file, shared_folder
 from ..core.folder_walk import folder_of, open_folder, resolved
-from ..core.plain_file import ANYBODY, Content, NotPlainError, TooLargeError
+from ..core.plain_file import ANY_USER, Content, NotPlainError, TooLargeError
 
-__all__ = ["ANYBODY", "Content", "NotPlainError", "TooLargeError", "resolved"]
+__all__ = ["ANY_USER", "Content", "NotPlainError", "TooLargeError", "resolved"]
 
 # One entry: no config comes near it, and a hostile file cannot fill the memory.
 LARGEST_ENTRY = 1 << 20
@@ -54,7 +54,7 @@ def write(
     with folder_of(path) as (folder, name):
         temporary = f".{name}.{secrets.token_hex(8)}.tmp"
         # Exclusive: a link that was planted under this name is an error, not followed. Neither group nor others may
-        # write it, whatever the umask says: else it would count as anybody's.
+        # write it, whatever the umask says: else it would count as any user's.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o644, dir_fd=folder)
         try:
