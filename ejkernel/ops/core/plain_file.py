@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from .folder_walk import ForeignLinkError, NotPlainError, folder_of
 
-__all__ = ["ANYBODY", "Content", "ForeignLinkError", "NotPlainError", "TooLargeError", "author", "open_plain", "read"]
+__all__ = ["MANY", "Content", "ForeignLinkError", "NotPlainError", "TooLargeError", "author", "open_plain", "read"]
 
 # The author of a file that more users than its owner may write.
-ANYBODY = -2
+MANY = -2
 # One read of a large file.
 _PART = 1 << 24
 
@@ -43,7 +43,7 @@ class Content:
 
 def author(owner: int, mode: int) -> int:
     """The user that wrote a file: its owner, unless the group or others may write it too."""
-    return owner if not mode & 0o022 else ANYBODY
+    return owner if not mode & 0o022 else MANY
 
 
 def open_plain(path: str, flags: int, mode: int = 0o644) -> int:
