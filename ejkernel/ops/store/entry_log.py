@@ -471,9 +471,9 @@ class EntryLog:
         del merged
         self._snapshot, self._snapshot_id = Snapshot(), None
         files.write(self.path, data, durable=self.durable, announce=self._announce)
-        content = files.read(self.path)
+        content = files.read_again(self.path, data)
         if content is not None:
-            is_ours = content.data == data
+            is_ours = content.data is data
             del data
             there = read(content.data)
             if is_ours:

@@ -28,6 +28,11 @@ def read(path: str, limit: int = LARGEST_SNAPSHOT) -> Content | None:
     return plain_file.read(path, limit)
 
 
+def read_again(path: str, data: bytes) -> Content | None:
+    """As `read`, for a file that should hold this very data: without a second copy of it in memory."""
+    return plain_file.read_again(path, data, LARGEST_SNAPSHOT)
+
+
 def identity(path: str) -> tuple[int, ...] | None:
     """Identity of the file that lies here now; None where there is none."""
     try:
