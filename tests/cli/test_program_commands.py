@@ -48,6 +48,26 @@ def test_a_program_is_recorded_tuned_explained_frozen_and_packed(shell, tmp_path
     assert shell("pack", "list").err.startswith("no pack is installed")
 
 
+@pytest.mark.parametrize("words", [("tune",), ("explain",), ("freeze",), ("pack", "verify", "p.json", "--calls")])
+def test_a_recording_that_others_may_write_imports_nothing_unless_it_is_trusted(shell, tmp_path, monkeypatch, words):
+    """It names modules, and the current folder is searched first: the command asks for --trust."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "planted.py").write_text("open('imported', 'w').close()\n")
+    from ejkernel.ops.core.device import device_fingerprint
+
+    call = {"device": device_fingerprint(), "op_id": "k@v0", "call_key": "1", "kernel": {"class": "planted:K"}}
+    whole = {"kind": "ejkernel.ops recorded calls", "version": 1, "calls": [call]}
+    (tmp_path / "recorded.json").write_text(json.dumps(whole))
+    (tmp_path / "recorded.json").chmod(0o666)
+    done = shell(*words, "recorded.json")
+
+    assert done.status != 0
+    assert "--trust" in done.err
+    assert not (tmp_path / "imported").exists()
+    (tmp_path / "recorded.json").chmod(0o644)
+    assert "--trust" not in shell(*words, "recorded.json").err
+
+
 def test_a_recorded_call_is_tuned_for_what_its_program_asked(shell, tmp_path, monkeypatch):
     """Forward and backward together, with no option of the command's."""
     from tuned_program import RowSum

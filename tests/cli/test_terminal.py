@@ -34,6 +34,17 @@ def test_what_a_store_holds_cannot_steer_the_terminal(folder):
     assert in_terminal("cache", "show", "aa", columns=200, NO_COLOR="1")[0] == 0
 
 
+@pytest.mark.parametrize("character", ["\u202e", "\u2066", "\u200b", "\x9b", "\u2028"], ids=ascii)
+def test_characters_that_hide_text_are_neither_in_tables_nor_raw_in_json(shell, folder, character):
+    """What turns the direction of text, or steers a terminal, is a question mark in a table and escaped in JSON."""
+    write_store(folder / "op.json", {("op@v1", f"a{character}b"): raw()})
+    table, data = shell("cache", "list"), shell("cache", "list", "--json")
+
+    assert "a?b" in table.out
+    assert character not in table.out + data.out
+    assert data.data[0]["call_key"] == f"a{character}b"
+
+
 def test_a_list_fits_the_window(folder):
     """Long cells are cut; in a pipe they are whole."""
     cfg = {f"a_long_name_{i}": i for i in range(3)}

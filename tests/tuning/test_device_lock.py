@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ejkernel.ops.tuning import budget
+from ejkernel.ops.tuning import device_lock as locks
 from ejkernel.ops.tuning.device_lock import device_lock, lock_path
 
 
@@ -123,6 +128,41 @@ def test_a_folder_that_cannot_be_made_does_not_stop_a_tuning(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with device_lock("cpu|one", tmp_path / "file" / "locks"):
         pass
+
+
+HOLDER = """
+import sys, threading
+from pathlib import Path
+from ejkernel.ops.tuning.device_lock import device_lock
+with device_lock("cpu|one", Path(sys.argv[1])):
+    print("held", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_a_stopped_holder_is_not_waited_for(tmp_path, monkeypatch):
+    """After some seconds the tuning goes on without its turn, and one warning names the process."""
+    monkeypatch.setattr(locks, "STOPPED_SECONDS", 0.1)
+    monkeypatch.setattr(locks, "_LOOK_SECONDS", 0.1)
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        holder.send_signal(signal.SIGSTOP)
+        turn = device_lock("cpu|one", tmp_path)
+        with pytest.warns(locks.DeviceLockWarning, match=f"kill -CONT {holder.pid}"):
+            turn.__enter__()
+        turn.__exit__(None, None, None)
+        holder.kill()
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "9" * 400, str(2**40)], ids=len)
+def test_what_a_lock_file_says_of_its_holder_is_not_believed_blindly(tmp_path, text):
+    """Any user of the folder may have written it: it is a number of a process that is looked at, or nothing."""
+    (tmp_path / "device.lock").write_text(text)
+    holder = locks._holder(str(tmp_path / "device.lock"))
+
+    assert holder in (None, 2**40)
 
 
 class Hands:

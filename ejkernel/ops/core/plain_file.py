@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from .folder_walk import ForeignLinkError, NotPlainError, folder_of
 
-__all__ = ["ANY_USER", "Content", "ForeignLinkError", "NotPlainError", "TooLargeError", "author", "open_plain", "read"]
+__all__ = ["MANY", "Content", "ForeignLinkError", "NotPlainError", "TooLargeError", "author", "open_plain", "read"]
 
 # The author of a file that more users than its owner may write.
-ANY_USER = -2
+MANY = -2
 # One read of a large file.
 _PART = 1 << 24
 
@@ -43,7 +43,7 @@ class Content:
 
 def author(owner: int, mode: int) -> int:
     """The user that wrote a file: its owner, unless the group or others may write it too."""
-    return owner if not mode & 0o022 else ANY_USER
+    return owner if not mode & 0o022 else MANY
 
 
 def open_plain(path: str, flags: int, mode: int = 0o644) -> int:
@@ -84,7 +84,8 @@ def read(path: str, limit: int) -> Content | None:
         parts, left = [], limit + 1
         if found.st_size <= limit:
             # Also a file that grows while it is read ends.
-            while left > 0 and (part := os.read(descriptor, min(left, max(found.st_size, 1 << 16), _PART))):
+            # In one piece, as a rule: pieces that are joined take twice the memory.
+            while left > 0 and (part := os.read(descriptor, min(left, max(found.st_size, 1 << 16)))):
                 parts.append(part)
                 left -= len(part)
         if found.st_size > limit or left <= 0:
@@ -93,6 +94,24 @@ def read(path: str, limit: int) -> Content | None:
         return Content(b"".join(parts), identity(found), found.st_uid, stat.S_IMODE(found.st_mode))
     finally:
         os.close(descriptor)
+
+
+def read_again(path: str, data: bytes, limit: int) -> Content | None:
+    """As `read`, for a file that should hold this very data: then that is given back, and not a second copy of it."""
+    try:
+        descriptor = open_plain(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        found = os.fstat(descriptor)
+        place, view = 0, memoryview(data)
+        while (part := os.read(descriptor, _PART)) and part == view[place : place + len(part)]:
+            place += len(part)
+        if not part and place == len(data):
+            return Content(data, identity(found), found.st_uid, stat.S_IMODE(found.st_mode))
+    finally:
+        os.close(descriptor)
+    return read(path, limit)
 
 
 def identity(found: os.stat_result) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ def shared_bits(folder: os.stat_result) -> int:
     """Permissions to write that a folder passes on to what all its users must write; 0 for a folder of one user.
 
     A folder is a group's where its group may write it and new files get that group (the set-group-ID bit), as
-    `chmod 2775` does. One that every user may write belongs to all, as far as the umask allows.
+    `chmod 2775` does. One that every user may write passes that on, as far as the umask allows.
     """
     mode = folder.st_mode
     bits = 0o020 if _is_groups(folder) else 0

@@ -11,20 +11,26 @@ from collections.abc import Callable
 
 from ..core import plain_file, shared_folder
 from ..core.folder_walk import folder_of, open_folder, resolved
-from ..core.plain_file import ANY_USER, Content, NotPlainError, TooLargeError
+from ..core.plain_file import MANY, Content, NotPlainError, TooLargeError
 
-__all__ = ["ANY_USER", "Content", "NotPlainError", "TooLargeError", "resolved"]
+__all__ = ["MANY", "Content", "NotPlainError", "TooLargeError", "resolved"]
 
 # One entry: no config comes near it, and a hostile file cannot fill the memory.
 LARGEST_ENTRY = 1 << 20
 # A snapshot of some three million entries; and a record, a recording or a result.
 LARGEST_SNAPSHOT = 1 << 30
 LARGEST_RECORD = 64 << 20
+_LONGEST_BEGINNING = 4096
 
 
 def read(path: str, limit: int = LARGEST_SNAPSHOT) -> Content | None:
     """A whole plain file, or None where there is none; one over the limit is a `TooLargeError`."""
     return plain_file.read(path, limit)
+
+
+def read_again(path: str, data: bytes) -> Content | None:
+    """As `read`, for a file that should hold this very data: without a second copy of it in memory."""
+    return plain_file.read_again(path, data, LARGEST_SNAPSHOT)
 
 
 def identity(path: str) -> tuple[int, ...] | None:
@@ -54,7 +60,7 @@ def write(
     with folder_of(path) as (folder, name):
         temporary = f".{name}.{secrets.token_hex(8)}.tmp"
         # Exclusive: a link that was planted under this name is an error, not followed. Neither group nor others may
-        # write it, whatever the umask says: else it would count as any user's.
+        # write it, whatever the umask says: else it would count as written by any user.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o644, dir_fd=folder)
         try:
@@ -97,9 +103,13 @@ def _stamp(descriptor: int) -> None:
         os.utime(descriptor, ns=(now, now))
 
 
-def touch(path: str) -> None:
-    """Makes an empty file, unless there is one."""
-    os.close(plain_file.open_plain(path, os.O_RDONLY | os.O_CREAT))
+def note(path: str, text: str) -> None:
+    """Makes a small file that is never changed, unless there is one."""
+    descriptor = plain_file.open_plain(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
 
 
 def close_to_group(path: str) -> None:
@@ -112,13 +122,17 @@ def close_to_group(path: str) -> None:
             os.close(descriptor)
 
 
-def append_byte(path: str) -> tuple[int, int, int]:
-    """Makes a file one byte longer, a counter that needs no lock; returns its device, inode and length."""
+def append_byte(path: str) -> tuple[tuple[int, int, int], int]:
+    """Makes a counter one byte longer, which needs no lock; returns its device, inode and length, and what was added.
+
+    A new one begins at random: an inode is used again, and a store that was rebuilt must not look like the old one.
+    """
     descriptor = shared_folder.make_shared(path, os.O_WRONLY | os.O_APPEND)
     try:
-        os.write(descriptor, b".")
+        added = 1 if os.fstat(descriptor).st_size else 1 + secrets.randbelow(_LONGEST_BEGINNING)
+        os.write(descriptor, b"." * added)
         found = os.fstat(descriptor)
-        return found.st_dev, found.st_ino, found.st_size
+        return (found.st_dev, found.st_ino, found.st_size), added
     finally:
         os.close(descriptor)
 

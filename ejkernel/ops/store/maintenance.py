@@ -12,7 +12,7 @@ from ..core import cfg as cfgs
 from ..core.errors import SettingError, StoreError
 from ..core.key import Key
 from . import files
-from .entry_log import ENTRY_NAME, entry_in, entry_names
+from .entry_log import ENTRY_NAME, entry_in, entry_names, is_as_folded
 from .persistent import PersistentCache
 from .snapshot import Raw, Snapshot, read
 from .store import Store, StoredEntry
@@ -44,12 +44,13 @@ def verify(cache: PersistentCache[Any]) -> Verified:
     content = files.read(path)
     snapshot = Snapshot() if content is None else read(content.data)
     damaged = [f"{cache.path}: {snapshot.damage}"] if snapshot.damage else []
-    names = set()
-    for name in snapshot.lines:
-        if snapshot.find(name) is None:
-            damaged.append(f"{cache.path}: the line of {name}")
-        else:
-            names.add(name)
+    if content is not None and not damaged and is_as_folded(path, content):
+        good = len(snapshot.lines)
+    else:
+        good = sum(1 for _ in snapshot.entries())
+    if good < len(snapshot.lines):
+        damaged += [f"{cache.path}: the line of {name}" for name in snapshot.lines if snapshot.find(name) is None]
+    names: set[str] = set()
     for file_name in waiting:
         try:
             content = files.read(os.path.join(folder, file_name), files.LARGEST_ENTRY)
@@ -62,9 +63,9 @@ def verify(cache: PersistentCache[Any]) -> Verified:
         parsed = entry_in(file_name, content.data)
         if parsed is None:
             damaged.append(os.path.join(folder, file_name))
-        else:
+        elif snapshot.find(parsed[0]) is None:
             names.add(parsed[0])
-    return Verified(len(names), tuple(damaged), len(pending))
+    return Verified(good + len(names), tuple(damaged), len(pending))
 
 
 def compact(cache: PersistentCache[Any]) -> int:
@@ -76,10 +77,9 @@ def compact(cache: PersistentCache[Any]) -> int:
         records = [name for name in files.names(folder) if name.endswith(".json")]
         cache.fold()
         log.look()
-        for key in log.keys():
-            found = log.find(key)
-            if found is not None:
-                wanted.add(os.path.basename(log.record_path(key, found.raw)))
+        # Without records there is nothing to look for, among a million entries least of all.
+        for key, raw in log.entries() if records else ():
+            wanted.add(os.path.basename(log.record_path(key, raw)))
     gone = [name for name in records if name not in wanted]
     for name in gone:
         files.remove(os.path.join(folder, name))

@@ -148,7 +148,9 @@ class PersistentCache(Shown, Generic[Cfg]):
             except OSError as error:
                 self._degrade("memory-only", f"{self.path} cannot be read ({_why(error)})")
                 known = []
-            return sorted({*known, *self._kept, *self._unwritten})
+            there = set(known) if self._kept or self._unwritten else set()
+            more = {*self._kept, *self._unwritten} - there
+            return sorted([*known, *more]) if more else list(known)
 
     def fold(self, drop: Callable[[Key, Raw], bool] | None = None) -> bool:
         """Brings the file at `path` up to date; False where another process is at it right now. `drop` prunes."""

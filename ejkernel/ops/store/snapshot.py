@@ -6,7 +6,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from json.decoder import scanstring  # type: ignore[attr-defined]  # as old as json, and as public as it gets
 from typing import Any
@@ -16,6 +17,7 @@ from ..core import codec, strict_json
 from ..core.key import Key
 from ..core.strict_json import is_shallow
 from .files import LARGEST_ENTRY
+from .sorted_lines import SortedLines
 
 FORMAT = 1
 # Deeper than any entry that we write, since a cfg has at most 64 levels; far below Python's own limit.
@@ -41,6 +43,10 @@ def spell(key: Key) -> str:
 def read_key(text: str) -> Key:
     """The key that `spell` wrote."""
     device, op_id, call_key = text.rsplit("|", 2)
+    # A store has few devices and operations, and may have a million keys.
+    device, op_id = sys.intern(device), sys.intern(op_id)
+    if "%" not in op_id and "%" not in call_key:
+        return Key(device, op_id, call_key)
     return Key(device, unquote(op_id, errors="surrogatepass"), unquote(call_key, errors="surrogatepass"))
 
 
@@ -72,8 +78,19 @@ def is_whole(name: str, raw: Raw) -> bool:
 
 
 def _checksum(name: str, raw: Raw) -> str:
+    return _hashed(_spelled(name, raw))
+
+
+def _spelled(name: str, raw: Raw) -> str:
     content = {field: value for field, value in raw.items() if field != "sha256"}
-    text = json.dumps([name, content], sort_keys=True)
+    return _SORTED.encode([name, content])
+
+
+# As json.dumps makes one for every call.
+_SORTED = json.JSONEncoder(sort_keys=True)
+
+
+def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -120,7 +137,7 @@ def owned(name: str, raw: Raw, owner: int) -> Raw:
 class Snapshot:
     """The lines of a file by key; a line is parsed when it is asked for."""
 
-    lines: dict[str, str] = field(default_factory=dict)
+    lines: MutableMapping[str, str] = field(default_factory=dict)
     damage: str = ""
     # Why the file must not be replaced: a newer version wrote it. Lines that still fit their checksum can be read.
     newer: str = ""
@@ -128,32 +145,55 @@ class Snapshot:
     def find(self, name: str) -> Raw | None:
         """The entry of a spelled key; None where there is none, or where its line is damaged."""
         text = self.lines.get(name)
-        found = parse(text) if text is not None else None
-        return found[1] if found and found[0] == name and is_whole(name, found[1]) else None
+        return None if text is None else _whole(name, text)
 
     def entries(self) -> Iterator[tuple[str, Raw]]:
         """Every entry that is whole, with its spelled key: twice as fast as finding them one by one."""
         for name, text_line in self.lines.items():
-            found = self._sealed(name, text_line) or self.find(name)
+            found = _whole(name, text_line)
             if found is not None:
                 yield name, found
 
-    def _sealed(self, name: str, text_line: str) -> Raw | None:
-        # A line that fits its checksum is as we wrote it, and needs none of the care that an edited line needs.
-        try:
-            raw = strict_json.loads("{" + text_line.removesuffix(",") + "}").get(name)
-        except ValueError:
-            return None
-        return raw if isinstance(raw, dict) and "sha256" in raw and is_whole(name, raw) else None
+    def copy(self) -> Snapshot:
+        """A copy of its own, which may be changed."""
+        return Snapshot(self.lines.copy() if isinstance(self.lines, (dict, SortedLines)) else dict(self.lines))
 
     def text(self) -> str:
         """The whole file."""
+        return self.encoded().decode()
+
+    def encoded(self) -> bytes:
+        """The whole file as bytes."""
+        last = f'"{_LAST}": {FORMAT}\n}}\n'.encode()
+        if isinstance(self.lines, SortedLines):
+            return b"".join((b"{\n", *self.lines.parts(), last))
         ordered = [self.lines[name] for name in sorted(self.lines)]
-        return "\n".join(["{", *ordered, f'"{_LAST}": {FORMAT}', "}", ""])
+        return "\n".join(["{", *ordered, ""]).encode() + last
+
+
+def _whole(name: str, text_line: str) -> Raw | None:
+    # A line that fits its checksum is as we wrote it, and needs none of the care that an edited line needs.
+    if len(text_line) <= LARGEST_ENTRY:
+        try:
+            raw = json.loads("{" + text_line.removesuffix(",") + "}").get(name)
+            few = text_line.count("{") + text_line.count("[") <= _DEEPEST
+            if isinstance(raw, dict) and "sha256" in raw and has_count(raw) and (few or is_shallow(raw, _DEEPEST)):
+                text = _spelled(name, raw)
+                # As Python spells numbers that JSON does not have.
+                odd = "Infinity" in text or "NaN" in text
+                if not odd and raw["sha256"] == _hashed(text) and "cfg" in raw:
+                    return raw
+        except (ValueError, RecursionError):
+            pass
+    found = parse(text_line)
+    return found[1] if found and found[0] == name and is_whole(name, found[1]) else None
 
 
 def read(data: bytes) -> Snapshot:
     """The entries of a file; a damaged one gives every line that is still whole."""
+    sorted_lines = _as_we_write(data)
+    if sorted_lines is not None:
+        return sorted_lines
     text = data.decode("utf-8", "replace")
     if not text.strip():
         return Snapshot(damage="the file is empty" if data else "")
@@ -164,6 +204,17 @@ def read(data: bytes) -> Snapshot:
     if len(text) > LARGEST_ENTRY and max(map(len, text.split("\n"))) > _LONGEST_LINE:
         return _salvage(text, "a line of it is longer than any entry")
     return _by_json(text)
+
+
+def _as_we_write(data: bytes) -> Snapshot | None:
+    """A file as we write it, its entries neither parsed nor copied; None for any other."""
+    mark = f'"{_LAST}": '.encode()
+    place = data.rfind(b"\n" + mark, max(0, len(data) - 64))
+    if not data.startswith(b"{\n") or place < 0:
+        return None
+    last, _, rest = data[place + 1 :].partition(b"\n")
+    lines = SortedLines.of(data, 2, place + 1) if rest == b"}\n" and last[len(mark) :].isdigit() else None
+    return None if lines is None else Snapshot(lines, "", _newer(last.decode()))
 
 
 def read_thoroughly(data: bytes) -> Snapshot:
@@ -215,7 +266,7 @@ def _newer(text_line: str) -> str:
     )
 
 
-def _put(lines: dict[str, str], name: str, text_line: str) -> bool:
+def _put(lines: MutableMapping[str, str], name: str, text_line: str) -> bool:
     """Adds a line; False where it is one of two for a key and either is damaged."""
     if name not in lines:
         lines[name] = text_line

@@ -51,7 +51,11 @@ def push_files(folder: str, remote: RemoteStore, *, dry_run: bool = False) -> li
     there = set(remote.objects.names(FOLDER))
     changes, wanted = [], []
     for path in local_files(folder):
-        content = files.read(os.path.join(folder, path), _LARGEST)
+        try:
+            content = files.read(os.path.join(folder, path), _LARGEST)
+        # No other machine would read it either.
+        except files.TooLargeError:
+            continue
         if content is None or not content.data:
             continue
         name = _object_name(path, content.data)
