@@ -32,6 +32,7 @@ from .decode_attention_ways import Sight, looped, split, whole
 from .examples import drawn
 from .extent import too_large
 from .reverse import recomputed
+from .triton.served import missing
 
 _PAGES = ("pages", "page_size", "heads", "head_dim")
 _PLAIN = ("batch", "length", "heads", "head_dim")
@@ -140,7 +141,12 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
         """A part or a block must be worth a program of its own."""
         keys = _keys(inv)
         if cfg.implementation == "triton":
-            return pages_refuse(inv.args, keys, cfg.parts, cfg.block) or too_large(inv, inv.args[1].size) or True
+            return (
+                missing()
+                or pages_refuse(inv.args, keys, cfg.parts, cfg.block)
+                or too_large(inv, inv.args[1].size)
+                or True
+            )
         if cfg.implementation == "split" and (not cfg.parts or keys < 32 * cfg.parts):
             return f"{keys} keys are too few for {cfg.parts} parts"
         if cfg.implementation == "loop" and (not cfg.block or keys < cfg.block):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from fakes import REPOSITORY
 
+from ejkernel import library
 from ejkernel.library import (
     Attention,
     AttentionConfig,
@@ -49,6 +50,12 @@ CALLS = [
     ),
     (LinearCrossEntropy(), shapes((512, 64), (64, 8192), ((512,), jnp.int32)), {}, LinearCrossEntropyConfig("triton")),
     (Attention(), shapes(*[(1, 256, 2, 64)] * 3), {"scale": 0.1}, AttentionConfig("pallas", 128, 128)),
+]
+
+
+CALLS += [
+    (library.TopK(), shapes((64, 1024)), {"k": 4}, library.TopKConfig("triton", rows=1, num_warps=4)),
+    (library.ResidualNorm(), shapes((4096, 4096), (4096, 4096)), {}, None),
 ]
 
 

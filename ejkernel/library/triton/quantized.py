@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from .launch import launch_all, power_of_two
+from .served import missing
 
 
 def widened(
@@ -77,6 +78,8 @@ def widened(
 
 def refuses(x: Any, weight: Any, scales: Any, block_n: int | None, block_k: int | None, stages: int | None) -> str:
     """The reason that a call cannot be computed so; empty where it can."""
+    if missing():
+        return missing()
     if not block_n or not block_k or not stages:
         return "block_n, block_k, num_warps and num_stages must be given"
     if x.dtype.name not in ("bfloat16", "float16") or x.shape[0] > 128:

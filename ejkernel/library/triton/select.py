@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 
 from ..order import ordered
 from .launch import inside, launch, load, power_of_two, store
+from .served import missing
 
 # A row and its keys are in registers while the largest are taken.
 _WIDEST, _MOST = 4096, 64
@@ -64,6 +65,8 @@ def largest_of_rows(x: jax.Array, k: int, *, rows: int, num_warps: int, interpre
 
 def refuses(width: int, k: int, rows: int | None, num_warps: int | None) -> str:
     """The reason that rows of this width cannot be taken so; empty where they can."""
+    if missing():
+        return missing()
     if not rows or not num_warps or rows & (rows - 1) or num_warps & (num_warps - 1):
         return f"rows={rows} and num_warps={num_warps} must be powers of two"
     if width > _WIDEST or k > _MOST:
