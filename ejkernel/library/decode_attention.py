@@ -147,6 +147,8 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
                 or too_large(inv, inv.args[1].size)
                 or True
             )
+        if cfg.implementation == "fused" and inv.args[0].dtype == jnp.float32:
+            return "sums without a product are for narrow numbers: of float32 they lose twice as much"
         if cfg.implementation == "split" and (not cfg.parts or keys < 32 * cfg.parts):
             return f"{keys} keys are too few for {cfg.parts} parts"
         if cfg.implementation == "loop" and (not cfg.block or keys < cfg.block):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .decode_attention_ways import Sight, finished, grouped
+from .narrow import exp_in
 from .triton.decode import parts_of_pages
 
 # Keys that lie side by side are read as pages of so many.
@@ -31,6 +32,8 @@ def by_pages(
     most, sums, mixed = parts_of_pages(rows, k, v, table, lengths, **static, **launch)
     largest = jnp.max(most, axis=2)
     factor = jnp.where(most == -jnp.inf, 0, jnp.exp(most - jnp.where(largest == -jnp.inf, 0, largest)[:, :, None]))
+    # As `finished` has them.
+    factor = factor * exp_in(q.dtype, jnp.zeros(()))
     whole = largest, jnp.sum(sums * factor, axis=2), jnp.sum(mixed * factor[..., None], axis=2)
 
     def back(x: jax.Array) -> jax.Array:

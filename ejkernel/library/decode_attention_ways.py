@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .narrow import exp_in, product_in
 from .varying import varying_like
 
 
@@ -43,19 +44,21 @@ def partial_of(q: Any, k: Any, v: Any, start: Any, lengths: Any, sight: Sight, *
         wide = q.astype(jnp.float32)[:, :, :, :, None, :]
         scores = jnp.sum(wide * jnp.moveaxis(k, 1, 2).astype(jnp.float32)[:, None, :, None], axis=-1)
     else:
-        scores = jnp.einsum("bqhgd,bshd->bqhgs", q, k, preferred_element_type=jnp.float32)
+        scores = product_in(q.dtype, "bqhgd,bshd->bqhgs", q.astype(jnp.float32), k.astype(jnp.float32))
     scores = scores * sight.scale
     if sight.soft_cap is not None:
         scores = sight.soft_cap * jnp.tanh(scores / sight.soft_cap)
     scores = jnp.where(seen[:, :, None, None, :], scores, -jnp.inf)
-    most = jnp.max(scores, axis=-1)
+    # The result is the same whatever is taken off, so that its gradient is nothing but rounding.
+    most = jax.lax.stop_gradient(jnp.max(scores, axis=-1))
     # A query that sees no key yet: minus infinity taken from itself is no number.
-    weights = jnp.exp(scores - jnp.where(most == -jnp.inf, 0, most)[..., None])
+    # Weights are what the product makes of them, so that they, their sum and both gradients agree.
+    weights = exp_in(v.dtype, scores - jnp.where(most == -jnp.inf, 0, most)[..., None])
     if fused:
         near = jnp.moveaxis(v, 1, 2).astype(jnp.float32)[:, None, :, None]
         mixed = jnp.sum(weights[..., None] * near, axis=-2)
     else:
-        mixed = jnp.einsum("bqhgs,bshd->bqhgd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        mixed = product_in(v.dtype, "bqhgs,bshd->bqhgd", weights, v.astype(jnp.float32))
     return most, jnp.sum(weights, axis=-1), mixed
 
 
@@ -74,7 +77,9 @@ def finished(part: Any, sinks: Any, shape: tuple[int, ...], dtype: Any) -> jax.A
         sink = sinks.astype(jnp.float32).reshape(most.shape[2:])
         larger = jnp.maximum(most, sink)
         factor = jnp.where(most == -jnp.inf, 0, jnp.exp(most - larger))
-        sums, mixed = sums * factor + jnp.exp(sink - larger), mixed * factor[..., None]
+        # Lifted as the weights are.
+        own = jnp.exp(sink - larger) * exp_in(dtype, jnp.zeros(()))
+        sums, mixed = sums * factor + own, mixed * factor[..., None]
     out = jnp.where(sums[..., None] > 0, mixed / jnp.where(sums > 0, sums, 1)[..., None], 0)
     return out.reshape(shape).astype(dtype)
 

@@ -22,8 +22,8 @@ from ..ops.core.table import ranked
 from ..ops.settings import Settings
 from . import demo_step
 
-# Each operation may take so long; with what compiling takes afterwards, seven of them stay under two minutes.
-_SECONDS = 12.0
+# Each operation may take so long; with what compiling takes afterwards, nine of them stay under two minutes.
+_SECONDS = 9.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ def cases() -> list[Case]:
         Case("attention", "1x512, 8 heads, causal", lambda: (_normal(*[(1, 512, 8, 64)] * 3), {"causal": True})),
         Case("ragged_dot", "1024x256, 8 groups", _ragged),
         Case("linear_cross_entropy", "256 of 8192 words", _cross_entropy),
+        Case("top_k", "50 of 16x65536 f32", lambda: ((*_normal((16, 65536), dtype=jnp.float32), 50), {})),
+        Case("sample", "4x16384 words, top-p 0.9", _sample),
     ]
 
 
@@ -74,6 +76,10 @@ def _cross_entropy() -> tuple[tuple[Any, ...], dict[str, Any]]:
     hidden, weight = _normal((256, 256), (256, 8192))
     labels = jax.random.randint(jax.random.key(1), (256,), 0, 8192)
     return (hidden, weight, labels), {}
+
+
+def _sample() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (jax.random.key(0), *_normal((4, 16384), dtype=jnp.float32)), {"top_p": 0.9}
 
 
 def choose(case: Case, stores: OperationStores) -> Found:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .recurrence import decays, in_chunks, out_of_chunks, states_of, unit_inverse
+from .recurrence import decays, in_chunks, left_at_the_end, out_of_chunks, states_of, unit_inverse
 from .varying import varying_like
 
 Result = tuple[jax.Array, jax.Array]
@@ -31,27 +31,25 @@ def stepwise(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> Result:
 def chunked(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, *, chunk: int, levels: bool) -> Result:
     """All steps of a chunk at once: their errors are the solution of a triangular system."""
     length, dtype = q.shape[1], v.dtype
-    # Factors that are narrow already stay so; the others are rounded by the hardware alone.
+    # Numbers that were narrow are so in every product, and gradients are added up before they are rounded.
     how = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    exact: dict[str, Any] = {"precision": how, "preferred_element_type": jnp.float32}
-    q, k, v, g, beta = (in_chunks(a, chunk) for a in (q, k, v, g, beta))
-    wide = k.astype(jnp.float32)
-    sums = jnp.cumsum(g.astype(jnp.float32), axis=-1)
-    beta = beta.astype(jnp.float32)[..., None]
-    left, last = decays(sums), sums[..., -1:]
-    likeness = jnp.einsum("...ik,...jk->...ij", k, k, **exact) * left * beta
+    q, k, v, g, beta = (in_chunks(a.astype(jnp.float32), chunk) for a in (q, k, v, g, beta))
+    sums = jnp.cumsum(g, axis=-1)
+    beta = beta[..., None]
+    left, last = decays(g), sums[..., -1:]
+    likeness = jnp.einsum("...ik,...jk->...ij", k, k, precision=how) * left * beta
     solved = unit_inverse(jnp.tril(likeness, -1))
     # Errors as if the chunk began with nothing, and what each error takes of the state at its begin.
-    own = jnp.matmul(solved, v.astype(jnp.float32) * beta, precision=how)
-    of_state = jnp.matmul(solved, wide * beta * jnp.exp(sums)[..., None], precision=how)
-    kept = wide * jnp.exp(last - sums)[..., None]
+    own = jnp.matmul(solved, v * beta, precision=how)
+    of_state = jnp.matmul(solved, k * beta * jnp.exp(sums)[..., None], precision=how)
+    kept = k * left_at_the_end(g, 3)[..., None]
     added = jnp.einsum("...ck,...cv->...kv", kept, own, precision=how)
     taken = jnp.einsum("...ck,...cl->...kl", kept, of_state, precision=how)
     moves = jnp.eye(k.shape[-1], dtype=jnp.float32) * jnp.exp(last)[..., None] - taken
     before, end = states_of(moves, added, state, levels=levels, how=how)
     errors = own - jnp.matmul(of_state, before, precision=how)
-    scores = jnp.einsum("...ik,...jk->...ij", q, k, **exact) * left
-    out = jnp.matmul(q.astype(jnp.float32) * jnp.exp(sums)[..., None], before, precision=how)
+    scores = jnp.einsum("...ik,...jk->...ij", q, k, precision=how) * left
+    out = jnp.matmul(q * jnp.exp(sums)[..., None], before, precision=how)
     out = out + jnp.matmul(scores, errors, precision=how)
     return out_of_chunks(out, length).astype(dtype), end
 
@@ -73,21 +71,17 @@ def linear_chunked(q: Any, k: Any, v: Any, g: Any, state: Any, *, chunk: int, le
     """All steps of a chunk at once: scores within it, a state between chunks."""
     length, dtype = q.shape[1], v.dtype
     how = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    q, k, v, g = (in_chunks(a, chunk) for a in (q, k, v, g))
-    wide_q, wide_k, wide_v = (a.astype(jnp.float32) for a in (q, k, v))
-    whole = g.ndim == k.ndim - 1
-    sums = jnp.cumsum(g.astype(jnp.float32), axis=3)
-    if whole:
-        exact: dict[str, Any] = {"precision": how, "preferred_element_type": jnp.float32}
-        scores = jnp.einsum("...ik,...jk->...ij", q, k, **exact) * decays(sums)
-        sums = sums[..., None]
+    q, k, v, g = (in_chunks(a.astype(jnp.float32), chunk) for a in (q, k, v, g))
+    sums, ends = jnp.cumsum(g, axis=3), left_at_the_end(g, 3)
+    if g.ndim == k.ndim - 1:
+        scores = jnp.einsum("...ik,...jk->...ij", q, k, precision=how) * decays(g)
+        sums, ends = sums[..., None], ends[..., None]
     else:
         # Each row decays by itself, so the factor is within the sum. A quotient of two exponentials could overflow.
-        left = decays(jnp.swapaxes(sums, -1, -2))
-        scores = jnp.einsum("...ik,...jk,...kij->...ij", wide_q, wide_k, left, precision=how)
-    last = sums[..., -1:, :]
-    added = jnp.einsum("...ck,...cv->...kv", wide_k * jnp.exp(last - sums), wide_v, precision=how)
-    moves = jnp.broadcast_to(jnp.exp(last[..., 0, :]), (*added.shape[:-1],))
+        left = decays(jnp.swapaxes(g, -1, -2))
+        scores = jnp.einsum("...ik,...jk,...kij->...ij", q, k, left, precision=how)
+    added = jnp.einsum("...ck,...cv->...kv", k * ends, v, precision=how)
+    moves = jnp.broadcast_to(jnp.exp(sums[..., -1, :]), added.shape[:-1])
     before, end = states_of(moves, added, state, levels=levels, how=how)
-    out = jnp.matmul(wide_q * jnp.exp(sums), before, precision=how) + jnp.matmul(scores, wide_v, precision=how)
+    out = jnp.matmul(q * jnp.exp(sums), before, precision=how) + jnp.matmul(scores, v, precision=how)
     return out_of_chunks(out, length).astype(dtype), end

@@ -33,12 +33,23 @@ def out_of_chunks(x: jax.Array, length: int) -> jax.Array:
     return jnp.moveaxis(x, 1, 2)[:, :length]
 
 
-def decays(sums: jax.Array) -> jax.Array:
-    """`exp(sums_i - sums_j)` for j up to i, else 0: what is left at i of what came at j."""
-    size = sums.shape[-1]
-    seen = jnp.tril(jnp.ones((size, size), bool))
-    # Later ones would be infinite, and times zero no number.
-    return jnp.exp(jnp.where(seen, sums[..., :, None] - sums[..., None, :], -jnp.inf))
+def decays(gates: jax.Array) -> jax.Array:
+    """`exp` of the sum of gates after j up to i, for j up to i, else 0: what is left at i of what came at j.
+
+    The sum itself and not a difference of two: where decay is strong, these are large and nearly equal.
+    """
+    size = gates.shape[-1]
+    place = jnp.arange(size)
+    up_to = (place[:, None] >= place).astype(gates.dtype)
+    after = jnp.where(place[:, None] > place, gates[..., :, None], 0)
+    sums = jnp.einsum("il,...lj->...ij", up_to, after, precision=jax.lax.Precision.HIGHEST)
+    # Later ones are left out before: they would else be one, and their gradient something.
+    return jnp.exp(jnp.where(place[:, None] >= place, sums, -jnp.inf))
+
+
+def left_at_the_end(gates: jax.Array, axis: int) -> jax.Array:
+    """`exp` of the sum of all later gates: what is left at the end of a chunk."""
+    return jnp.exp(jax.lax.cumsum(gates, axis=axis, reverse=True) - gates)
 
 
 def states_of(moves: jax.Array, added: jax.Array, start: jax.Array, *, levels: bool, how: Any) -> tuple[Any, Any]:

@@ -22,6 +22,7 @@ from ejkernel.library import (
     ragged_dot,
 )
 from ejkernel.ops import Invocation
+from ejkernel.ops.core.variants import variant
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 import library_accuracy
@@ -98,10 +99,10 @@ def test_every_implementation_that_is_offered_is_compared(operation):
     kernel = getattr(library, "".join(part.title() for part in operation.split("_")))()
     case = next(case for case in CASES if case.operation == operation)
     arrays, _ = case.values(np.random.default_rng(0))["normal"]
-    static = {"scale": 1.0} if operation == "attention" else {}
+    static = {"scale": 1.0} if "attention" in operation else {}
     given = tuple(jnp.asarray(a, None if a.dtype.kind == "i" else jnp.bfloat16) for a in arrays)
     inv = Invocation("x", given, static)
-    offered = [*kernel.candidate_cfgs(inv), *kernel.candidate_cfgs_gpu(inv)]
+    offered = [*kernel.candidate_cfgs(inv), *variant(kernel, "candidate_cfgs", platform="gpu")(inv)]
     assert {cfg.implementation for cfg in offered} <= {cfg.implementation for cfg in case.ways.values()}
 
 

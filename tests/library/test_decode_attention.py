@@ -159,7 +159,8 @@ def test_every_candidate_passes_the_check_of_a_tuning():
     """With a table and lengths of its own."""
     table = jnp.arange(16, dtype=jnp.int32).reshape(1, 16)
     pages = [normal(16, 16, 2, 8, seed=seed) for seed in (1, 2)]
-    trials = check(DecodeAttention(), normal(1, 1, 4, 8), *pages, jnp.array([200]), table, scale=0.3)
+    pages = [page.astype(jnp.bfloat16) for page in pages]
+    trials = check(DecodeAttention(), normal(1, 1, 4, 8, dtype="bfloat16"), *pages, jnp.array([200]), table, scale=0.3)
     assert {trial.cfg.implementation for trial in trials} == {"gather", "fused", "split", "loop"}
     assert all(trial.status == "ok" for trial in trials)
 
