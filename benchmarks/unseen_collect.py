@@ -1,8 +1,8 @@
 """Tunes the library's operations at many shapes and writes down the times of all candidates, for `unseen.py`.
 
 One line a tuning, appended as it ends: a run that is cut off goes on where it was. What `unseen.py` reads is the same
-file, compressed by `--pack`. On a GPU, for some 150 tunings: `unseen_collect.py --seconds 400 --each 2.5 --pack`. On a CPU
-one core is enough, and says more where others are busy: `taskset -c 1 python unseen_collect.py --each 20 --pack`.
+file, compressed by `--pack`. On a GPU, for some 150 tunings: `unseen_collect.py --seconds 400 --each 2.5 --pack`. On
+a CPU one core is enough, and says more where others are busy: `taskset -c 1 python unseen_collect.py --each 20 --pack`.
 """
 
 from __future__ import annotations
