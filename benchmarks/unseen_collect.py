@@ -1,7 +1,8 @@
 """Tunes the library's operations at many shapes and writes down the times of all candidates, for `unseen.py`.
 
 One line a tuning, appended as it ends: a run that is cut off goes on where it was. What `unseen.py` reads is the same
-file, compressed by `--pack`.
+file, compressed by `--pack`. On a GPU, for some 150 tunings: `unseen_collect.py --seconds 400 --each 2.5 --pack`. On
+a CPU one core is enough, and says more where others are busy: `taskset -c 1 python unseen_collect.py --each 20 --pack`.
 """
 
 from __future__ import annotations
@@ -124,8 +125,9 @@ def main() -> int:
         count += 1
         timed = len(line["summary"]["times"].get("us", ())) if line else 0
         print(f"{count:>4} {time.perf_counter() - began:5.1f} s {timed:>3} candidates  {name}", flush=True)
-        # Programs of other calls are not needed any more.
-        jax.clear_caches()
+        # Programs of other calls are not needed any more; those that all tunings share are compiled again.
+        if count % 25 == 0:
+            jax.clear_caches()
     if options.pack:
         with options.out.open("rb") as plain, gzip.open(f"{options.out}.gz", "wb", 9) as packed:
             shutil.copyfileobj(plain, packed)

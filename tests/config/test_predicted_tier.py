@@ -182,6 +182,21 @@ def test_records_of_another_version_have_no_answer(store):
     assert reason == "the records are of test.sums@v1, and this is test.sums@v2"
 
 
+def test_records_of_other_code_have_no_answer(tmp_path):
+    """A kernel without a version of its own is known by its code: entries of other code are not learned from."""
+
+    class Unversioned(Sums):
+        version = "0"
+
+    store = PersistentCache("sums", tmp_path / "sums.json", cfg_type=Block)
+    for width in WIDTHS:
+        key, entry = tuning(width, Unversioned())
+        store.keep(key, replace(entry, environment={**entry.environment, "code": "of another day"}))
+
+    reason = why_not(ask(selector_over(store), kernel=Unversioned()))
+    assert reason == "12 records of test.sums@v0 are of other code of the kernel"
+
+
 def test_equal_times_have_no_answer(tmp_path):
     """Where all candidates take the same time nothing can be learned."""
     store = PersistentCache("sums", tmp_path / "sums.json", cfg_type=Block)

@@ -65,7 +65,7 @@ class Predictions:
         op = request.key.op_id
         keys = [[key for key in store.keys() if key[1] == op] for store in stores]
         # An entry that is put again moves the epoch; one of another process shows as a key.
-        state = (invalidation.epoch, keys, len(self.records))
+        state = (invalidation.epoch, keys, len(self.records), request.code)
         known = self._learned.get(op)
         if known is None or known[0] != state:
             known = self._learned[op] = state, self._learn(request, stores, keys)
@@ -76,29 +76,34 @@ class Predictions:
     ) -> Learned | str:
         platform = request.key.device.partition("|")[0]
         found: dict[tuple[Key, Objective], Example] = {}
-        without = 0
+        without = other_code = 0
         # What the user's own store says of a call counts before what a pack says.
         for store, mine in zip(stores, keys, strict=True):
             for key in map(Key._make, mine[:_MOST_EXAMPLES]):
                 entry = peek(store, key) if key.device.partition("|")[0] == platform else None
                 if entry is None:
                     continue
+                if _is_of_other_code(entry.environment, request):
+                    other_code += 1
+                    continue
                 example = _example(key, entry.call, entry.objective or "forward", entry.summary)
                 without += example is None
                 if example is not None:
                     found.setdefault((key, entry.objective or "forward"), example)
         for key, record in list(self.records.items()):
-            if key.op_id == request.key.op_id:
+            if key.op_id == request.key.op_id and not _is_of_other_code(record.environment, request):
                 example = _example(key, described_in(record), record.objective, record.summary())
                 if example is not None:
                     found.setdefault((key, record.objective), example)
         if not found:
-            return self._nothing(request, without)
+            return self._nothing(request, without, other_code)
         from ..tuning.prediction.predict import learn
 
         return learn(list(found.values()))
 
-    def _nothing(self, request: Request, without: int) -> str:
+    def _nothing(self, request: Request, without: int, other_code: int) -> str:
+        if other_code:
+            return f"{other_code} records of {request.key.op_id} are of other code of the kernel"
         if without:
             return f"none of {without} entries of {request.key.op_id} has the times of its candidates"
         op = request.key.op_id.partition("@v")[0]
@@ -144,6 +149,11 @@ def _example(key: Key, call: Mapping[str, str], objective: Objective, summary: M
     from ..tuning.prediction.example import Example
 
     return Example(key, _parts(call, objective, key.device), times)
+
+
+def _is_of_other_code(kept: Mapping[str, str], request: Request) -> bool:
+    # A kernel without a version of its own is known by its code.
+    return bool(request.code) and kept.get("code", request.code) != request.code
 
 
 def _parts(call: Mapping[str, str], objective: Objective, device: str) -> dict[str, str]:

@@ -248,7 +248,7 @@ def _chosen(raw: Raw, heuristic: int | None) -> Choice:
     chances = np.where(known, (slower <= NEAR).mean(axis=0), 0.0)
     expected = np.where(known, slower.mean(axis=0), math.inf)
     place = int(np.argmin(expected))
-    if heuristic is not None and known[heuristic] and expected[heuristic] <= expected[place] + 0.01:
+    if heuristic is not None and known[heuristic] and expected[heuristic] <= expected[place] + 0.002:
         place = heuristic
     bound = float(np.quantile(slower[:, place], 0.9))
     return Choice(place, float(chances[place]), max(bound, 0.002), float(expected[place]))

@@ -100,16 +100,29 @@ def space_of(cfgs: Sequence[Any], starts: Sequence[int] = ()) -> Space:
 
 def _values(cfgs: Sequence[Any]) -> dict[str, Sequence[Any]]:
     """The values of each named leaf, over all configs."""
-    kinds = set(map(type, cfgs))
-    if len(kinds) == 1 and dataclasses.is_dataclass(kind := kinds.pop()):
-        names = [f.name for f in dataclasses.fields(kind)]
-        # A hundred thousand configs are common: by fields, not by configs, this takes a tenth of the time.
-        columns = {name: [getattr(cfg, name) for cfg in cfgs] for name in names}
-        if all(set(map(type, values)) <= _PLAIN for values in columns.values()):
-            return dict(columns)
+    columns = _plain_columns(cfgs)
+    if columns is not None and all(set(map(type, values)) <= _PLAIN for values in columns.values()):
+        return columns
     rows = [dict(leaves(cfg)) for cfg in cfgs]
     every = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, _ABSENT) for row in rows] for name in every}
+
+
+def _plain_columns(cfgs: Sequence[Any]) -> dict[str, Sequence[Any]] | None:
+    """The values by field, where all configs are of one kind with the same fields.
+
+    A hundred thousand configs are common: by fields, not by configs, this takes a tenth of the time.
+    """
+    kinds = set(map(type, cfgs))
+    if len(kinds) != 1:
+        return None
+    kind = kinds.pop()
+    if dataclasses.is_dataclass(kind):
+        return {f.name: [getattr(cfg, f.name) for cfg in cfgs] for f in dataclasses.fields(kind)}
+    names = list(cfgs[0]) if kind is dict else []
+    if names and all(isinstance(name, str) for name in names) and all(cfg.keys() == cfgs[0].keys() for cfg in cfgs):
+        return {name: [cfg[name] for cfg in cfgs] for name in names}
+    return None
 
 
 def leaves(cfg: Any) -> Iterator[tuple[str, Any]]:
