@@ -32,7 +32,10 @@ def blocks(page: Path) -> str:
 def run(command: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
     """Runs a command as a user would, with a cache folder of its own."""
     settings = {**os.environ, "EJKERNEL_PERSISTENT_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=settings, capture_output=True, text=True, timeout=300, check=False)
+    # What an example writes must not lie in the tree.
+    return subprocess.run(
+        command, env=settings, cwd=cache.parent, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)

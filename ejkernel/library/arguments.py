@@ -13,6 +13,8 @@ import numpy as np
 from ..ops.core.errors import OpsError
 
 FLOATS = ("float32", "bfloat16", "float16")
+# As JAX makes arrays under `jax_enable_x64`; XLA's way computes with them where an operation takes them.
+DOUBLE = "float64"
 _FLOATS = frozenset(map(jnp.dtype, FLOATS))
 
 
@@ -43,8 +45,14 @@ def float_array(name: str, value: Any, form: Sequence[str]) -> jax.Array:
     """The argument as an array of a supported floating-point dtype with one dimension for each name of the form."""
     array = as_array(name, value)
     if array.dtype not in _FLOATS:
-        raise ArgumentTypeError(f"{name} is {array.dtype.name}; use one of {', '.join(FLOATS)}")
+        raise ArgumentTypeError(f"{name} is {array.dtype.name}; use one of {', '.join(FLOATS)}{_advice(array)}")
     return with_rank(name, array, form)  # type: ignore[no-any-return]
+
+
+def _advice(array: Any) -> str:
+    if array.dtype.name != DOUBLE:
+        return ""
+    return ", as in x.astype(jnp.float32) (jax_enable_x64 makes float64; matmul, softmax and the norms take that, too)"
 
 
 def integers(name: str, value: Any, form: Sequence[str] | None = None) -> Any:

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import Executor, Invocation
-from . import reduce
+from . import double, reduce
 from .arguments import ArgumentError
 from .call import plan, planned
+from .double import is_double, refuse_cfg
 from .mosaic import norm_rows, spread
 from .reverse import ReverseOnGpu, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
@@ -171,6 +172,9 @@ def layer_norm(
     x = float_rows("x", x)
     scale = None if weight is None else as_vector("weight", weight, "x", x)
     given = (x, scale) if bias is None else (x, scale, as_vector("bias", bias, "x", x))
+    if is_double(*given):
+        refuse_cfg(cfg)
+        return double.layer_norm(x, scale, None if bias is None else given[-1], epsilon(eps))
     return plan(LayerNorm(), *given, eps=epsilon(eps), cfg=cfg, executor=executor)  # type: ignore[no-any-return]
 
 

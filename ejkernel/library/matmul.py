@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import Executor, Invocation
-from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, same_dtype
+from . import double
+from .arguments import DOUBLE, FLOATS, ArgumentError, ArgumentTypeError, as_array, same_dtype
 from .call import plan, planned
+from .double import is_double, refuse_cfg
 from .extent import too_large
 from .mosaic import served, tiles
 from .reverse import ReverseOnGpu, recomputed
@@ -214,6 +216,11 @@ def matmul(
         static |= {"transpose_a": bool(transpose_a), "transpose_b": bool(transpose_b)}
     if preferred_element_type is not None:
         static["dtype"] = _dtype(preferred_element_type)
+    out = static.get("dtype", a.dtype.name)
+    if is_double(*given) or out == DOUBLE:
+        refuse_cfg(cfg)
+        left, right = (jnp.swapaxes(x, -1, -2) if flip else x for x, flip in ((a, transpose_a), (b, transpose_b)))
+        return double.matmul(left, right, *given[2:], finish=_activation(activation), dtype=out)
     return plan(Matmul(), *given, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
 
 
@@ -239,7 +246,7 @@ def _mosaic_refuses(a: Any, b: Any, cfg: MatmulConfig, *, transposed: bool, out:
 
 def _factor(name: str, value: Any) -> jax.Array:
     array = value if isinstance(value, jax.Array) else as_array(name, value)
-    if array.dtype.name not in FLOATS:
+    if array.dtype.name not in (*FLOATS, DOUBLE):
         raise ArgumentTypeError(f"{name} is {array.dtype.name}; use one of {', '.join(FLOATS)}")
     if array.ndim < 2:
         raise ArgumentError(f"{name} must be a matrix, or have leading axes before one; got the shape {array.shape}")
@@ -248,7 +255,7 @@ def _factor(name: str, value: Any) -> jax.Array:
 
 def _bias(value: Any, b: jax.Array, columns: int) -> jax.Array:
     array = value if isinstance(value, jax.Array) else as_array("bias", value)
-    if array.dtype.name not in FLOATS:
+    if array.dtype.name not in (*FLOATS, DOUBLE):
         raise ArgumentTypeError(f"bias is {array.dtype.name}; use one of {', '.join(FLOATS)}")
     if array.shape != (columns,):
         raise ArgumentError(
@@ -263,7 +270,7 @@ def _dtype(value: Any) -> str:
         name = str(jnp.dtype(value))
     except TypeError as error:
         raise ArgumentTypeError(f"preferred_element_type={value!r} is no dtype") from error
-    if name not in FLOATS:
+    if name not in (*FLOATS, DOUBLE):
         raise ArgumentTypeError(f"preferred_element_type is {name}; use one of {', '.join(FLOATS)}")
     return name
 

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import Executor, Invocation
-from . import reduce
+from . import double, reduce
 from .arguments import ArgumentError
 from .call import plan, planned
+from .double import is_double, refuse_cfg
 from .mosaic import norm_rows, spread
 from .reverse import ReverseOnGpu, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
@@ -149,6 +150,9 @@ def rms_norm(
     """`x / sqrt(mean(x^2) + eps) * weight` over the last axis, in float32; the result has the dtype of `x`."""
     x = float_rows("x", x)
     given = () if weight is None else (as_vector("weight", weight, "x", x),)
+    if is_double(x, *given):
+        refuse_cfg(cfg)
+        return double.rms_norm(x, given[0] if given else None, epsilon(eps))
     return plan(RmsNorm(), x, *given, eps=epsilon(eps), cfg=cfg, executor=executor)  # type: ignore[no-any-return]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ..ops import Invocation
-from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array
+from .arguments import DOUBLE, FLOATS, ArgumentError, ArgumentTypeError, as_array
 from .extent import too_large
 from .mosaic import served, spread
 from .reduce import refuses_lanes
@@ -19,7 +19,7 @@ from .triton.rows import refuses
 def float_rows(name: str, value: Any) -> jax.Array:
     """The argument as an array of a supported floating-point dtype with at least one dimension."""
     array = value if isinstance(value, jax.Array) else as_array(name, value)
-    if array.dtype.name not in FLOATS:
+    if array.dtype.name not in (*FLOATS, DOUBLE):
         raise ArgumentTypeError(f"{name} is {array.dtype.name}; use one of {', '.join(FLOATS)}")
     if array.ndim == 0:
         raise ArgumentError(f"{name} has the shape (); give it at least one dimension")

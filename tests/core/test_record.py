@@ -20,7 +20,8 @@ from ejkernel.ops.core.record import FORMAT, Objective, Record, Status, Stop, Tr
 from ejkernel.ops.timing.race import Lane
 
 texts = st.text(max_size=12)
-times = st.floats(0, allow_nan=False, allow_infinity=False)
+# What a tuning can write: beyond this a number in a file is taken for damage.
+times = st.floats(0, 1e299, allow_nan=False, allow_infinity=False)
 plain_cfgs = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
@@ -49,7 +50,7 @@ def records(draw):
         environment=draw(st.dictionaries(texts, texts, max_size=3)),
         objective=draw(st.sampled_from(get_args(Objective))),
         clock=draw(texts),
-        seed=draw(st.integers()),
+        seed=draw(st.integers(-(2**62), 2**62)),
         budget_s=draw(st.none() | times),
         stop=draw(st.sampled_from(get_args(Stop))),
         trials=found,

@@ -529,7 +529,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         limit = self._settings.tune_seconds
         limits = [request.seconds, None if limit is None else max(limit - seconds_spent(), 0.0)]
         limits += [] if again else inline_budget.seconds_for(self._settings, self.tuner)
-        return min((seconds for seconds in limits if seconds is not None), default=None)
+        # `inf` lifts a default, and is no number of seconds.
+        return min((seconds for seconds in limits if seconds is not None and seconds < math.inf), default=None)
 
     @staticmethod
     def _first_answer(answered: Callable[[], tuple[Any] | None], record: Record) -> Record:
