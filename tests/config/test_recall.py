@@ -161,12 +161,14 @@ def test_a_key_builder_is_asked_every_time(traced):
     asked = []
 
     class Own(Times):
+        op_id = "recalled_own"
+
         def key_builder(self, inv):
             asked.append(inv)
             return "mine"
 
     kernel = Own()
-    traced.selector.cache.put(device_fingerprint(), "recalled@v0", "mine", 6)
+    traced.selector.cache.put(device_fingerprint(), "recalled_own@v0", "mine", 6)
     assert traced(kernel=kernel)[0] == 6
     count = len(asked)
     assert traced(kernel=kernel)[0] == 6
