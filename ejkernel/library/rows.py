@@ -68,5 +68,5 @@ def rows_refuse(
         return "there is nothing to compute"
     if implementation == "mosaic":
         refused = spread.refuses(x.shape[-1], x.dtype.itemsize, num_warps, each)
-        return refused or served.refuses(inv, x.size, hopper=False)
+        return refused or served.refuses(inv, x.size, hopper=False) or spread.several(num_warps)
     return too_large(inv, x.size) or refuses(x.shape[-1], rows, num_warps)

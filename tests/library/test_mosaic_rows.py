@@ -174,12 +174,12 @@ def test_it_is_lowered_for_a_gpu(name, width, num_warps, each):
         lowered_by_mosaic(several, jax.ShapeDtypeStruct((2, 8, width), jnp.float32), *vectors)
 
 
-@pytest.mark.parametrize("width", [1000, 8192, pytest.param(129, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("width", [1000, 2048, pytest.param(129, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_gradients_are_lowered_for_a_gpu(name, width):
     """One kernel for what x and the vectors get."""
     kernel = {"rms_norm": RmsNorm(), "layer_norm": LayerNorm()}[name]
-    cfg = FUNCTIONS[name][1]("mosaic", num_warps=4 if width < 8192 else 8)
+    cfg = FUNCTIONS[name][1]("mosaic", num_warps=4)
     shapes = [jax.ShapeDtypeStruct((64, width), jnp.bfloat16)]
     shapes += [jax.ShapeDtypeStruct((width,), jnp.float32)] * VECTORS[name]
     text = lowered_by_mosaic(lambda *a: jax.vjp(lambda *b: kernel.run(*b, cfg=cfg), *a)[1](a[0]), *shapes)
@@ -248,7 +248,8 @@ def test_what_cannot_run_says_why(monkeypatch):
     inv = Invocation("x", (jax.ShapeDtypeStruct((4, 50257), jnp.bfloat16),), {})
     assert "GPUs alone" in Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=16))
     hopper(monkeypatch)
-    assert Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=16)) is True
+    assert Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=4)) is True
+    assert "use 4" in Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=8))
     for cfg, reason in (
         (SoftmaxConfig("mosaic", num_warps=6), "whole warpgroups"),
         (SoftmaxConfig("mosaic", num_warps=4), "too wide for the registers of 4 warps"),

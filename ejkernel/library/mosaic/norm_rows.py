@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .spread import refuses
+from .spread import refuses, several
 
 # A row's elements for each thread: some six arrays of them are held, in at most 128 registers.
 _EACH = 16
@@ -19,5 +19,6 @@ def portions(count: int, width: int) -> tuple[int, int]:
 
 
 def fits(width: int, itemsize: int) -> bool:
-    """Does a row of this width, with all that its gradient needs, fit into registers?"""
-    return width <= _WIDEST and not refuses(width, itemsize, 4 * portions(1, width)[0], None)
+    """Does a row of this width, with all that its gradient needs, fit into the registers of one warpgroup?"""
+    warps = 4 * portions(1, width)[0]
+    return width <= _WIDEST and not several(warps) and not refuses(width, itemsize, warps, None)
