@@ -248,8 +248,8 @@ def test_what_cannot_run_says_why(monkeypatch):
     inv = Invocation("x", (jax.ShapeDtypeStruct((4, 50257), jnp.bfloat16),), {})
     assert "GPUs alone" in Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=16))
     hopper(monkeypatch)
-    assert Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=4)) is True
-    assert "use 4" in Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=8))
+    assert Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=4, each=16)) is True
+    assert "use 4" in Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=16))
     for cfg, reason in (
         (SoftmaxConfig("mosaic", num_warps=6), "whole warpgroups"),
         (SoftmaxConfig("mosaic", num_warps=4), "too wide for the registers of 4 warps"),
