@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -99,7 +99,7 @@ class Executor(Generic[Cfg, Out]):
 
     @property
     def chooser(self) -> ConfigChooser:
-        """What chooses the cfgs; another one takes effect at the next call."""
+        """Chooses the cfgs; another one takes effect at the next call."""
         return self._chooser
 
     @chooser.setter
@@ -128,13 +128,22 @@ class Executor(Generic[Cfg, Out]):
                 if type(arg) is _jax.JaxprTracer:
                     return self.call_anew(kernel, args, kwargs)
                 return self._call_with_trees(kernel, arg, args, kwargs)
-        short: Any = kernel.__class__
+        short: Any = type(kernel)
         leaves: Any = args
         if kwargs:
-            found = with_keywords(short, args, kwargs)
-            if found is None:
-                return self._call_with_trees(kernel, None, args, kwargs)
-            short, leaves = found
+            for name, value in kwargs.items():
+                kind = type(value)
+                if kind is ARRAY:
+                    short = (short, name)
+                    leaves = (*leaves, value)
+                elif kind in PLAIN_KINDS:
+                    short = (short, name, kind, value)
+                else:
+                    found = with_keywords(type(kernel), args, kwargs)
+                    if found is None:
+                        return self._call_with_trees(kernel, None, args, kwargs)
+                    short, leaves = found
+                    break
         try:
             state = kernel.__dict__
             if state:
@@ -571,8 +580,8 @@ class Executor(Generic[Cfg, Out]):
 
 def _outside() -> int:
     """The `stacklevel` of the line that called this package: a warning belongs there, however it was reached."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("ejkernel."):
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("ejkernel."):
         frame, level = frame.f_back, level + 1
     return level
 
