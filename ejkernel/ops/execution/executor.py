@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol
 import jax
 
 from .. import _jax
-from ..config import call_log
+from ..config import call_log, policy
 from ..config.cache import is_shadowed
 from ..config.selection import ConfigSelectorChain, objective_of
 from ..core import invalidation
@@ -149,8 +149,7 @@ class Executor(Generic[Cfg, Out]):
             if state:
                 for name, value in state.items():
                     short = (short, name, value, type(value))
-            frames = frames_in_force()
-            if frames:
+            if policy.used and (frames := frames_in_force()):
                 short = (short, frames)
             if self.several_kinds:
                 short = (short, place_of(leaves))
