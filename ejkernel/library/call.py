@@ -19,7 +19,7 @@ def plan(
     then: Callable[[Any], Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """A plan, for a function under `planned`: its kernel and arguments, and what is done with the result."""
+    """Makes the answer of a function under `planned`: its kernel and arguments, and what is done with the result."""
     kernel = with_providers(kernel)
     made = Plan(kernel, args, kwargs, cfg, executor)
     return made if then is None else Plan(kernel, args, kwargs, cfg, executor, then)

@@ -11,6 +11,8 @@ import numpy as np
 
 # By the array's address: what it was checked for, and by which check. An array that is gone takes its line with it.
 _checked: dict[int, tuple[weakref.ref[Any], Any, Any]] = {}
+# By the check: the latest of them.
+_latest: dict[Any, tuple[weakref.ref[Any], Any, Any]] = {}
 
 
 def were_checked(array: Any, wanted: Any, fits: Callable[[np.ndarray[Any, Any], Any], bool]) -> bool:
@@ -18,13 +20,17 @@ def were_checked(array: Any, wanted: Any, fits: Callable[[np.ndarray[Any, Any], 
 
     False also for what is not an array of integers: the function that checks everything has the words for it.
     """
+    # Most programs use one array again and again, and newer versions of Python take long to say an address.
+    known = _latest.get(fits)
+    if known is not None and known[0]() is array and known[1] == wanted:
+        return True
     place = id(array)
     known = _checked.get(place)
-    if known is not None and known[1] == wanted and known[2] is fits and known[0]() is array:
-        return True
-    if not jnp.issubdtype(array.dtype, jnp.integer) or not fits(np.asarray(array), wanted):
-        return False
-    _checked[place] = (weakref.ref(array, lambda gone: _forget(place, gone)), wanted, fits)
+    if known is None or known[0]() is not array or known[1] != wanted or known[2] is not fits:
+        if not jnp.issubdtype(array.dtype, jnp.integer) or not fits(np.asarray(array), wanted):
+            return False
+        known = _checked[place] = (weakref.ref(array, lambda gone: _forget(place, gone)), wanted, fits)
+    _latest[fits] = known
     return True
 
 

@@ -46,7 +46,7 @@ at_top_level: Callable[[], bool] = _private("jax._src.core", "trace_ctx").is_top
 
 
 def forget_failures(jitted: Any) -> None:
-    """Lets a jitted function dispatch fast again for signatures with a first trace that raised; what it compiled stays.
+    """Lets a jitted function dispatch fast again where the first trace of a signature raised; its programs stay.
 
     JAX serves such a signature in Python ever after, ten times as slowly, also once it was traced and compiled.
     """

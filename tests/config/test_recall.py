@@ -17,6 +17,7 @@ from ejkernel.ops import (
     overlay_cache,
     policy_override,
 )
+from ejkernel.ops.config import selection
 
 X = jnp.arange(1.0, 5.0)
 
@@ -48,13 +49,13 @@ class Traced:
             ConfigCache(), AutotunePolicy(allow_autotune=False), on_event=lambda event, **data: self.told(event, data)
         )
         self.executor = Executor(self.selector)
-        walk = ConfigSelectorChain._decide
+        walk = selection.walk
 
-        def counted(*args):
+        def counted(*args, **how):
             self.walks += 1
-            return walk(*args)
+            return walk(*args, **how)
 
-        monkeypatch.setattr(ConfigSelectorChain, "_decide", counted)
+        monkeypatch.setattr(selection, "walk", counted)
 
     def told(self, event, data):
         self.events.append((event, data["call_key"], data.get("cfg")))

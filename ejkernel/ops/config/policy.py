@@ -48,6 +48,10 @@ class Frame:
 frames: ContextVar[tuple[Frame, ...]] = ContextVar("ejkernel_policy", default=())
 
 
+# Has any change ever been in force? Until then a call need not look; a copied context keeps its changes for good.
+used = False
+
+
 def in_force(selector: object, base: AutotunePolicy) -> AutotunePolicy:
     """The selector's policy as this context sees it."""
     around = frames.get()
@@ -67,6 +71,8 @@ class _Change:
         self._frame = Frame(selector, tuple(updates.items()))
 
     def __enter__(self) -> Self:
+        global used
+        used = True
         frames.set((*frames.get(), self._frame))
         return self
 

@@ -15,7 +15,7 @@ from .. import _jax
 from ..core import invalidation
 from ..core.device import target_in_force
 from ..core.invocation import Invocation
-from ..core.kernel import Kernel
+from ..core.kernel import Kernel, key_builder_of
 from ..core.request import Decision
 from . import call_log
 from .cache import lock_in_force, overlay_in_force
@@ -33,7 +33,7 @@ class _Known(NamedTuple):
 
 
 class Recall:
-    """Answers of one selector from memory, by everything that its answer depends on."""
+    """Answers of one selector from memory, by everything that they depend on."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, _Known] = {}
@@ -57,7 +57,12 @@ def question_of(inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Hashable
     if inv.override_cfg is not None or inv.method is not None or inv.batch_axes is not None:
         return None
     # A key builder may look at anything; a program that is looked through, or collected from, needs every step.
-    if kernel.key_builder is not None or call_log.is_watching() or overlay_in_force() or lock_in_force() is not None:
+    if (
+        key_builder_of(kernel) is not None
+        or call_log.is_watching()
+        or overlay_in_force()
+        or lock_in_force() is not None
+    ):
         return None
     types = []
     for arg in inv.args:

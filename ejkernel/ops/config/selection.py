@@ -180,13 +180,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
         if recalled is not None and recalled.key is not None:
             self._tell("cache_hit", recalled.key, "memory", cfg=recalled.cfg, level="memory")
             return recalled
+        # Taken before the walk: a change that comes during it must not be overlooked.
         epoch = invalidation.epoch
-        decision = self._decide(inv, kernel)
-        if question is not None:
-            self._recall.keep(question, decision, epoch)
-        return decision
-
-    def _decide(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
         policy = self.policy
         request = self._asked(inv, kernel, policy)
         log = call_log.in_force()
@@ -202,6 +197,8 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
             with self._flights.on_demand(request.key) as flight:
                 decision = self._settle(walk(tiers, request, hold=lambda: flight.hold() or request.key in self._tuned))
         call_log.collect(request, decision, lock)
+        if question is not None:
+            self._recall.keep(question, decision, epoch)
         return decision
 
     def look(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:

@@ -95,8 +95,7 @@ def _add(parts: dict[str, str], name: str, value: Any, depth: int = 0) -> None:
     parts[name] = _plain_text(value.__class__, value) if type(value) in _PLAIN else _text(stable.form(value, name))
 
 
-# Values of types that say everything by their equality: their text is remembered, since a program makes the same calls
-# often.
+# Type and equality say everything of these: their text is remembered, since one program makes the same calls often.
 _PLAIN = frozenset((int, bool, str, type(None)))
 
 

@@ -123,11 +123,11 @@ def check_cfg_type(kernel: Kernel[Any, Any], cfg: Any, origin: str) -> Any:
 
 def key_builder_of(kernel: Kernel[Any, Any]) -> Callable[[Any], str] | None:
     """The kernel's key builder as a function of the invocation alone, however it was written."""
-    if kernel.key_builder is None:
-        return None
     if "key_builder" in vars(kernel):
         return vars(kernel)["key_builder"]  # type: ignore[no-any-return]
-    raw = inspect.getattr_static(type(kernel), "key_builder", None)
+    raw = next(vars(base)["key_builder"] for base in type(kernel).__mro__ if "key_builder" in vars(base))
+    if raw is None:
+        return None
     # A plain function or lambda in the class body takes the invocation; a method takes self first.
     if inspect.isfunction(raw) and len(_required(raw)) < 2:
         return raw

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol
 import jax
 
 from .. import _jax
-from ..config import call_log
+from ..config import call_log, policy
 from ..config.cache import is_shadowed
 from ..config.selection import ConfigSelectorChain, objective_of
 from ..core import invalidation
@@ -103,7 +103,7 @@ class Executor(Generic[Cfg, Out]):
 
     @property
     def chooser(self) -> ConfigChooser:
-        """The chooser of cfgs; another one takes effect at the next call."""
+        """Chooses the cfgs; another one takes effect at the next call."""
         return self._chooser
 
     @chooser.setter
@@ -132,20 +132,28 @@ class Executor(Generic[Cfg, Out]):
                 if type(arg) is _jax.JaxprTracer:
                     return self.call_anew(kernel, args, kwargs)
                 return self._call_with_trees(kernel, arg, args, kwargs)
-        short: Any = kernel.__class__
+        short: Any = type(kernel)
         leaves: Any = args
         if kwargs:
-            found = with_keywords(short, args, kwargs)
-            if found is None:
-                return self._call_with_trees(kernel, None, args, kwargs)
-            short, leaves = found
+            for name, value in kwargs.items():
+                kind = type(value)
+                if kind is ARRAY:
+                    short = (short, name)
+                    leaves = (*leaves, value)
+                elif kind in PLAIN_KINDS:
+                    short = (short, name, kind, value)
+                else:
+                    found = with_keywords(type(kernel), args, kwargs)
+                    if found is None:
+                        return self._call_with_trees(kernel, None, args, kwargs)
+                    short, leaves = found
+                    break
         try:
             state = kernel.__dict__
             if state:
                 for name, value in state.items():
                     short = (short, name, value, type(value))
-            frames = frames_in_force()
-            if frames:
+            if policy.used and (frames := frames_in_force()):
                 short = (short, frames)
             if self.several_kinds:
                 short = (short, place_of(leaves))
@@ -580,9 +588,7 @@ class Executor(Generic[Cfg, Out]):
 def _outside() -> int:
     """The `stacklevel` of the line that called this package: a warning belongs there, however it was reached."""
     frame, level = inspect.currentframe(), 0
-    while (
-        frame is not None and frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("ejkernel.")
-    ):
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("ejkernel."):
         frame, level = frame.f_back, level + 1
     return level
 

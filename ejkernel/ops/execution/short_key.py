@@ -60,7 +60,7 @@ def is_short(value: Any) -> bool:
 
 
 def _mark(value: Any) -> Hashable | None:
-    """The stand-in for a static keyword beside its type; None where nothing short does."""
+    """The stand-in for a static keyword beside its type; None where there is no short one."""
     if type(value) is float:
         # 0.0 equals -0.0: they are told apart by their text.
         return value or repr(value) if value == value else None

@@ -34,7 +34,7 @@ def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def tree_signature(parts: Sequence[Any]) -> tuple[Any, ...]:
-    """Likewise for trees of arrays: their structure besides."""
+    """Structure, shapes and dtypes of trees of arrays."""
     leaves, tree = jax.tree_util.tree_flatten(tuple(parts))
     return (tree, *signature(leaves))
 
