@@ -96,8 +96,9 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _begins(row: Row, text: str) -> bool:
-    """Is this its call key, the beginning of it, or its operation?"""
-    return row.key.call_key.startswith(text) or Filter(op=text).fits(row)
+    """Is this its call key, the beginning of it, or its operation, with or without the package in front?"""
+    named = Filter(op=text).fits(row) or Filter(op=f"*.{text}").fits(row)
+    return row.key.call_key.startswith(text) or named
 
 
 def _verify_arguments(parser: Parser) -> None:

@@ -27,7 +27,8 @@ def run(options: argparse.Namespace) -> int:
         return Status.DONE
     write(found.table())
     if not found.calls:
-        write("no operation has a label: run kernels through an executor, with EJKERNEL_OPS_STAMP as it is by default")
+        write("no operation has a label: run kernels through an executor, with EJKERNEL_OPS_STAMP as it is by default,")
+        write("and block_until_ready before the trace ends")
     return Status.DONE
 
 

@@ -207,7 +207,9 @@ def summary(paper: Paper, results: Sequence[Found], seconds: float) -> None:
     disk = sum(found.from_disk for found in results)
     faster = [found for found in results if _surely_gains(found.record)]
     paper.write(f"{len(results)} operations in {seconds:.0f} s, {disk} of them answered from disk", "title")
-    paper.write(f"{len(faster)} gain surely by tuning; for the others the heuristic choice is as good")
+    noisy = [found for found in results if found.record is not None and verdict(found.record).kind == "noisy"]
+    unsure = f"{len(noisy)} are too noisy to tell; " if noisy else ""
+    paper.write(f"{len(faster)} gain surely by tuning; {unsure}for the others the heuristic choice is as good")
     if disk < len(results):
         paper.write("run it again: everything is answered from disk then")
 

@@ -300,9 +300,9 @@ def test_the_path_is_a_line_for_scripts(shell, folder):
 
 def test_show_takes_an_operation(shell, tmp_path):
     """With or without its version, or a pattern; a wrong name says what is looked for."""
-    write_store(tmp_path / "ops.json", {("matmul@v1", "aa"): raw(), ("softmax@v2", "bb"): raw()})
-    for name in ("matmul", "matmul@v1", "mat*", "aa"):
+    write_store(tmp_path / "ops.json", {("library.matmul@v1", "aa"): raw(), ("softmax@v2", "bb"): raw()})
+    for name in ("library.matmul", "matmul", "matmul@v1", "library.mat*", "aa"):
         done = shell("cache", "show", name, "--store", str(tmp_path))
-        assert (done.status, "matmul@v1 (call aa)" in done.out, "softmax" in done.out) == (0, True, False)
+        assert (done.status, "library.matmul@v1 (call aa)" in done.out, "softmax" in done.out) == (0, True, False)
     wrong = shell("cache", "show", "conv", "--store", str(tmp_path))
     assert "no entry is of such an operation, or has a call key that begins with conv" in wrong.err

@@ -80,6 +80,13 @@ def test_a_record_with_little_in_it_has_a_verdict(left, text):
     assert text in verdict(left).text
 
 
+def test_a_winner_that_failed_has_no_one_to_compare_with():
+    """A file may say so; the figures are those of the samples."""
+    odd = Record(trials=(Trial(1, "wrong", samples_s=(1.0,)), Trial(2, samples_s=(2.0,))), winner=0)
+    assert [(one.seconds, one.ratio) for one in standings(odd)] == [(1.0, None), (2.0, None)]
+    assert "the fastest of 2" in verdict(odd).text
+
+
 def test_of_a_search_only_finalists_are_compared():
     """A candidate of an earlier batch ran in other rounds: it has a time and no ratio."""
     trials = (

@@ -49,6 +49,9 @@ def standings(record: Record) -> tuple[Standing, ...]:
         return tuple(Standing(trial.seconds) for trial in record.trials)
     best = median(timed[winner])
     levels = _levels({i: timed[i] for i in timed if _raced(record, i)}, by_device=not record.clock.startswith("wall"))
+    # A file may name a winner that failed.
+    if winner not in levels:
+        return tuple(Standing(trial.seconds) for trial in record.trials)
     found = []
     for place, trial in enumerate(record.trials):
         if place not in levels:

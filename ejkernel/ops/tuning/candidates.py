@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, final, get_args
 
+from ..core import formatting
 from ..core.record import Record, Status, Trial
 from ..timing.program import CompiledProgram, first_line
 from .journal.observer import NoObserver, StepObserver
@@ -159,7 +160,9 @@ class CandidateSet:
         if number not in self._twins:
             return own
         shared = self._trials[self._twins[number]]
-        message = f"the same program as {shared.cfg!r}" + (f": {shared.message}" if shared.message else "")
+        message = f"the same program as {formatting.short(shared.cfg)}" + (
+            f": {shared.message}" if shared.message else ""
+        )
         return replace(shared, cfg=own.cfg, compile_s=own.compile_s, message=message)
 
 
