@@ -117,12 +117,13 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
         )
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> DecodeAttentionConfig:
-        """Parts, as many as it takes to give every multiprocessor one; many sequences need none."""
-        q, k = inv.args[:2]
-        busy = q.shape[0] * k.shape[2]
-        parts = 1 << max(0, math.ceil(math.log2(max(1, 264 / max(1, busy)))))
-        parts = min(parts, max(1, _keys(inv) // 128))
-        return DecodeAttentionConfig("split", parts) if parts > 1 else DecodeAttentionConfig("gather")
+        """The kernel, with enough parts to fill the GPU; else all keys at once.
+
+        On an H200 with 32 heads on 8: 332 us against 869 by `gather` for 64 sequences of 4096 keys, 97 against 226 for
+        one of 65536; `split` took 1,780 and 480.
+        """
+        kernel = DecodeAttentionConfig("triton", _enough(inv), 64, 4, 3)
+        return kernel if self.valid_cfg(inv, kernel) is True else DecodeAttentionConfig("gather")
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[DecodeAttentionConfig]:
         """All of them, with blocks and parts of several sizes."""
@@ -132,8 +133,7 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[DecodeAttentionConfig]:
         """The kernel as well, with parts for few sequences and for many."""
-        q, k = inv.args[:2]
-        enough = 1 << max(0, math.ceil(math.log2(max(1, 528 / max(1, q.shape[0] * k.shape[2])))))
+        enough = _enough(inv)
         launches = [(n, b, w, 3) for n in (enough, 4 * enough) for b in (64, 128) for w in (2, 4)]
         return [*self.candidate_cfgs(inv), *(DecodeAttentionConfig("triton", *launch) for launch in launches)]
 
@@ -165,6 +165,12 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
             order = np.concatenate([rng.permutation(k.shape[0]) for _ in range(-(-table.size // k.shape[0]))])
             rest[0] = order[: table.size].reshape(table.shape).astype(np.int32)
         return (q, k, v, lengths, *rest), dict(inv.kwargs)
+
+
+def _enough(inv: Invocation[Any, Any]) -> int:
+    """Parts of the keys that give every multiprocessor of a large GPU four blocks."""
+    q, k = inv.args[:2]
+    return 1 << max(0, math.ceil(math.log2(max(1, 528 / max(1, q.shape[0] * k.shape[2])))))
 
 
 def decode_attention(

@@ -21,6 +21,9 @@ from .triton.select import largest_of_rows, refuses
 
 Found = tuple[jax.Array, jax.Array]
 
+# Rows of a router, which one warp holds.
+_SHORT = 512
+
 
 @dataclass(frozen=True)
 class TopKConfig:
@@ -64,8 +67,15 @@ class TopK(Kernel[TopKConfig, Found]):
         return TopKConfig("parts", finish="sort") if width >= 64 * k and width >= 1024 else TopKConfig("xla")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> TopKConfig:
-        """Parts and counting: XLA sorts whole rows there, which is 240 times the floor for a vocabulary."""
+        """The kernel for a router's short rows, else parts and counting: XLA sorts whole rows there.
+
+        On an H200: 14 us against 51 by parts and 72 by XLA for 8 of 8192x256; 40 by parts against 935 for 50 of
+        32x131072.
+        """
         _, width, k = _sizes(inv)
+        kernel = TopKConfig("triton", rows=1, num_warps=1)
+        if width <= _SHORT and self.valid_cfg(inv, kernel) is True:
+            return kernel
         return TopKConfig("parts", finish="count") if width >= 4 * k and k <= 128 else TopKConfig("xla")
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[TopKConfig]:
