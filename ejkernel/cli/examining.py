@@ -16,6 +16,7 @@ SUPPORTED_JAX = ((0, 10), (0, 13))
 # The distribution and the purpose of each extra.
 EXTRAS = {
     "pydantic": ("pydantic", "cfgs as pydantic models"),
+    "mosaic": ("absl-py", "Mosaic GPU kernels under JAX 0.10"),
     "plot": ("matplotlib", "pictures of tunings, Record.plot"),
     "remote": ("fsspec", "entries that a team shares, RemoteStore"),
 }
