@@ -9,9 +9,9 @@ import pytest
 
 pytestmark = pytest.mark.engines
 
-nbformat = pytest.importorskip("nbformat", reason="needs a notebook's kernel: pip install nbclient ipykernel")
-nbclient = pytest.importorskip("nbclient", reason="needs a notebook's kernel: pip install nbclient ipykernel")
-pytest.importorskip("ipykernel", reason="needs a notebook's kernel: pip install nbclient ipykernel")
+nbformat = pytest.importorskip("nbformat", reason="needs the extra `notebooks`: pip install 'ejkernel-ops[notebooks]'")
+nbclient = pytest.importorskip("nbclient", reason="needs the extra `notebooks`: pip install 'ejkernel-ops[notebooks]'")
+pytest.importorskip("ipykernel", reason="needs the extra `notebooks`: pip install 'ejkernel-ops[notebooks]'")
 
 ROOT = Path(__file__).parents[2]
 
