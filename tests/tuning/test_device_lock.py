@@ -149,11 +149,14 @@ def test_a_stopped_holder_is_not_waited_for(tmp_path, monkeypatch):
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
         holder.send_signal(signal.SIGSTOP)
-        turn = device_lock("cpu|one", tmp_path)
-        with pytest.warns(locks.DeviceLockWarning, match=f"kill -CONT {holder.pid}"):
-            turn.__enter__()
-        turn.__exit__(None, None, None)
-        holder.kill()
+        try:
+            turn = device_lock("cpu|one", tmp_path)
+            with pytest.warns(locks.DeviceLockWarning, match=f"kill -CONT {holder.pid}"):
+                turn.__enter__()
+            turn.__exit__(None, None, None)
+        finally:
+            # A process that is stopped would be waited for without an end.
+            holder.kill()
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "9" * 400, str(2**40)], ids=len)
