@@ -48,8 +48,9 @@ def test_the_examples_run_one_after_the_other(shell, tmp_path, monkeypatch):
         assert done.status == 0, (command, done.err)
         said = {line.split()[0] for line in (done.out + done.err).splitlines() if line.strip()}
         wanted = {"note" if line.startswith("ok    clock") and "note" in said else first(line) for line in lines}
-        # A trace of a busy CPU may lack operations of some microseconds; what a profile says has tests of its own.
-        wanted = wanted & {"call"} if command.startswith("ejkernel profile") else wanted
+        # A trace under JAX 0.10 has the label of one of both calls.
+        if command.startswith("ejkernel profile") and "1" in said:
+            wanted = wanted - {"2"}
         assert {word for word in wanted if not fits(word, said)} == set(), (command, done.out, done.err)
     monkeypatch.delitem(sys.modules, "my_model", raising=False)
 

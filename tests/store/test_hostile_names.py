@@ -238,7 +238,7 @@ def test_links_of_ones_own_are_followed(tmp_path):
 
 @as_root
 def test_a_folder_that_is_replaced_by_a_link_while_the_store_is_open_is_not_followed(victim):
-    """The check is not made once for all: another user who swaps the folder later gains nothing."""
+    """The check is not made once for all: a folder that another user swaps later gains nothing."""
     cache = store(victim)
     keep(cache, "one", 1)
     os.rename(victim / "ops.json.d", victim / "away")

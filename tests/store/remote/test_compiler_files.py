@@ -77,7 +77,7 @@ def test_a_file_with_a_wrong_signature_is_refused(filled, tmp_path):
 
 @pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", ".ssh/keys", "a/b/c/d/e", "", "a//b", "a\0b"])
 def test_a_path_that_leads_elsewhere_is_refused_even_when_signed(tmp_path, path):
-    """Whoever signed it."""
+    """A signature does not change that."""
     objects = MemoryObjects()
     store = writing(objects)
     data = compiler_files._packed(path, b"code", store.signer)
