@@ -209,7 +209,9 @@ def summary(paper: Paper, results: Sequence[Found], seconds: float) -> None:
     paper.write(f"{len(results)} operations in {seconds:.0f} s, {disk} of them answered from disk", "title")
     noisy = [found for found in results if found.record is not None and verdict(found.record).kind == "noisy"]
     unsure = f"{len(noisy)} are too noisy to tell; " if noisy else ""
-    paper.write(f"{len(faster)} gain surely by tuning; {unsure}for the others the heuristic choice is as good")
+    gains = f"{len(faster)} gain surely by tuning; {unsure}for the others the heuristic choice is as good"
+    for line in textwrap.wrap(gains, 80):
+        paper.write(line)
     if disk < len(results):
         paper.write("run it again: everything is answered from disk then")
 

@@ -84,3 +84,15 @@ def test_no_winner_is_shown_beside_a_faster_loser_without_a_word():
     plain = Record(trials=trials, winner=1, heuristic=0, gain=(1.5, 1.4, 1.6))
     lines = [line for line, _ in demo.report(demo.Found(case, trials[1].cfg, 1.0, False, plain, "/a"))]
     assert not any("too noisy" in line for line in lines)
+
+
+def test_the_last_lines_fit_when_some_are_too_noisy_to_tell():
+    """The sentence that names gains, noise and the rest is wrapped at 80 columns."""
+    trials = tuple(Trial({"implementation": f"way{i}"}, samples_s=(s,)) for i, s in enumerate((6e-3, 4e-3)))
+    case = demo.Case("softmax", "small", lambda: ((), {}))
+    record = Record(trials=trials, winner=0, heuristic=0, gain=(1.0, 1.0, 1.0))
+    noisy = demo.Found(case, trials[0].cfg, 1.0, False, record, "")
+    out = io.StringIO()
+    demo.summary(demo.Paper(out, colour=False), [noisy] * 3, 12.0)
+    assert "3 are too noisy to tell" in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 80
