@@ -45,6 +45,8 @@ class Settings:
     agree_seconds: float = AGREE_SECONDS
     # Do ways of the library that JAX's Triton backend compiles take part?
     triton: bool = True
+    # Processes that trace candidates of a program's calls; None: as many as are worth it.
+    tracers: int | None = None
     # The convention of terminals (no-color.org): any value at all means plain text.
     no_color: bool = False
 
@@ -71,6 +73,7 @@ class Settings:
             agree=_switch("EJKERNEL_OPS_AGREE"),
             agree_seconds=_bound("EJKERNEL_OPS_AGREE_SECONDS", AGREE_SECONDS),
             triton=_switch("EJKERNEL_OPS_TRITON"),
+            tracers=_count("EJKERNEL_OPS_TRACERS"),
             no_color=no_color(),
         )
 
@@ -133,6 +136,15 @@ def _seconds(name: str) -> float | None:
     if not seconds >= 0:
         raise SettingError(f"{name}={text!r} is not a number of seconds: use a number of at least 0, such as 60")
     return seconds
+
+
+def _count(name: str) -> int | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    if not re.fullmatch(r"\d{1,3}", text):
+        raise SettingError(f"{name}={text!r} is not a number of processes: use a whole number, 0 for none")
+    return int(text)
 
 
 def _bound(name: str, default: float) -> float:

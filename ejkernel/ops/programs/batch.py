@@ -25,6 +25,7 @@ from .found_call import FoundCall
 from .interrupts import Interrupts, noting_interrupts
 from .progress import Progress
 from .results import AutotuningResult, Entry, seconds_of
+from .tracing.ahead import traced_elsewhere
 
 # The share of a budget for running the program before and after: its two forms are compiled side by side.
 _FOR_CONFIRMING = 0.12
@@ -184,6 +185,16 @@ class BatchTuner:
         waiting = list(calls) if shares is None else in_order(calls, shares)
         if shares is not None and all(map(ahead.pays, waiting)):
             waiting = quick_to_trace_first(waiting, shares)
+        with traced_elsewhere(waiting, self.notes):
+            self._tune_in_order(waiting, shares, interrupts, ahead)
+
+    def _tune_in_order(
+        self,
+        waiting: list[FoundCall],
+        shares: Mapping[Key, Share] | None,
+        interrupts: Interrupts,
+        ahead: TracedAhead,
+    ) -> None:
         while waiting:
             interrupts.check()
             ahead.wait()

@@ -24,6 +24,7 @@ from .progress import Step
 from .reference import NUMBERS as REFERENCES
 from .reference import PLAIN, Reference
 from .worker.export import LocalBuilder, ProgramBuilder
+from .worker.tracing import StillTracing
 
 # Programs of the check are compiled under this number and those below: no candidate's.
 _CHECKS = -3
@@ -150,6 +151,9 @@ class CandidateCompiler:
             return
         try:
             staged = self._traced(number, cfg)
+            # Another process still traces it: the time is up, as for what still compiles.
+            if staged is None:
+                return
             lowered, text = (None, "") if staged.as_it_is is not None else self._lowered(staged, cfg)
         # Whatever a candidate raises is the candidate's outcome.
         except Exception as error:
@@ -214,8 +218,15 @@ class CandidateCompiler:
             if self.candidates.state(number) in ("checked", "timed"):
                 self.candidates.advance(number, "timeout", samples_s=(), message="still compiling when the time was up")
 
-    def _traced(self, number: int, cfg: Any) -> Staged:
+    def _traced(self, number: int, cfg: Any) -> Staged | None:
         name = f"ejk_{self._tag}_{number}"
+        on_its_way = self._coming - REFERENCES or self.candidates.running
+        try:
+            ready = self._builder.ready_made(cfg, name, self._deadline if on_its_way else math.inf)
+        except StillTracing:
+            return None
+        if ready is not None:
+            return ready
         fn = self.job.make_fn(cfg)
         staged = stage(fn, self._call, self._leaves, self.job.objective, name=name, cotangents=self._cotangents)
         return self._builder.traced(staged, cfg)

@@ -176,7 +176,7 @@ class Tuner(Generic[Cfg]):
         prepared.trace(is_next=is_next)
         return prepared
 
-    def _searches(self, count: int) -> bool:
+    def searches(self, count: int) -> bool:
         """Are so many candidates too many to race them all?"""
         return count > FEW if self.strategy is not None else not self._effort.covers(count)
 
@@ -215,7 +215,7 @@ class PreparedTuning:
         self.cfgs = distinct([*job.candidates, *job.seeds])
         if not self.cfgs:
             raise TuningError("there is nothing to tune: no candidates were given")
-        self.searches = tuner._searches(len(self.cfgs))
+        self.searches = tuner.searches(len(self.cfgs))
         self.budget: float | None = None
         self.allow(job.seconds)
         # A search measures some of very many: what becomes of each is written down, not all their names.

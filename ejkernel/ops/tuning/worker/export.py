@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import jax
 
@@ -13,6 +13,9 @@ from ...core.errors import NotExportedError
 from ...core.record import Objective
 from ...core.stable import short_hash
 from ...timing.program import CompiledProgram, Staged, first_line
+
+if TYPE_CHECKING:
+    from .tracing import ReadyMade
 
 # JAX's own: every process has them. Exported programs run minutes later under the same version, so that the promise of
 # compatibility that JAX does not make for these is not needed.
@@ -28,6 +31,9 @@ _ATTEMPTS = 16
 
 class ProgramBuilder(Protocol):
     """Makes programs."""
+
+    def ready_made(self, cfg: Any, name: str, until: float) -> Staged | None:
+        """A candidate that needs no tracing here, where there is one by then."""
 
     def traced(self, staged: Staged, cfg: Any) -> Staged:
         """Does the part that belongs on the thread that traced it; raises what becomes the candidate's outcome."""
@@ -54,6 +60,10 @@ class LocalBuilder:
 
     one_by_one: bool = False
     is_instant: bool = False
+
+    def ready_made(self, cfg: Any, name: str, until: float) -> Staged | None:
+        """None is."""
+        return None
 
     def traced(self, staged: Staged, cfg: Any) -> Staged:
         """As it is."""
@@ -91,13 +101,22 @@ class ExportingBuilder:
     # Modules that the other process imports, and that register foreign functions.
     imports: Sequence[str] = ()
     refused: list[str] = field(default_factory=list)
+    # Candidates that other processes trace.
+    elsewhere: ReadyMade | None = None
     one_by_one: bool = False
     is_instant: bool = True
+
+    def ready_made(self, cfg: Any, name: str, until: float) -> Staged | None:
+        """One that another process has traced and exported."""
+        return None if self.elsewhere is None else self.elsewhere.staged(cfg, name, until)
 
     def traced(self, staged: Staged, cfg: Any) -> Staged:
         """Exported; on this thread, since JAX may trace again."""
         try:
-            return replace(staged, portable=export(staged, self.platform, self.imports))
+            program = export(staged, self.platform, self.imports)
+            if self.elsewhere is not None:
+                self.elsewhere.exported_here(cfg, program)
+            return replace(staged, portable=program)
         except NotExportedError as error:
             self.refused.append(str(error))
             raise

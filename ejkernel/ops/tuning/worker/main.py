@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import importlib
 import math
 import os
 import queue
-import resource
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +35,6 @@ _NICE = 10
 
 def main() -> None:
     """Serves until the other side is gone."""
-    _settle_in()
     # What libraries print must not get between the messages.
     ahead = AheadCompiler(_loaded)
     worker = Worker(Sender(os.dup(1)), ahead)
@@ -60,14 +56,15 @@ def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message], ahead: AheadC
     os._exit(0)
 
 
-def _settle_in() -> None:
-    faulthandler.enable()
-    # A terminal's Ctrl-C reaches every process that it started: whether that is the end is the parent's to say.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The first to go when memory ends, instead of its parent. Elsewhere than on Linux there is no such file.
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
+def take_device(head: Mapping[str, Any]) -> jax.Device:
+    """Imports what the programs need, puts the parent's settings in force, and takes the device."""
+    for name in head["imports"]:
+        importlib.import_module(name)
+    for name, value in head["settings"].items():
+        jax.config.update(name, value)
+    device = jax.devices(head["platform"])[head["device"]]
+    jax.config.update("jax_default_device", device)
+    return device
 
 
 class Worker:
@@ -97,17 +94,12 @@ class Worker:
             raise
 
     def _start(self, head: dict[str, Any]) -> None:
-        """Imports what the programs need and takes the device."""
-        for name in head["imports"]:
-            importlib.import_module(name)
-        for name, value in head["settings"].items():
-            jax.config.update(name, value)
-        device = jax.devices(head["platform"])[head["device"]]
+        """Takes the device."""
+        device = take_device(head)
         if device.platform != "cpu":
             # Its compiling threads fill all processors, and the parent traces meanwhile: that took twice as long. The
             # device's own clock does not notice; on a CPU candidates would.
             os.nice(_NICE)
-        jax.config.update("jax_default_device", device)
         self._ahead.begin()
         self._sender.send("hello", kind=device.device_kind, jax=jax.__version__)
 
@@ -283,6 +275,10 @@ class ImportingBuilder:
     # Then a candidate that takes the process down is the only one that can have done it.
     one_by_one: bool
     is_instant: bool = False
+
+    def ready_made(self, cfg: Any, name: str, until: float) -> Staged | None:
+        """None is: the exported program is traced as a part of a new one."""
+        return None
 
     def traced(self, staged: Staged, cfg: Any) -> Staged:
         """The candidate with its exported program, and the objective that this was made for."""

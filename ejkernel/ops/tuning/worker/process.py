@@ -91,12 +91,12 @@ def compile_ahead(
 
 
 class WorkerProcess:
-    """A fresh Python process that runs `worker.start` and nothing of the user's program.
+    """A fresh Python process that runs `worker.start`, or another module of ours, and nothing of the user's program.
 
     It imports JAX and takes its device while its parent goes on: what is sent meanwhile waits in a queue.
     """
 
-    def __init__(self, head: Mapping[str, Any]) -> None:
+    def __init__(self, head: Mapping[str, Any], module: str = "ejkernel.ops.tuning.worker.start") -> None:
         self._head = head
         # Without a name, and gone with the process that holds it.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
@@ -108,7 +108,7 @@ class WorkerProcess:
         self._life: int | None = life
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ejkernel.ops.tuning.worker.start", str(watched), str(os.getpid())],
+                [sys.executable, "-P", "-m", module, str(watched), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -27,6 +27,7 @@ from .export import ExportingBuilder, PortableProgram, export
 from .limits import Isolation
 from .process import WorkerProcess, compile_ahead, worker_for
 from .session import WorkerSession
+from .tracing import ReadyMade, tracing_in_force
 
 # What of this process's settings a program depends on; whatever else does is in the program.
 _SETTINGS = ("jax_enable_x64", "jax_platforms", "jax_num_cpu_devices")
@@ -72,7 +73,7 @@ class WorkerRunner:
         self._observer: StepObserver = observer or NoObserver()
         self.candidates = CandidateSet(observer)
         call, leaves, drawn = drawn_inputs_of(job, seed)
-        self._builder = ExportingBuilder(_export_platform(device), isolation.imports)
+        self._builder = ExportingBuilder(export_platform(device), isolation.imports, elsewhere=_elsewhere(job))
         reference: Reference | None = None
         portable: dict[int, PortableProgram] = {}
         if job.reference is not None:
@@ -257,7 +258,16 @@ class WorkerRunner:
         return [{number: s} for number in numbers[:1] for s in self.candidates.trial(number).samples_s]
 
 
-def _export_platform(device: jax.Device) -> str:
+def _elsewhere(job: TuningJob) -> ReadyMade | None:
+    """The job's candidates as other processes trace them, where some do."""
+    tracing, key = tracing_in_force.get(), job.about.get("key")
+    if tracing is None or not isinstance(key, Mapping):
+        return None
+    call = tracing.call((key["device"], key["op_id"], key["call_key"]), job.objective)
+    return None if call is None else ReadyMade(call)
+
+
+def export_platform(device: jax.Device) -> str:
     """As exporting calls it, which tells apart what JAX calls a GPU."""
     if device.platform != "gpu":
         return str(device.platform)

@@ -1,0 +1,1 @@
+"""Processes that trace candidates, so that one Python need not trace them all."""

@@ -1,0 +1,107 @@
+"""The calls of a program for processes that trace: how many of those are worth their start, and what each call is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ... import _jax
+from ...config.selection import objective_of
+from ...core.abstract import abstractify
+from ...core.candidates import candidates, revived
+from ...core.cfg import distinct, same
+from ...core.codec import encode
+from ...core.errors import OpsError
+from ...core.request import ask
+from ...core.trace_context import TraceContext
+from ...execution import signatures
+from ...settings import Settings
+from ...tuning.tuner import Tuner
+from ...tuning.worker.limits import Isolation
+from ...tuning.worker.runner import worker_settings
+from ..found_call import FoundCall
+from .tracers import Tracers
+
+# Of the processors: compilers take the others.
+_PROCESSORS_EACH = 3
+_MOST = 6
+# A process takes some seconds to start, in which so many candidates are traced without it.
+_LEAST = 24
+# Settings that a program may depend on and a call's text does not have; the worker's own beside them.
+_SETTINGS = (
+    *("jax_default_prng_impl", "jax_threefry_partitionable", "jax_numpy_dtype_promotion"),
+    *("jax_numpy_rank_promotion", "jax_softmax_custom_jvp", "jax_use_shardy_partitioner"),
+)
+
+
+def process_count(calls: Sequence[FoundCall]) -> int:
+    """The number of processes: as told, else none on a CPU, where tracing would disturb what is timed."""
+    told = Settings.read().tracers
+    if told is not None:
+        return told
+    if not calls or any(str(call.device.platform) == "cpu" for call in calls):
+        return 0
+    found = min(_MOST, (os.cpu_count() or 1) // _PROCESSORS_EACH)
+    return found if found > 1 else 0
+
+
+@contextlib.contextmanager
+def traced_elsewhere(calls: Sequence[FoundCall], said: list[str]) -> Iterator[None]:
+    """Has the candidates of these calls traced by other processes, in this order, for a `with` block.
+
+    What kept them from it is `said`.
+    """
+    count = process_count(calls)
+    wanted = [(call, cfgs) for call in calls if (cfgs := _candidates(call))] if count else []
+    if sum(len(cfgs) for _, cfgs in wanted) < _LEAST and Settings.read().tracers is None:
+        wanted = []
+    if not wanted:
+        yield
+        return
+    settings = worker_settings(wanted[0][0].device, Isolation())
+    more = {name: _jax.setting(name) for name in _SETTINGS}
+    settings["settings"] |= {name: value for name, value in more.items() if value is not None}
+    tracers = Tracers(settings, count)
+    with tracers.in_force():
+        for call, cfgs in wanted:
+            _want(tracers, call, cfgs)
+        yield
+    said += [f"a process that traced candidates gave up: {why}" for why in dict.fromkeys(tracers.failures)]
+
+
+def _candidates(call: FoundCall) -> list[object]:
+    """The candidates that can be named to another process; none where the tuning would not race them all."""
+    selector = call.selectors[0]
+    tuner = selector.tuner
+    if type(tuner) is not Tuner or tuner.isolate is False or tuner.clock is not None or selector.tuning_is_off():
+        return []
+    if call.inv.method is not None:
+        return []
+    try:
+        with call.restored():
+            request = ask(replace(call.inv, override_cfg=None), call.kernel, "forward")
+            cfgs = distinct(candidates(request))
+            if len(cfgs) < 2 or tuner.searches(len(cfgs)):
+                return []
+            return [cfg for cfg in cfgs if same(revived(request, json.loads(json.dumps(encode(cfg)))), cfg)]
+    # Its turn finds and tells it.
+    except OpsError:
+        return []
+
+
+def _want(tracers: Tracers, call: FoundCall, cfgs: Sequence[object]) -> None:
+    surroundings = call.surroundings or TraceContext.now()
+    # A mesh around it, or a kernel that no other process can import: traced where it is tuned.
+    if surroundings.mesh is not None:
+        return
+    inv = replace(call.inv, args=abstractify(call.inv.args), kwargs=abstractify(dict(call.inv.kwargs)))
+    try:
+        signature = signatures.written(call.kernel, inv, surroundings)
+    except OpsError:
+        return
+    with call.restored():
+        objective = objective_of(call.selectors[0].policy)
+    tracers.want(call.key, objective, signature, cfgs)

@@ -1,0 +1,127 @@
+"""The process that traces: calls come in as text, and the candidates' programs go out as bytes. Nothing runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import jax
+
+from ...config.cache import traced_anew
+from ...config.call_log import CallLog, looking
+from ...config.tuning_job import job_for
+from ...core.candidates import revived
+from ...core.device import default_device
+from ...core.errors import SignatureError
+from ...core.record import Objective
+from ...core.request import Request, ask
+from ...core.stable import jax_dtype
+from ...core.trace_context import TraceContext
+from ...execution import signatures
+from ...timing.inputs import FlatCall, flatten_call, is_float
+from ...timing.program import Cotangents, first_line, stage
+from ...tuning.job import TuningJob
+from ...tuning.worker.export import export
+from ...tuning.worker.main import take_device
+from ...tuning.worker.protocol import Message, Receiver, Sender
+from ...tuning.worker.runner import export_platform
+from ...tuning.worker.tracing import shapes_of
+
+
+def main() -> None:
+    """Serves until the other side is gone."""
+    # What libraries print must not get between the messages.
+    tracer = Tracer(Sender(os.dup(1)))
+    os.dup2(2, 1)
+    receiver = Receiver(os.dup(0))
+    while (message := receiver.receive()) is not None:
+        tracer.obey(message)
+    os._exit(0)
+
+
+class Shapes(Cotangents):
+    """Cotangents without values: tracing needs none."""
+
+    def like(self, shapes: Any) -> Any:
+        """Shapes of the outputs that have gradients."""
+        self._known = (
+            None,
+            jax.tree_util.tree_map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype)) if is_float(leaf) else 0, shapes
+            ),
+        )
+        return self._known[1]
+
+
+@dataclass(frozen=True)
+class RebuiltCall:
+    """A call as its kernel makes it here."""
+
+    request: Request
+    surroundings: TraceContext
+    job: TuningJob
+    flat: FlatCall
+    cotangents: Shapes
+
+    @staticmethod
+    def read(about: Mapping[str, Any], device: jax.Device) -> RebuiltCall:
+        """The call behind its text; a `SignatureError` where another key comes out of it here."""
+        kernel, inv, surroundings = signatures.rebuilt(about["signature"], device.platform)
+        objective: Objective = "forward+backward" if about["objective"] == "forward+backward" else "forward"
+        with surroundings.entered():
+            request = ask(inv, kernel, objective)
+            if list(request.key) != about["key"]:
+                raise SignatureError(f"it has another key here, {request.key}")
+            job = job_for(request, ())
+        return RebuiltCall(request, surroundings, job, flatten_call(job.args, job.kwargs), Shapes(0))
+
+
+@final
+class Tracer:
+    """Does what it is told."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._imports: list[str] = []
+        self._texts: dict[str, str] = {}
+        self._calls: dict[str, RebuiltCall] = {}
+
+    def obey(self, message: Message) -> None:
+        """One message."""
+        head = message.head
+        if message.verb == "start":
+            self._imports = head["imports"]
+            device = take_device(head)
+            self._sender.send("hello", kind=device.device_kind, jax=jax.__version__)
+        elif message.verb == "call":
+            self._texts[head["name"]] = head["text"]
+        else:
+            self._trace(head["task"], head["name"], head["cfg"])
+
+    def _trace(self, task: int, name: str, cfg: Any) -> None:
+        try:
+            program, about = self._traced(name, cfg)
+        # Whatever it raises: the other process traces it, and says why not.
+        except Exception as error:
+            self._sender.send("refused", task=task, why=first_line(error))
+            return
+        self._sender.send("traced", [program], task=task, **about)
+
+    def _traced(self, name: str, cfg: Any) -> tuple[bytes, dict[str, Any]]:
+        device = default_device()
+        call = self._calls.get(name)
+        if call is None:
+            call = self._calls[name] = RebuiltCall.read(json.loads(self._texts[name]), device)
+        log = CallLog()
+        with call.surroundings.entered(), call.job.room(), traced_anew(), looking(log):
+            fn = call.job.make_fn(revived(call.request, cfg))
+            shapes = [jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype)) for leaf in call.flat.leaves]
+            staged = stage(fn, call.flat, shapes, call.request.objective, cotangents=call.cotangents)
+            program = export(staged, export_platform(device), self._imports)
+        if log.sightings or log.unseen:
+            raise SignatureError("it calls other kernels, for which the tuning process chooses")
+        about = replace(program, data=b"", structure=str(program.structure), extra=shapes_of(program.extra))
+        return program.data, {**vars(about), "data": None, "notes": staged.notes}

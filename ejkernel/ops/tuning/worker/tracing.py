@@ -1,0 +1,126 @@
+"""Programs that other processes trace: Python's lock lets one thread of a process trace at a time.
+
+A tuning that exports its candidates asks here for programs that are already traced, or are being traced, elsewhere.
+What is not there is traced as ever. The first candidate is always traced here, and elsewhere too: only where both give
+the same program are the others believed, so that a difference between processes costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, final
+
+from ...core.errors import IsolationError
+from ...core.record import Objective
+from ...timing.program import Staged
+from .export import PortableProgram
+
+
+class TracerGone(IsolationError):
+    """A candidate that took the process down that traced it."""
+
+
+class StillTracing(Exception):
+    """A program that was not there in time."""
+
+
+@dataclass(frozen=True)
+class TracedElsewhere:
+    """A program that another process traced and exported."""
+
+    data: bytes
+    text: str
+    outputs: int
+    objective: Objective
+    # The structure of the outputs, as text: a structure itself does not travel.
+    structure: str
+    # Shapes and dtypes of the arrays beside the call's; None for a number.
+    extra: Sequence[tuple[str, tuple[int, ...]] | None] = ()
+    notes: str = ""
+
+
+class TracingCall(Protocol):
+    """The candidates of one call, traced by other processes."""
+
+    def peek(self, cfg: Any) -> TracedElsewhere | None:
+        """The program of a candidate, where it is there by now."""
+
+    def take(self, cfg: Any) -> None:
+        """This candidate is traced here, and need not be elsewhere."""
+
+    def program(self, cfg: Any, until: float) -> TracedElsewhere | None:
+        """The program of a candidate, waited for where a process is tracing it; None: it is to be traced here.
+
+        Raises `TracerGone` where it took a process down, and `StillTracing` where it is not there in time.
+        """
+
+
+class Tracing(Protocol):
+    """Calls whose candidates other processes trace."""
+
+    def call(self, key: tuple[str, str, str], objective: Objective) -> TracingCall | None:
+        """The candidates of a call, where there are such."""
+
+
+# None: every candidate is traced here.
+tracing_in_force: ContextVar[Tracing | None] = ContextVar("ejkernel_tracing", default=None)
+
+
+def shapes_of(extra: Sequence[Any]) -> tuple[tuple[str, tuple[int, ...]] | None, ...]:
+    """The arrays beside a call's as `TracedElsewhere` describes them."""
+    return tuple((str(one.dtype), tuple(one.shape)) if hasattr(one, "dtype") else None for one in extra)
+
+
+@final
+@dataclass
+class ReadyMade:
+    """Takes programs from elsewhere into a tuning, once the first candidate has come out the same here and there."""
+
+    elsewhere: TracingCall | None = None
+    # The first candidate that was exported here.
+    _first: tuple[Any, PortableProgram] | None = None
+    _agrees: bool = False
+    # Says why programs from elsewhere were not taken.
+    why_not: str = field(default="")
+
+    def exported_here(self, cfg: Any, program: PortableProgram) -> None:
+        """Notes what a candidate looks like in this process."""
+        if self._first is None:
+            self._first = cfg, program
+
+    def staged(self, cfg: Any, name: str, until: float) -> Staged | None:
+        """A candidate that was traced elsewhere; None where it is to be traced here."""
+        elsewhere = self.elsewhere
+        if elsewhere is None:
+            return None
+        if self._first is None or not self._is_alike(elsewhere, *self._first):
+            elsewhere.take(cfg)
+            return None
+        found = elsewhere.program(cfg, until)
+        if found is None:
+            return None
+        known = self._first[1]
+        # A forward pass that was timed alone, outputs of another structure: seldom, and made here.
+        if (
+            (found.objective, found.structure) != (known.objective, str(known.structure))
+            or tuple(found.extra) != shapes_of(known.extra)
+            or found.notes
+        ):
+            return None
+        program = replace(known, data=found.data, text=found.text, outputs=found.outputs)
+        return Staged(name, found.objective, "", None, lambda executable: executable, portable=program)
+
+    def _is_alike(self, elsewhere: TracingCall, cfg: Any, program: PortableProgram) -> bool:
+        if self._agrees:
+            return True
+        found = elsewhere.peek(cfg)
+        if found is None:
+            return False
+        if found.text != program.text:
+            self.why_not = "another process makes another program of the first candidate"
+            self.elsewhere = None
+            return False
+        self._agrees = True
+        return True
