@@ -43,6 +43,7 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "agree": True,
         "agree_seconds": 120.0,
         "triton": True,
+        "tracers": None,
         "no_color": False,
     }
 

@@ -186,6 +186,11 @@ def setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
+def without_locations() -> Any:
+    """Programs that are lowered in this `with` block say nothing of the source lines and the calls that led to them."""
+    return _private("jax._src.config", "traceback_in_locations_limit")(0)
+
+
 def default_platform() -> str:
     """The platform that arrays are made on here: that of `jax.default_device` where one is set."""
     device = setting("jax_default_device")

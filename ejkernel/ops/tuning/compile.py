@@ -23,7 +23,7 @@ from .journal.observer import OWN, NoObserver, NoPriorResults, PriorResults, Ste
 from .progress import Step
 from .reference import NUMBERS as REFERENCES
 from .reference import PLAIN, Reference
-from .worker.export import LocalBuilder, ProgramBuilder
+from .worker.export import EXPORTED, LocalBuilder, ProgramBuilder
 from .worker.tracing import StillTracing
 
 # Programs of the check are compiled under this number and those below: no candidate's.
@@ -219,7 +219,8 @@ class CandidateCompiler:
                 self.candidates.advance(number, "timeout", samples_s=(), message="still compiling when the time was up")
 
     def _traced(self, number: int, cfg: Any) -> Staged | None:
-        name = f"ejk_{self._tag}_{number}"
+        # Where programs are exported, the process that gets them names them.
+        name = EXPORTED if self._builder.is_instant else f"ejk_{self._tag}_{number}"
         on_its_way = self._coming - REFERENCES or self.candidates.running
         try:
             ready = self._builder.ready_made(cfg, name, self._deadline if on_its_way else math.inf)

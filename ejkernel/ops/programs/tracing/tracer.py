@@ -24,7 +24,7 @@ from ...execution import signatures
 from ...timing.inputs import FlatCall, flatten_call, is_float
 from ...timing.program import Cotangents, first_line, stage
 from ...tuning.job import TuningJob
-from ...tuning.worker.export import export
+from ...tuning.worker.export import EXPORTED, export
 from ...tuning.worker.main import take_device
 from ...tuning.worker.protocol import Message, Receiver, Sender
 from ...tuning.worker.runner import export_platform
@@ -119,7 +119,7 @@ class Tracer:
         with call.surroundings.entered(), call.job.room(), traced_anew(), looking(log):
             fn = call.job.make_fn(revived(call.request, cfg))
             shapes = [jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype)) for leaf in call.flat.leaves]
-            staged = stage(fn, call.flat, shapes, call.request.objective, cotangents=call.cotangents)
+            staged = stage(fn, call.flat, shapes, call.request.objective, name=EXPORTED, cotangents=call.cotangents)
             program = export(staged, export_platform(device), self._imports)
         if log.sightings or log.unseen:
             raise SignatureError("it calls other kernels, for which the tuning process chooses")

@@ -70,6 +70,7 @@ class Tracers:
         # Why processes ended that should not have.
         self.failures: list[str] = []
         self._left = count
+        self._processes: set[WorkerProcess] = set()
         self._threads = [
             threading.Thread(target=self._serve, name=f"ejkernel-tracer-{place}", daemon=True) for place in range(count)
         ]
@@ -117,6 +118,9 @@ class Tracers:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
+            # One that is still starting would be waited for.
+            for process in self._processes:
+                process.kill()
         for thread in self._threads:
             thread.join()
 
@@ -146,20 +150,30 @@ class Tracers:
     def _serve(self) -> None:
         """One process after the other, as long as there is something to do."""
         try:
-            while not self._closed:
-                process = WorkerProcess(self._head, _MODULE)
+            while (process := self._started()) is not None:
                 try:
                     if not self._follow(process):
                         return
                 finally:
+                    with self._changed:
+                        self._processes.discard(process)
                     process.end()
         # It cannot be started, or is killed before it is ready: what it would have traced is traced elsewhere.
         except IsolationError as error:
-            self.failures.append(str(error))
+            if not self._closed:
+                self.failures.append(str(error))
         finally:
             with self._changed:
                 self._left -= 1
                 self._changed.notify_all()
+
+    def _started(self) -> WorkerProcess | None:
+        with self._changed:
+            if self._closed:
+                return None
+            process = WorkerProcess(self._head, _MODULE)
+            self._processes.add(process)
+            return process
 
     def _follow(self, process: WorkerProcess) -> bool:
         """Gives a process one candidate after the other; True where another process is to go on."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 import jax
 
+from ... import _jax
 from ...core.errors import NotExportedError
 from ...core.record import Objective
 from ...core.stable import short_hash
@@ -25,6 +26,8 @@ _OWN_TARGETS = (
 )
 # The compiler's own, by the beginning of their names: they are part of it, and no process has to register them.
 _COMPILERS = ("__cudnn$", "__cublas$", "__cub$", "__gpu$", "__onednn$")
+# The name of every exported candidate, so that equal programs are equal bytes.
+EXPORTED = "exported_candidate"
 # No kernel calls more foreign functions than that; each is found in one attempt.
 _ATTEMPTS = 16
 
@@ -148,7 +151,7 @@ def export(staged: Staged, platform: str, imports: Sequence[str]) -> PortablePro
         found[:] = [out]
         return jax.tree_util.tree_leaves(out)
 
-    # One name for all: equal programs are equal bytes.
+    # One name for all.
     exported = _exported(jax.jit(candidate), leaves, platform, imports)
     try:
         data = bytes(exported.serialize())
@@ -179,7 +182,9 @@ def _exported(jitted: Any, leaves: Sequence[Any], platform: str, imports: Sequen
     for _ in range(_ATTEMPTS):
         checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in allowed]
         try:
-            return jax.export.export(jitted, platforms=[platform], disabled_checks=checks)(*leaves)
+            # Equal programs are equal bytes, whichever process exports them and from where it is called.
+            with _jax.without_locations():
+                return jax.export.export(jitted, platforms=[platform], disabled_checks=checks)(*leaves)
         # Whatever it raises, the candidate cannot be sent.
         except Exception as error:
             targets = re.findall(r"custom_call @([\w.$]+)", str(error))

@@ -58,7 +58,7 @@ class TracingCall(Protocol):
 
 
 class Tracing(Protocol):
-    """Calls whose candidates other processes trace."""
+    """Calls with candidates that other processes trace."""
 
     def call(self, key: tuple[str, str, str], objective: Objective) -> TracingCall | None:
         """The candidates of a call, where there are such."""

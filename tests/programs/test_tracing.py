@@ -1,0 +1,222 @@
+"""Candidates that other processes trace: taken where they are the same programs, and never believed where not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import pytest
+import traced_kernels
+from traced_kernels import Doubling, Outer, Training
+
+from ejkernel.ops import (
+    AutotuneOptions,
+    AutotunePolicy,
+    ConfigCache,
+    ConfigSelectorChain,
+    Executor,
+    Invocation,
+    Tuner,
+    autotune,
+)
+from ejkernel.ops.core.abstract import abstractify
+from ejkernel.ops.core.device import default_device
+from ejkernel.ops.core.errors import SettingError
+from ejkernel.ops.core.request import ask
+from ejkernel.ops.core.trace_context import TraceContext
+from ejkernel.ops.execution import signatures
+from ejkernel.ops.programs.tracing.ahead import process_count
+from ejkernel.ops.programs.tracing.tracers import Tracers
+from ejkernel.ops.settings import Settings
+from ejkernel.ops.tuning.worker.limits import Isolation
+from ejkernel.ops.tuning.worker.runner import worker_settings
+from ejkernel.ops.tuning.worker.tracing import ReadyMade, StillTracing, TracerGone, tracing_in_force
+
+X = jnp.arange(1.0, 9.0)
+# Tests that share a process have calls of their own.
+_SIZES = itertools.count(16)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """One process that traces for several tests."""
+    made = Tracers(worker_settings(default_device(), Isolation()), 1)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def x():
+    """An argument that no other test has."""
+    return jnp.arange(1.0, 1.0 + next(_SIZES))
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The cfgs that tunings of this process took from another one, and those that they traced themselves."""
+    found = {"elsewhere": [], "here": []}
+    staged = ReadyMade.staged
+
+    def noting(self, cfg, name, until):
+        made = staged(self, cfg, name, until)
+        found["here" if made is None else "elsewhere"].append(cfg)
+        return made
+
+    monkeypatch.setattr(ReadyMade, "staged", noting)
+    return found
+
+
+@pytest.fixture
+def tracers():
+    """One process that traces."""
+    made = Tracers(worker_settings(default_device(), Isolation()), 1)
+    yield made
+    made.close()
+
+
+def wanted(tracers, kernel, *cfgs, x=X, objective="forward"):
+    """The call of a kernel with these candidates traced, or out."""
+    inv = Invocation(kernel.op_id, (x,), {})
+    key = ask(inv, kernel, objective).key
+    bare = Invocation(kernel.op_id, abstractify((x,)), {})
+    tracers.want(key, objective, signatures.written(kernel, bare, TraceContext.now()), cfgs)
+    call = tracers.call(key, objective)
+    for cfg in cfgs:
+        tracers.wait(tracers.task(call.name, cfg), math.inf)
+    return call
+
+
+def tuned(tracers, kernel, candidates, x, *, both=False):
+    """The record of a tuning with a worker, which may take what is traced elsewhere."""
+    selector = ConfigSelectorChain(ConfigCache(), AutotunePolicy(validate_backward=both), Tuner(iters=1, isolate=True))
+    kernel.candidate_cfgs = lambda inv: candidates
+    token = tracing_in_force.set(tracers)
+    try:
+        options = AutotuneOptions(selector=selector, progress=False, objective="auto")
+        result = autotune([(kernel, Invocation(kernel.op_id, (x,), {}))], tuning=options)
+    finally:
+        del kernel.candidate_cfgs
+        tracing_in_force.reset(token)
+    return result.entries[0].record
+
+
+@pytest.mark.parametrize(("kernel", "both"), [(Doubling(), False), (Training(), True)])
+def test_a_tuning_takes_what_another_process_traced(shared, taken, x, kernel, both):
+    """All but the first candidate, which is traced here to see that both processes make the same program of it."""
+    objective = "forward+backward" if both else "forward"
+    wanted(shared, kernel, "a", "b", "c", x=x, objective=objective)
+    record = tuned(shared, kernel, ["a", "b", "c"], x, both=both)
+    assert taken == {"here": ["a"], "elsewhere": ["b", "c"]}
+    assert record.objective == objective
+    assert [trial.status for trial in record.trials] == ["ok"] * 3
+
+
+def test_another_program_elsewhere_is_not_believed(shared, taken, x, monkeypatch):
+    """A value that only this process has changed shows in the first candidate: all are traced here."""
+    wanted(shared, Doubling(), "a", "b", "c", x=x)
+    monkeypatch.setattr(traced_kernels, "FACTOR", 3.0)
+    record = tuned(shared, Doubling(), ["a", "b", "c"], x)
+    assert taken == {"here": ["a", "b", "c"], "elsewhere": []}
+    assert [trial.status for trial in record.trials] == ["ok"] * 3
+
+
+def test_equal_programs_of_two_candidates_are_timed_once(shared, x):
+    """Also where they come from another process: their texts are equal."""
+    wanted(shared, Doubling(), "a", "b", "same", x=x)
+    record = tuned(shared, Doubling(), ["a", "b", "same"], x)
+    assert [trial.status for trial in record.trials] == ["ok", "ok", "ok"]
+    assert record.trials[1].samples_s == record.trials[2].samples_s
+    assert record.trials[1].samples_s
+
+
+def test_a_candidate_that_takes_its_process_down_is_out(tracers):
+    """It is named, and another process goes on; a kill from outside, perhaps for want of memory, counts twice."""
+    call = wanted(tracers, Doubling(), "dies", "killed", "a")
+    with pytest.raises(TracerGone, match="SIGSEGV"):
+        call.program("dies", math.inf)
+    with pytest.raises(TracerGone, match="SIGKILL"):
+        call.program("killed", math.inf)
+    assert tracers.task(call.name, "killed").again
+    assert call.program("a", math.inf) is not None
+    assert tracers.failures == []
+
+
+def test_what_a_process_refuses_is_traced_here(shared, x):
+    """A kernel that calls another one is: the tuning process chooses for that one. So is a candidate that raises."""
+    assert wanted(shared, Outer(), "a", x=x).peek("a") is None
+    assert wanted(shared, Doubling(), "raises", x=x).program("raises", math.inf) is None
+
+
+def test_outputs_of_another_structure_are_made_here(shared, taken, x):
+    """And are found to be wrong there."""
+    wanted(shared, Doubling(), "a", "pair", "b", x=x)
+    record = tuned(shared, Doubling(), ["a", "pair", "b"], x)
+    assert taken == {"here": ["a", "pair"], "elsewhere": ["b"]}
+    assert [trial.status for trial in record.trials] == ["ok", "wrong", "ok"]
+
+
+def test_what_no_process_has_begun_with_is_traced_here():
+    """Nothing waits for a process that is not there yet."""
+    tracers = Tracers(worker_settings(default_device(), Isolation()), 0)
+    key = ask(Invocation("traced.doubling", (X,), {}), Doubling(), "forward").key
+    tracers.want(key, "forward", {}, ["a"])
+    assert tracers.call(key, "forward") is None
+    task = tracers.task('["' + '", "'.join([*key, "forward"]) + '"]', "a")
+    assert tracers.withdraw(task)
+    assert not tracers.withdraw(task)
+
+
+def test_a_candidate_that_is_still_traced_when_the_time_is_up_is_not_waited_for(shared, x):
+    """The tuning goes on with those that are there."""
+    call = wanted(shared, Doubling(), "a", x=x)
+    task = shared.task(call.name, "a")
+    task.state = "begun"
+    with pytest.raises(StillTracing):
+        call.program("a", time.perf_counter())
+
+
+def test_no_process_is_left(tracers):
+    """Not even one that was still starting."""
+    while not tracers._processes:
+        time.sleep(0.001)
+    pids = {process.pid for process in tracers._processes}
+    tracers.close()
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert tracers.failures == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "processors", "count"), [("cpu", 16, 0), ("gpu", 16, 5), ("gpu", 64, 6), ("gpu", 4, 0)]
+)
+def test_processes_trace_where_the_device_is_not_the_processor(monkeypatch, platform, processors, count):
+    """A third of the processors: compilers take the others. The setting has the last word."""
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    calls = [SimpleNamespace(device=SimpleNamespace(platform=platform))]
+    monkeypatch.delenv("EJKERNEL_OPS_TRACERS", raising=False)
+    assert process_count(calls) == count
+    monkeypatch.setenv("EJKERNEL_OPS_TRACERS", "3")
+    assert process_count(calls) == 3
+
+
+def test_autotune_has_its_calls_traced(monkeypatch):
+    """Each with its candidates; what no process traces is traced here."""
+    asked = []
+    monkeypatch.setattr(Tracers, "want", lambda self, key, objective, signature, cfgs: asked.append((key[1], cfgs)))
+    executor = Executor(ConfigSelectorChain(ConfigCache(), tuner=Tuner(iters=1)))
+    options = AutotuneOptions(progress=False, again=True)
+    monkeypatch.setenv("EJKERNEL_OPS_TRACERS", "1")
+    result = autotune(lambda x: executor(Doubling(), x), X, tuning=options)
+    assert asked == [("traced.doubling@v0", ["a", "b", "c"])]
+    assert (result.entries[0].is_measured, list(result.notes)) == (True, [])
+
+
+@pytest.mark.parametrize("text", ["-1", "two", "1.5"])
+def test_a_number_of_processes_is_a_whole_number(monkeypatch, text):
+    """Said by name."""
+    monkeypatch.setenv("EJKERNEL_OPS_TRACERS", text)
+    with pytest.raises(SettingError, match=r"EJKERNEL_OPS_TRACERS=.* whole number"):
+        Settings.read()
