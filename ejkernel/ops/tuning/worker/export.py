@@ -158,8 +158,9 @@ def export(staged: Staged, platform: str, imports: Sequence[str]) -> PortablePro
     # What JAX cannot write down: callbacks, its own and foreign types of trees, or flatbuffers are not installed.
     except (NotImplementedError, ValueError, TypeError, ImportError) as error:
         raise NotExportedError(f"cannot be written down for another process: {first_line(error)}") from error
-    text = short_hash(str(exported.mlir_module()))
     out = found[0]
+    # Flat arrays have no structure, and outputs of another one are wrong.
+    text = short_hash(f"{exported.mlir_module()}{jax.tree_util.tree_structure(out)}")
     if staged.objective == "forward":
         return PortableProgram(data, (), *_shape(out), "forward", text)
     given = len(jax.tree_util.tree_leaves(staged.arguments[0]))
