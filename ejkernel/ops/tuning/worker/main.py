@@ -285,8 +285,9 @@ class ImportingBuilder:
         return replace(staged, objective=self.programs[cfg][1]["objective"], portable=self.programs[cfg])
 
     def lower(self, staged: Staged) -> tuple[Any, str]:
-        """Lowered by JAX."""
-        return staged.lower()
+        """Lowered by JAX; each is its own, since the parent has told equal ones apart and knows their structures."""
+        lowered, text = staged.lower()
+        return lowered, f"{staged.portable[1]['number']} {text}"
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """Compiled, perhaps while the tuning before was measured."""
