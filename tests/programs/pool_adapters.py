@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from fakes_pool import Inline
 
+from ejkernel.ops import LocalPool
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -46,10 +48,16 @@ ADAPTERS = {
     "inline": Adapter(lambda workers: contextlib.nullcontext(Inline()), has_processes=False),
     "threads": Adapter(ThreadPoolExecutor, has_processes=False),
     "processes": Adapter(processes, restarts=False),
+    "local": Adapter(LocalPool),
 }
 
-# Those that the default suite leaves out.
-MARKS: dict[str, Any] = {"threads": pytest.mark.engines}
-
-EVERY = [pytest.param(adapter, id=name, marks=MARKS.get(name, ())) for name, adapter in ADAPTERS.items()]
-WITH_PROCESSES = [each for each in EVERY if each.values[0].has_processes]
+# The default suite has the first, and troubles on our own processes.
+EVERY = [
+    pytest.param(adapter, id=name, marks=() if name == "inline" else pytest.mark.engines)
+    for name, adapter in ADAPTERS.items()
+]
+WITH_PROCESSES = [
+    pytest.param(adapter, id=name, marks=() if name == "local" else pytest.mark.engines)
+    for name, adapter in ADAPTERS.items()
+    if adapter.has_processes
+]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fakes_pool import Adding, Aged, Other, Troubled, Turns, calls_of, on, selecting
-from pool_adapters import EVERY, WITH_PROCESSES
+from pool_adapters import ADAPTERS, EVERY, WITH_PROCESSES
 
 from ejkernel.ops import OperationStores, autotune
 from ejkernel.ops.core.key import Key
@@ -155,6 +155,17 @@ def test_in_trouble_every_call_is_tuned_once_or_named(adapter, tmp_path, monkeyp
         assert list(result.notes) == []
     else:
         assert all("the pool broke" in note for note in result.notes)
+
+
+def test_the_calls_of_a_pool_that_breaks_are_named(tmp_path):
+    """Python's own pool ends with a worker: what is done is kept, the rest is named, and nothing waits for ever."""
+    with ADAPTERS["processes"].open(1) as pool:
+        troubled = Troubled(pool, tmp_path / "log", "killed@2")
+        result = autotune(calls_of(3), tuning=on(troubled, selecting(tmp_path / "store")))
+    assert len(result.entries) == 1
+    assert len(OperationStores(tmp_path / "store").keys()) == 1
+    assert len(named_in(result)) == 2
+    assert all("the pool broke" in note for note in result.notes)
 
 
 @pytest.mark.engines

@@ -72,7 +72,7 @@ class Courier:
             future = self._pool.submit(self._run, text)
         # Engines have classes of their own for a pool that is closed or broken.
         except Exception as error:
-            raise PoolBroken(f"the pool takes no more work: {_said(error)}") from error
+            raise PoolBroken(f"the pool takes no more work: {said(error)}") from error
         if not callable(getattr(future, "result", None)):
             raise PoolBroken(f"the pool's submit returned {future!r}, which is no future")
         self._futures[number] = future
@@ -125,12 +125,13 @@ def _arrived(number: int, future: Any) -> Arrived:
     try:
         return Arrived(number, future.result())
     except BrokenExecutor as error:
-        return Arrived(number, error=_said(error), broke=True)
+        return Arrived(number, error=said(error), broke=True)
     # Engines have classes of their own, and what ended a worker, such as Ctrl-C or `sys.exit`, comes back as it is.
     except BaseException as error:
-        return Arrived(number, error=_said(error))
+        return Arrived(number, error=said(error))
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """An exception in a line, its class first."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
     return f"{type(error).__name__}: {lines[0]}"[:300].removesuffix(": ")

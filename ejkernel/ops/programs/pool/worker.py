@@ -15,6 +15,7 @@ from ..._version import __version__
 from ...core.errors import ConfigTypeError, RecordFormatError, SignatureError
 from ...core.key import Key
 from ...core.record import Record
+from .courier import said
 from .task import PROTOCOL, AskedCall, Outcome, Reply, Task, asked_by
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _device_for(task: Task) -> tuple[jax.Device | None, str]:
     try:
         there = sorted({device_fingerprint(device) for device in found or jax.local_devices()})
     except RuntimeError as error:
-        return None, f"has no device at all: {_said(error)}"
+        return None, f"has no device at all: {said(error)}"
     return None, f"has no {task.device}; it has {', '.join(there)}"
 
 
@@ -93,7 +94,7 @@ def _outcomes(task: Task, device: jax.Device, here: str) -> list[Outcome]:
                 outcome = Outcome(asked.key, why=f"the worker {here}: {error}"[:_LONGEST], refused=True)
             # Whatever a kernel raises: the call is named, and the others are tuned.
             except Exception as error:
-                outcome = Outcome(asked.key, why=_said(error))
+                outcome = Outcome(asked.key, why=said(error))
             found.append(Outcome(**{**vars(outcome), "seconds": time.perf_counter() - start}))
     return found
 
@@ -110,11 +111,6 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TuningWarning)
         yield
-
-
-def _said(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:_LONGEST]
 
 
 def _tuned(task: Task, asked: AskedCall, device: jax.Device) -> Outcome:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import importlib
 import math
 import os
 import queue
-import resource
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +28,7 @@ from ..reference import ExportedReference
 from ..runner import FOR_MEASURING, InProcessRunner
 from .ahead import AheadCompiler
 from .protocol import Message, Receiver, Sender, unpack
+from .settle import settle_in
 
 # Enough for the parent to go first.
 _NICE = 10
@@ -38,7 +36,7 @@ _NICE = 10
 
 def main() -> None:
     """Serves until the other side is gone."""
-    _settle_in()
+    settle_in()
     # What libraries print must not get between the messages.
     ahead = AheadCompiler(_loaded)
     worker = Worker(Sender(os.dup(1)), ahead)
@@ -58,16 +56,6 @@ def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message], ahead: AheadC
             inbox.put(message)
     # Whatever still compiles or runs goes with it, without a word.
     os._exit(0)
-
-
-def _settle_in() -> None:
-    faulthandler.enable()
-    # A terminal's Ctrl-C reaches every process that it started: whether that is the end is the parent's to say.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The first to go when memory ends, instead of its parent. Elsewhere than on Linux there is no such file.
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
 
 
 class Worker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def main(life: int, parent: int) -> None:
+def main(life: int, parent: int, serves: str) -> None:
     """Sees to it that nothing of this process outlives its parent, then serves."""
     if sys.platform == "linux":
         # The end of a pipe ends this process too, but not while a candidate holds Python's lock.
@@ -20,9 +21,7 @@ def main(life: int, parent: int) -> None:
         # It has ended between the start of this process and now.
         os._exit(0)
     _guard(life)
-    from .main import main as serve
-
-    serve()
+    importlib.import_module(serves).main()
 
 
 def _guard(life: int) -> None:
@@ -42,4 +41,4 @@ def _guard(life: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
