@@ -58,6 +58,8 @@ PUBLIC = [
     *("report", "attribute", "Attribution"),
     # more than one process
     *("agreement_report", "AgreementReport", "Agreed"),
+    # many processes tune
+    "LocalPool",
 ]
 
 DOCUMENTED = {

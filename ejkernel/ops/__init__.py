@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .programs.autotune import autotune_recorded as autotune_recorded
     from .programs.autotune import benchmark as benchmark
     from .programs.freeze import freeze as freeze
+    from .programs.pool.local import LocalPool as LocalPool
     from .programs.results import AutotuneData as AutotuneData
     from .programs.results import AutotuningResult as AutotuningResult
     from .programs.results import Entry as Entry
@@ -113,6 +114,7 @@ _NAMES = {
     "execution.mapped": "pmap_with_config vmap_with_config",
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",
     "programs.autotune": "AutotuneOptions autotune autotune_lowered autotune_recorded benchmark",
+    "programs.pool.local": "LocalPool",
     "programs.results": "AutotuneData AutotuningResult Entry Measurement",
     "execution.tunable": "tunable",
     "fleet.agreement": "agreement_report",

@@ -114,6 +114,32 @@ def child_environment(path: Sequence[str]) -> dict[str, str]:
     return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
+def device_variables(platform: str, number: int) -> dict[str, str]:
+    """The variables under which a process sees this device of its platform and no other."""
+    if platform == "cpu":
+        return {"JAX_PLATFORMS": "cpu"}
+    if platform == "tpu":
+        return {
+            "TPU_VISIBLE_CHIPS": str(number),
+            "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+            "TPU_PROCESS_BOUNDS": "1,1,1",
+        }
+    return {name: _visible(name, number) for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
+
+
+def hardware_number(platform: str, number: int) -> str:
+    """The number, or the name, of a device among all of the machine: a process may see some of them only."""
+    if platform == "tpu":
+        return _visible("TPU_VISIBLE_CHIPS", number)
+    cuda = _visible("CUDA_VISIBLE_DEVICES", number)
+    return cuda if os.environ.get("CUDA_VISIBLE_DEVICES") else _visible("HIP_VISIBLE_DEVICES", number)
+
+
+def _visible(name: str, number: int) -> str:
+    listed = [piece.strip() for piece in os.environ.get(name, "").split(",") if piece.strip()]
+    return listed[number] if number < len(listed) else str(number)
+
+
 def _switch(name: str, *, empty: bool = True) -> bool:
     word = os.environ.get(name, "").strip().lower()
     if not word:

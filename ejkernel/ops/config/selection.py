@@ -32,7 +32,7 @@ from ..store.persistent import StoreWarning
 from ..store.store import KeepsRecords, Mapped, Store, StoredEntry, as_store
 from ..tuning.budget import seconds_spent, spending
 from ..tuning.custom_tuner import Autotuner, engine
-from ..tuning.device_lock import device_lock
+from ..tuning.device_lock import device_lock, turn_name
 from ..tuning.interrupted import TuningInterrupted
 from ..tuning.job import TuningJob
 from ..tuning.journal.folder import journal_folder
@@ -520,7 +520,7 @@ class ConfigSelectorChain(Generic[Cfg, Out]):
 
     @staticmethod
     def _lock_for(request: Request) -> Callable[[float], AbstractContextManager[None]]:
-        return lambda wait: device_lock(request.key.device, default_folder() / "locks", wait)
+        return lambda wait: device_lock(turn_name(request.device), default_folder() / "locks", wait)
 
     def _seconds_left(self, request: Request, *, again: bool) -> float | None:
         limit = self._settings.tune_seconds

@@ -59,7 +59,7 @@ class Recording:
             self._seen.add((key, objective))
             try:
                 signature = signatures.written(kernel, inv, surroundings)
-                _check_round_trip(signature, key)
+                check_round_trip(signature, key)
                 signature |= {} if objective is None else {"objective": objective}
             except SignatureError as error:
                 self._say(f"a call of kernel {versioned(kernel)} ({kernel_path(kernel)}) is not recorded: {error}")
@@ -77,7 +77,7 @@ class Recording:
             warnings.warn(message, RecordingWarning, stacklevel=2)
 
 
-def _check_round_trip(signature: Mapping[str, Any], key: Key) -> None:
+def check_round_trip(signature: Mapping[str, Any], key: Key) -> None:
     """Raises unless the signature reads back as the same call: else its tuning would answer another one."""
     # A program is being traced around this, and has nothing to do with it.
     with _jax.clean_room():

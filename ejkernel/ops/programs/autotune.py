@@ -163,6 +163,11 @@ def tune_calls(calls: Iterable[FoundCall], options: AutotuneOptions, left_out: I
 
 def _campaign(options: AutotuneOptions, *, confirms: bool = False) -> BatchTuner:
     deadline = math.inf if options.seconds is None else time.perf_counter() + options.seconds
+    if options.pool is not None:
+        # A process without a pool imports none of it.
+        from .pool.tuner import PoolTuner
+
+        return PoolTuner(device_fingerprint(), options, deadline=deadline, confirms=confirms)
     return BatchTuner(device_fingerprint(), options, deadline=deadline, confirms=confirms)
 
 

@@ -51,6 +51,8 @@ class AutotuneOptions(Shown):
     # Run the program itself before and after, and take back what does not make it faster; None: on a GPU or TPU, where
     # the arguments have values.
     confirm: bool | None = None
+    # An executor with workers that tune in place of this process: `LocalPool(4)`, or any object with `submit`.
+    pool: Any = None
 
     def __post_init__(self) -> None:
         """Rejects values that mean nothing."""
@@ -60,6 +62,11 @@ class AutotuneOptions(Shown):
             raise SettingError(f"seconds={self.seconds!r} is no budget; use a positive number, or None for no limit")
         if self.objective not in ("auto", "forward", "forward+backward"):
             raise SettingError(f"objective={self.objective!r} is unknown; use auto, forward or forward+backward")
+        if self.pool is not None:
+            # A process without a pool imports none of it.
+            from .pool.courier import check_pool
+
+            check_pool(self.pool)
 
 
 class BatchTuner:
@@ -112,11 +119,19 @@ class BatchTuner:
 
     def finish(self) -> AutotuningResult:
         """Ends the tuning: says the outcome and returns the result."""
-        result = AutotuningResult(
-            self.device, tuple(self.entries.values()), self.interrupted, tuple(self.notes), self.confirmation
-        )
+        result = self._result()
         self._progress.finished(result)
         return result
+
+    def _result(self) -> AutotuningResult:
+        return AutotuningResult(
+            self.device,
+            tuple(self.entries.values()),
+            self.interrupted,
+            tuple(self.notes),
+            self.confirmation,
+            tuple(self._worker_lines()),
+        )
 
     def confirm(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Runs the program before and after, and takes back what does not make it faster; Ctrl-C keeps everything."""
@@ -217,6 +232,10 @@ class BatchTuner:
             if entry.is_measured:
                 self._taken.append(time.perf_counter() - start)
             self._progress.tuned(entry)
+
+    def _worker_lines(self) -> list[str]:
+        """A line for each worker of a pool."""
+        return []
 
     def _shares(self, calls: Sequence[FoundCall]) -> dict[Key, Share] | None:
         """Shares of the calls in the program's time; None where there is time to tune all of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any, TextIO
@@ -10,6 +11,9 @@ from ..core import formatting
 from ..core.key import Key
 from ..core.standing import verdict
 from .results import AutotuningResult, Entry
+
+# A line that changes more often than this cannot be read.
+_LEAST_SECONDS = 0.2
 
 
 class Progress:
@@ -22,15 +26,32 @@ class Progress:
         self._live = self._stream is not None and self._stream.isatty()
         self._start = time.perf_counter()
         self._number = 0
+        self._shown = -math.inf
+
+    @property
+    def is_live(self) -> bool:
+        """Is there a line that is written over, and is it time to?"""
+        return self._live and time.perf_counter() - self._shown >= _LEAST_SECONDS
 
     def tuning(self, key: Key) -> None:
         """The next call's turn has come."""
         self._number += 1
         self._line(f"{self._place()}: tuning {key.op_id} {key.call_key}", passing=True)
 
-    def tuned(self, entry: Entry) -> None:
-        """A call is done."""
-        self._line(f"{self._place()}: {entry.op_id_v} {entry.call_key}: {_outcome(entry)}")
+    def tuned(self, entry: Entry, worker: str = "") -> None:
+        """A call is done; a worker of a pool has no turns, so its calls are counted here."""
+        self._number += bool(worker)
+        by = f" by {worker}" if worker else ""
+        self._line(f"{self._place()}: {entry.op_id_v} {entry.call_key}: {_outcome(entry)}{by}")
+
+    def under_way(self, running: int, where: str, failed: int, gain: float | None, until: float) -> None:
+        """Tasks that a pool is at, and what has come of it so far."""
+        self._shown = time.perf_counter()
+        parts = [f"{self._number} of {self.total} done", f"{running} running{where}"]
+        parts += [f"{failed} failed"] if failed else []
+        parts += [] if gain is None else [f"{gain:.2f}x so far"]
+        parts += [] if until == math.inf else [f"{max(until - time.perf_counter(), 0):.0f} s left"]
+        self._line(", ".join(parts), passing=True)
 
     def skipped(self, key: Key, why: str) -> None:
         """A call is left as it is."""

@@ -126,6 +126,8 @@ class AutotuningResult(Shown):
     notes: Sequence[str] = ()
     # The program itself before and after, where it was run.
     confirmation: Confirmation | None = None
+    # What each worker of a pool did, in a line.
+    workers: Sequence[str] = ()
 
     def in_short(self) -> str:
         """The value in a few words."""
@@ -153,7 +155,10 @@ class AutotuningResult(Shown):
                 merged[key] = entry
         entries = [replace(e, device="" if key.device == self.device else key.device) for key, e in merged.items()]
         notes = dict.fromkeys((*self.notes, *other.notes))
-        return AutotuningResult(self.device, tuple(entries), self.interrupted or other.interrupted, tuple(notes))
+        workers = (*self.workers, *other.workers)
+        return AutotuningResult(
+            self.device, tuple(entries), self.interrupted or other.interrupted, tuple(notes), workers=workers
+        )
 
     @property
     def totals(self) -> BatchTotals:
@@ -223,7 +228,7 @@ class AutotuningResult(Shown):
     def _footer(self) -> list[str]:
         stopped = ["interrupted before every call had its turn"] if self.interrupted else []
         confirmed = [] if self.confirmation is None else [str(self.confirmation)]
-        return [f"{self.device}: {self.totals}", *confirmed, *stopped, *self.notes]
+        return [f"{self.device}: {self.totals}", *confirmed, *self.workers, *stopped, *self.notes]
 
     def __enter__(self) -> Self:
         overlay = self.as_overlay()

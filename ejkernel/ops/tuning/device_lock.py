@@ -12,10 +12,14 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+
 from ..core import plain_file
+from ..core.device import device_fingerprint, get_device_platform
 from ..core.file_lock import FileLock, Timeout, lock_at
 from ..core.shared_folder import make_folder
 from ..core.stable import short_hash
+from ..settings import hardware_number
 from .stopped import STOPPED_SECONDS, is_stopped
 
 # Long enough for any sane tuning of another process; after that two noisy measurements beat none.
@@ -58,6 +62,15 @@ def device_lock(device: str, folder: Path | None, wait: float = math.inf) -> Ite
         if held:
             _depths[device] = depth
             mine.release()
+
+
+def turn_name(device: jax.Device) -> str:
+    """The device that tunings take turns on: its kind, and on a machine with several of them, which one."""
+    kind, platform = device_fingerprint(device), get_device_platform(device)
+    if platform == "cpu":
+        return kind
+    number = getattr(device, "local_hardware_id", None)
+    return f"{kind}#{hardware_number(platform, device.id if number is None else number)}"
 
 
 def lock_path(folder: Path, device: str) -> Path:

@@ -28,11 +28,13 @@ from ...tuning.worker.export import EXPORTED, export
 from ...tuning.worker.main import take_device
 from ...tuning.worker.protocol import Message, Receiver, Sender
 from ...tuning.worker.runner import export_platform
+from ...tuning.worker.settle import settle_in
 from ...tuning.worker.tracing import shapes_of
 
 
 def main() -> None:
     """Serves until the other side is gone."""
+    settle_in()
     # What libraries print must not get between the messages.
     tracer = Tracer(Sender(os.dup(1)))
     os.dup2(2, 1)

@@ -29,7 +29,7 @@ from ...tuning.worker.tracing import StillTracing, TracedElsewhere, TracerGone, 
 _AT_ONCE = 2
 # Starts of processes after the first ones, however many candidates take one down.
 _RESTARTS = 4
-_MODULE = "ejkernel.ops.programs.tracing.start"
+_SERVES = "ejkernel.ops.programs.tracing.tracer"
 
 
 @dataclass(eq=False)
@@ -171,7 +171,7 @@ class Tracers:
         with self._changed:
             if self._closed:
                 return None
-            process = WorkerProcess(self._head, _MODULE)
+            process = WorkerProcess(self._head, serves=_SERVES)
             self._processes.add(process)
             return process
 

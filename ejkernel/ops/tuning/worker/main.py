@@ -28,6 +28,7 @@ from ..reference import ExportedReference
 from ..runner import FOR_MEASURING, InProcessRunner
 from .ahead import AheadCompiler
 from .protocol import Message, Receiver, Sender, unpack
+from .settle import settle_in
 
 # Enough for the parent to go first.
 _NICE = 10
@@ -35,6 +36,7 @@ _NICE = 10
 
 def main() -> None:
     """Serves until the other side is gone."""
+    settle_in()
     # What libraries print must not get between the messages.
     ahead = AheadCompiler(_loaded)
     worker = Worker(Sender(os.dup(1)), ahead)

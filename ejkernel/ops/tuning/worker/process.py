@@ -90,13 +90,19 @@ def compile_ahead(
         worker.send("ahead", [data])
 
 
+# The module that a worker runs once it ends with its parent: it has a `main`.
+_CANDIDATES = "ejkernel.ops.tuning.worker.main"
+
+
 class WorkerProcess:
-    """A fresh Python process that runs `worker.start`, or another module of ours, and nothing of the user's program.
+    """A fresh Python process that runs `worker.start`, then a module of ours, and nothing of the user's program.
 
     It imports JAX and takes its device while its parent goes on: what is sent meanwhile waits in a queue.
     """
 
-    def __init__(self, head: Mapping[str, Any], module: str = "ejkernel.ops.tuning.worker.start") -> None:
+    def __init__(
+        self, head: Mapping[str, Any], *, serves: str = _CANDIDATES, variables: Mapping[str, str] | None = None
+    ) -> None:
         self._head = head
         # Without a name, and gone with the process that holds it.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
@@ -108,11 +114,14 @@ class WorkerProcess:
         self._life: int | None = life
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(watched), str(os.getpid())],
+                [
+                    *(sys.executable, "-P", "-m", "ejkernel.ops.tuning.worker.start"),
+                    *(str(watched), str(os.getpid()), serves),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env=child_environment(path),
+                env={**child_environment(path), **(variables or {})},
                 pass_fds=(watched,),
                 # A candidate's own children are in it, and end with it.
                 process_group=0,

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
+import importlib
 import os
-import resource
 import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main(life: int, parent: int) -> None:
-    """Serves until the other side is gone."""
-    settle_in(life, parent)
-    from .main import main as serve
-
-    serve()
-
-
-def settle_in(life: int, parent: int) -> None:
-    """Sees to it that nothing of this process outlives its parent."""
+def main(life: int, parent: int, serves: str) -> None:
+    """Sees to it that nothing of this process outlives its parent, then serves."""
     if sys.platform == "linux":
         # The end of a pipe ends this process too, but not while a candidate holds Python's lock.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -30,13 +21,7 @@ def settle_in(life: int, parent: int) -> None:
         # It has ended between the start of this process and now.
         os._exit(0)
     _guard(life)
-    faulthandler.enable()
-    # A terminal's Ctrl-C reaches every process that it started: whether that is the end is the parent's to say.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The first to go when memory ends, instead of its parent. Elsewhere than on Linux there is no such file.
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
+    importlib.import_module(serves).main()
 
 
 def _guard(life: int) -> None:
@@ -56,4 +41,4 @@ def _guard(life: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

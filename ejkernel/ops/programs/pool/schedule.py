@@ -1,0 +1,223 @@
+"""The order of a pool's work: what is sent next, what is sent again, and what is given up. No clock, no pool here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import final
+
+from ...core.key import Key
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Limits of a schedule."""
+
+    # Work that runs so many times as long as usual is sent once more, where nothing else waits; seconds at least.
+    straggler_times: float = 3.0
+    straggler_seconds: float = 60.0
+    # Work without an answer after so many seconds, sent twice or never answered at all, is given up.
+    silent_seconds: float = 1800.0
+    # Attempts that may end with their worker.
+    deaths: int = 2
+    # Times that work may be refused where some worker took work of its kind, and rounds where none did.
+    refusals: int = 24
+    rounds: int = 3
+    # Tasks that wait in the pool for each worker that is at work, so that it need not wait for this process.
+    ahead: float = 0.25
+
+
+@dataclass(eq=False)
+class Work:
+    """Some calls of one kernel that travel together, and the attempts at them."""
+
+    calls: tuple[Key, ...]
+    # Kernel and device: workers that refuse one call of it refuse all.
+    kind: str = ""
+    # Attempts under way, and when each was sent.
+    sent: dict[int, float] = field(default_factory=dict)
+    attempts: int = 0
+    deaths: int = 0
+    refusals: int = 0
+    reason: str = ""
+
+    @property
+    def was_repeated(self) -> bool:
+        """Is it under way twice, or was it?"""
+        return self.attempts > self.deaths + self.refusals + 1
+
+
+@final
+class Schedule:
+    """Work by its state: waiting, refused for now, under way; what is none of them is done or given up."""
+
+    def __init__(
+        self,
+        works: Iterable[Work],
+        *,
+        inner: Mapping[Key, Iterable[Key]] | None = None,
+        workers: int | None = None,
+        rules: Rules | None = None,
+    ) -> None:
+        self.rules = rules or Rules()
+        # None: the pool does not say; then everything is sent at once, and the pool keeps the order.
+        self.workers = workers
+        self._waiting = list(works)
+        self._refused: list[Work] = []
+        self._under_way: dict[int, Work] = {}
+        # Calls that have to be known before a call is sent: its kernel makes them.
+        self._inner = {key: set(keys) for key, keys in (inner or {}).items()}
+        self._open = {key for work in self._waiting for key in work.calls}
+        self._number = 0
+        self._seconds: list[float] = []
+        # Kinds of work that some worker took, and how often all attempts at a kind were refused.
+        self._taken: set[str] = set()
+        self._rounds: dict[str, int] = {}
+        # Attempts under way when one was taken last: about the number of workers that are of use.
+        self._useful = 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Is there anything to send or to wait for?"""
+        return bool(self._waiting or self._refused or self._under_way)
+
+    @property
+    def under_way(self) -> int:
+        """Attempts that were sent and not answered."""
+        return len(self._under_way)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of these attempts."""
+        return list(self._under_way)
+
+    @property
+    def left(self) -> list[Work]:
+        """Work that is not done."""
+        return [*self._waiting, *self._refused, *dict.fromkeys(self._under_way.values())]
+
+    def waiting(self) -> Sequence[Work]:
+        """Work that was not sent yet, in order."""
+        return (*self._waiting, *self._refused)
+
+    def next(self, now: float) -> Work | None:
+        """The work to send now; None where that has to wait."""
+        room = self.workers is None or self.under_way < self.workers + math.ceil(self.rules.ahead * self.workers)
+        ready = [work for work in self._waiting if self._is_ready(work)] if room else []
+        if ready:
+            self._waiting.remove(ready[0])
+            return ready[0]
+        if self._refused and self.under_way < self._useful:
+            return self._refused.pop(0)
+        idle = self.workers is None or self.under_way < self.workers
+        if idle and not self._waiting and not self._refused:
+            return next((work for work in self._late(now) if not work.was_repeated), None)
+        return None
+
+    def _is_ready(self, work: Work) -> bool:
+        return not any(self._inner.get(key, set()) & self._open - set(work.calls) for key in work.calls)
+
+    def _late(self, now: float) -> list[Work]:
+        works = dict.fromkeys(self._under_way.values())
+        return [work for work in works if now - max(work.sent.values()) > self._patience(work)]
+
+    def _patience(self, work: Work) -> float:
+        if not self._seconds:
+            return self.rules.silent_seconds
+        usual = median(self._seconds) * len(work.calls)
+        return max(self.rules.straggler_times * usual, self.rules.straggler_seconds)
+
+    def sent(self, work: Work, now: float) -> int:
+        """Notes that work is under way; the number of the attempt."""
+        self._number += 1
+        work.attempts += 1
+        work.sent[self._number] = now
+        self._under_way[self._number] = work
+        return self._number
+
+    def came_back(self, number: int) -> Work | None:
+        """Ends an attempt; None where the work is done already."""
+        work = self._under_way.pop(number, None)
+        if work is not None:
+            del work.sent[number]
+        return work
+
+    def answered(self, work: Work, seconds: Iterable[float]) -> list[int]:
+        """Ends work with the seconds of its calls; the attempts at it that are of no use any more."""
+        self._taken.add(work.kind)
+        self._useful = max(1, self.under_way + 1)
+        self._seconds += seconds
+        return self._settled(work)
+
+    def took_some(self, work: Work, done: Iterable[Key]) -> None:
+        """Leaves the other calls of work to be sent again: a worker could tune only some of them."""
+        gone = set(done)
+        self._open -= gone
+        work.calls = tuple(key for key in work.calls if key not in gone)
+
+    def refused(self, work: Work, reason: str) -> list[Work]:
+        """Notes that a worker refused; the work that is hopeless now."""
+        work.refusals += 1
+        work.reason = reason
+        if work.sent:
+            return []
+        self._refused.append(work)
+        if work.kind in self._taken:
+            hopeless = [work] if work.refusals >= self.rules.refusals else []
+        elif any(other.kind == work.kind for other in self._under_way.values()) or any(
+            other.kind == work.kind for other in self._waiting
+        ):
+            hopeless = []
+        else:
+            self._rounds[work.kind] = self._rounds.get(work.kind, 0) + 1
+            over = self._rounds[work.kind] >= self.rules.rounds
+            hopeless = [other for other in self._refused if other.kind == work.kind] if over else []
+        for one in hopeless:
+            self.give_up(one)
+        return hopeless
+
+    def died(self, work: Work, reason: str) -> list[Work]:
+        """Notes that an attempt ended without an answer; the work that gets no other attempt."""
+        work.deaths += 1
+        work.reason = reason
+        if work.sent:
+            return []
+        if work.deaths >= self.rules.deaths:
+            self.give_up(work)
+            return [work]
+        # One by one, so that a call which ends its worker takes no other with it.
+        parts = [Work((key,), work.kind, attempts=1, deaths=work.deaths, reason=reason) for key in work.calls]
+        self._waiting[:0] = parts
+        return []
+
+    def overdue(self, now: float) -> list[Work]:
+        """Gives up the work that was repeated in vain, or never answered where nothing else was either."""
+        limit = self.rules.silent_seconds
+        works = dict.fromkeys(self._under_way.values())
+        late = [work for work in works if now - max(work.sent.values()) > max(limit, self._patience(work))]
+        for work in late:
+            work.reason = f"no worker answered within {limit:.0f} s"
+        return late
+
+    def give_up(self, work: Work) -> list[int]:
+        """Ends work without an answer; the attempts at it that are under way."""
+        return self._settled(work)
+
+    def _settled(self, work: Work) -> list[int]:
+        self._open -= set(work.calls)
+        for works in (self._waiting, self._refused):
+            if work in works:
+                works.remove(work)
+        others = list(work.sent)
+        for number in others:
+            del self._under_way[number]
+        work.sent.clear()
+        return others
+
+    def seconds_until_late(self, now: float) -> float:
+        """Seconds until some work is late; infinite where none is under way."""
+        works = dict.fromkeys(self._under_way.values())
+        times = [max(work.sent.values()) + self._patience(work) - now for work in works if not work.was_repeated]
+        return max(0.0, min(times, default=math.inf))

@@ -1,0 +1,158 @@
+"""Stand-ins for tests of pools: kernels that travel, pools without processes, and workers with troubles."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Invocation, Kernel, OperationStores, Tuner
+from ejkernel.ops.core import device as devices
+from ejkernel.ops.programs.pool.schedule import Rules
+from ejkernel.ops.programs.pool.worker import run_task
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A cfg: how often to add."""
+
+    turns: int
+
+
+class Adding(Kernel):
+    """Twice the argument, by one addition or by many."""
+
+    op_id = "adding"
+    version = "1"
+    cfg_type = Turns
+
+    def run(self, x, *, cfg):
+        for _ in range(cfg.turns):
+            x = x + 0.0
+        return x + x
+
+    def heuristic_cfg(self, inv):
+        return Turns(2)
+
+    def candidate_cfgs(self, inv):
+        return [Turns(1), Turns(2), Turns(3)]
+
+
+class Other(Adding):
+    """Another operation that computes the same."""
+
+    op_id = "other"
+
+
+def calls_of(count, kernel=None, least=8):
+    """So many calls of different shapes."""
+    kernel = kernel or Adding()
+    return [
+        (kernel, Invocation(kernel.op_id, (jax.ShapeDtypeStruct((least + n,), jnp.float32),), {})) for n in range(count)
+    ]
+
+
+def selecting(folder=None, **settings):
+    """A selector whose tunings are quick, with a store in a folder."""
+    tuner = settings.pop("tuner", None) or Tuner(0, 1, isolate=False)
+    store = None if folder is None else OperationStores(folder)
+    return ConfigSelectorChain(ConfigCache(), tuner=tuner, persistent=store, **settings)
+
+
+def on(pool, selector, **options):
+    """Options for tuning on a pool, without a word."""
+    return AutotuneOptions(pool=pool, selector=selector, progress=False, **options)
+
+
+class Inline:
+    """A pool without threads: a task is done before `submit` returns."""
+
+    def __init__(self, run=None):
+        self.run = run
+        self.texts = []
+
+    def submit(self, function, text):
+        """A future that is done."""
+        self.texts.append(text)
+        future = Future()
+        try:
+            future.set_result((self.run or function)(text))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+# Patience of seconds, for tests with workers that hang.
+QUICK = Rules(straggler_seconds=3.0)
+
+
+class Aged:
+    """A pool whose workers have another release of the package, as far as a task can tell."""
+
+    def __init__(self, pool):
+        self.pool = pool
+
+    def submit(self, function, text):
+        """Submits the task as one of another release."""
+        return self.pool.submit(function, json.dumps({**json.loads(text), "version": "0.0.0"}))
+
+
+class Troubled:
+    """A pool whose workers have troubles, each one worker's: `killed@20` is that of the worker that begins task 20."""
+
+    rules = QUICK
+
+    def __init__(self, pool, folder, *troubles):
+        self.pool = pool
+        self.folder = Path(folder)
+        self.folder.mkdir(exist_ok=True)
+        for trouble in troubles:
+            (self.folder / f"{trouble}.wanted").touch()
+        self.workers = getattr(pool, "workers", None) or getattr(pool, "_max_workers", None)
+
+    def submit(self, function, text):
+        """Submits the task with its folder in front."""
+        return self.pool.submit(run_in_trouble, f"{self.folder}\n{text}")
+
+    def log(self):
+        """The tasks that were begun, as (process, keys)."""
+        lines = [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.begun"))]
+        return [(line["process"], [tuple(key) for key in line["keys"]]) for line in lines]
+
+
+def run_in_trouble(text):
+    """Has the trouble that no other process took yet, or does the task."""
+    folder, _, text = text.partition("\n")
+    folder = Path(folder)
+    keys = [call["key"] for call in json.loads(text)["calls"]]
+    begun = folder / f"{time.time_ns()}-{os.getpid()}.begun"
+    begun.write_text(json.dumps({"process": os.getpid(), "keys": keys}))
+    tasks = len(list(folder.glob("*.begun")))
+    for wanted in sorted(folder.glob("*.wanted")):
+        if tasks < int(wanted.stem.partition("@")[2]):
+            continue
+        try:
+            wanted.rename(wanted.with_suffix(f".{os.getpid()}"))
+        except FileNotFoundError:
+            # Another worker has it.
+            continue
+        _have(wanted.stem)
+        break
+    return run_task(text)
+
+
+def _have(trouble):
+    if trouble.startswith("killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif trouble.startswith("hung"):
+        # Until the end of the process that waits.
+        time.sleep(10_000)
+    elif trouble.startswith("elsewhere"):
+        devices.cpu_kind = lambda: "another processor"

@@ -1,0 +1,155 @@
+"""The order of a pool's work, without a clock and without a pool."""
+
+from __future__ import annotations
+
+import pytest
+from fakes_programs import key_of
+
+from ejkernel.ops.programs.pool.schedule import Rules, Schedule, Work
+
+RULES = Rules(straggler_seconds=10.0, silent_seconds=100.0, ahead=0.0)
+
+
+def works(*names, **about):
+    """Work of one call each."""
+    return [Work((key_of(name),), **about) for name in names]
+
+
+def sent(schedule, now=0.0):
+    """Sends everything that can be sent now; (work, number) pairs."""
+    found = []
+    while (work := schedule.next(now)) is not None:
+        found.append((work, schedule.sent(work, now)))
+    return found
+
+
+def answer(schedule, number, seconds=1.0):
+    """Answers an attempt; the attempts that are of no use any more."""
+    return schedule.answered(schedule.came_back(number), [seconds])
+
+
+def test_as_much_is_sent_as_there_are_workers():
+    """The first of the order go out; the next one when an answer has come."""
+    schedule = Schedule(works("a", "b", "c"), workers=2, rules=RULES)
+    (one, first), (two, _) = sent(schedule)
+    assert [one.calls[0].op_id, two.calls[0].op_id] == ["a", "b"]
+    answer(schedule, first)
+    assert [work.calls[0].op_id for work, _ in sent(schedule)] == ["c"]
+
+
+def test_a_pool_that_does_not_count_its_workers_gets_everything():
+    """Its own queue keeps the order."""
+    assert len(sent(Schedule(works("a", "b", "c"), rules=RULES))) == 3
+
+
+def test_a_call_waits_for_the_kernels_inside_it():
+    """An outer call is sent once its inner ones are settled, done or given up."""
+    outer, inner = works("outer", "inner")
+    schedule = Schedule([outer, inner], inner={outer.calls[0]: inner.calls}, workers=2, rules=RULES)
+    ((first, number),) = sent(schedule)
+    assert first is inner
+    answer(schedule, number)
+    assert [work for work, _ in sent(schedule)] == [outer]
+
+
+def test_a_straggler_is_sent_once_more_where_nothing_waits():
+    """Three times the usual, and at least ten seconds; the first answer wins and the other attempt ends."""
+    schedule = Schedule(works("a", "b"), workers=2, rules=RULES)
+    (_, quick), (slow, first) = sent(schedule)
+    answer(schedule, quick, 4.0)
+    assert sent(schedule, 11.0) == []
+    ((again, second),) = sent(schedule, 12.5)
+    assert again is slow
+    assert sent(schedule, 99.0) == []
+    assert answer(schedule, second) == [first]
+    assert schedule.came_back(first) is None
+    assert not schedule.is_busy
+
+
+def test_a_straggler_waits_while_other_work_waits():
+    """A worker that is free takes new work first."""
+    schedule = Schedule(works("a", "b", "c"), workers=2, rules=RULES)
+    (_, quick), (slow, _) = sent(schedule)
+    answer(schedule, quick)
+    ((next_one, number),) = sent(schedule, 50.0)
+    assert next_one is not slow
+    answer(schedule, number)
+    assert [work for work, _ in sent(schedule, 51.0)] == [slow]
+
+
+def test_work_without_an_answer_is_given_up():
+    """Repeated in vain, or sent to workers none of which ever answered."""
+    schedule = Schedule(works("a", "b"), workers=2, rules=RULES)
+    sent(schedule)
+    assert schedule.overdue(99.0) == []
+    assert [work.reason for work in schedule.overdue(101.0)] == ["no worker answered within 100 s"] * 2
+
+
+def test_a_worker_that_dies_costs_one_retry():
+    """The calls of its task are tried once more, one by one; then they are named."""
+    both = Work((key_of("a"), key_of("b")))
+    schedule = Schedule([both], workers=2, rules=RULES)
+    ((_, number),) = sent(schedule)
+    assert schedule.died(schedule.came_back(number), "gone") == []
+    (one, first), (two, second) = sent(schedule)
+    assert [*one.calls, *two.calls] == [key_of("a"), key_of("b")]
+    assert schedule.died(schedule.came_back(first), "gone again") == [one]
+    answer(schedule, second)
+    assert not schedule.is_busy
+
+
+def test_a_worker_that_dies_while_its_work_runs_elsewhere_costs_nothing():
+    """The other attempt goes on."""
+    schedule = Schedule(works("a", "b"), workers=2, rules=RULES)
+    (_, quick), (_, first) = sent(schedule)
+    answer(schedule, quick)
+    ((_, second),) = sent(schedule, 20.0)
+    assert schedule.died(schedule.came_back(first), "gone") == []
+    answer(schedule, second)
+    assert not schedule.is_busy
+
+
+def test_work_that_every_worker_refuses_is_given_up_after_three_rounds():
+    """All work of that kind goes with it, without a round trip for each."""
+    schedule = Schedule(works(*"abcdef", kind="k"), workers=2, rules=RULES)
+    hopeless, attempts = [], 0
+    while schedule.is_busy:
+        for _, number in sent(schedule):
+            attempts += 1
+            hopeless += schedule.refused(schedule.came_back(number), "no such device")
+    assert len(hopeless) == 6
+    assert attempts == 8
+
+
+def test_refused_work_waits_for_a_worker_that_takes_it():
+    """A worker of another device that refuses at once does not get everything again and again."""
+    schedule = Schedule(works(*"abcd", kind="k"), workers=2, rules=RULES)
+    (_, good), (_, bad) = sent(schedule)
+    schedule.refused(schedule.came_back(bad), "no such device")
+    while (work := schedule.next(0.0)) is not None:
+        schedule.refused(schedule.came_back(schedule.sent(work, 0.0)), "no such device")
+    assert schedule.under_way == 1
+    answer(schedule, good)
+    taken = 0
+    while schedule.is_busy:
+        ((_, number), *_) = sent(schedule)
+        answer(schedule, number)
+        taken += 1
+    assert taken == 3
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_refusals_have_an_end(taken):
+    """Also where another worker took work of the kind before, and is gone."""
+    schedule = Schedule(works("a", "b", kind="k"), workers=1, rules=RULES)
+    ((_, number),) = sent(schedule)
+    if taken:
+        answer(schedule, number)
+    else:
+        schedule.refused(schedule.came_back(number), "not here")
+    attempts = 0
+    while schedule.is_busy:
+        ((_, number),) = sent(schedule)
+        schedule.refused(schedule.came_back(number), "not here")
+        attempts += 1
+    assert attempts <= RULES.refusals
