@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
 from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
-from .call import call
+from .call import plan, planned, program
 from .quantize import FLOAT8, block_from, quantize, spread_scales
 
 _BLOCK = 128
@@ -91,6 +91,7 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         return tuple(made), dict(inv.kwargs)
 
 
+@planned(numbers=("a_scales", "b_scales"))
 def scaled_matmul(
     a: jax.Array,
     b: jax.Array,
@@ -128,9 +129,10 @@ def scaled_matmul(
     dtype = jnp.dtype(preferred_element_type).name
     if not arrays[0].size or not arrays[1].size:
         return jnp.zeros((arrays[0].shape[0], arrays[1].shape[1]), dtype)
-    return call(ScaledMatmul(), *arrays, *factors, dtype=dtype, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+    return plan(ScaledMatmul(), *arrays, *factors, dtype=dtype, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
 
 
+@planned()
 def float8_matmul(
     a: jax.Array,
     b: jax.Array,
@@ -151,7 +153,12 @@ def float8_matmul(
     second = float_array("b", b, ("k", "n"))
     same_dtype("a", flat, "b", second)
     same("k", "a", flat, flat.shape[1], "b", second, second.shape[0])
-    return _training(blocks, cfg, executor, flat, second).reshape(*first.shape[:-1], second.shape[1])
+
+    def product(executor: Executor[Any, Any] | None) -> jax.Array:
+        made: jax.Array = _training(bool(blocks), cfg, executor, flat, second)
+        return made.reshape(*first.shape[:-1], second.shape[1])
+
+    return program("library.float8_matmul", product, executor)  # type: ignore[no-any-return]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -41,7 +41,7 @@ from .bound import bound
 from .compiled import Compiled
 from .invocation_of import invocation_of
 from .labels import PREFIX, json_label, label
-from .plan import Plan
+from .plan import Plan, Program
 from .recording import Recording
 from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, is_short, of_tree, place_of, with_keywords, with_state
 from .static_values import as_it_is_now
@@ -324,7 +324,7 @@ class Executor(Generic[Cfg, Out]):
     def call_planned(
         self,
         front: Callable[..., Any],
-        plan: Plan,
+        plan: Plan | Program,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         short: Hashable,
@@ -355,10 +355,12 @@ class Executor(Generic[Cfg, Out]):
             plan, self._now.given = self._now.given, None
             if plan is None and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
                 raise NeedsValues
-            own = None if plan is None else (plan.args, dict(plan.kwargs))
+            own = (plan.args, dict(plan.kwargs)) if type(plan) is Plan else None
             with target_device(device), tracing(Traced(entry, signature(leaves))):
                 args, kwargs = rebuild(leaves)
-                inside = front(*args, **kwargs)
+                inside = front(*args, **kwargs, executor=self)
+                if type(inside) is Program:
+                    return inside.compute(self)
                 return inside.then(self._run(inside.kernel, inside.args, dict(inside.kwargs), PLAIN, concrete=own))
 
         body.__name__ = body.__qualname__ = kernel.op_id
