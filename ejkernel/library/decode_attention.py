@@ -33,7 +33,7 @@ from .examples import drawn
 from .extent import too_large
 from .reverse import recomputed
 from .triton.served import missing
-from .values import were_checked, were_checked_together
+from .values import fit_together, were_checked
 
 _PAGES = ("pages", "page_size", "heads", "head_dim")
 _PLAIN = ("batch", "length", "heads", "head_dim")
@@ -174,31 +174,32 @@ def _enough(inv: Invocation[Any, Any]) -> int:
     return 1 << max(0, math.ceil(math.log2(max(1, 528 / max(1, q.shape[0] * k.shape[2])))))
 
 
-def _fit(values: Any, wanted: tuple[int, int, int]) -> bool:
-    (table, lengths), (page_size, pages, added) = values, wanted
-    if not in_range(lengths, table.shape[1] * page_size - added):
+def _fit(table: Any, lengths: Any, wanted: tuple[tuple[int, ...], int]) -> bool:
+    pages, added = wanted
+    if len(pages) != 4 or table.ndim != 2 or lengths.shape != table.shape[:1]:
         return False
-    return not _missing_pages(table, lengths.astype(np.int64) + added, page_size, pages).any()
-
-
-def _fit_together(table: Any, lengths: Any, pages: Any, added: int) -> bool:
-    if pages.ndim != 4 or table.ndim != 2 or lengths.shape != table.shape[:1]:
-        return False
-    return were_checked_together((table, lengths), (pages.shape[1], pages.shape[0], added), _fit)
+    # Wide, so that lengths of few bits can be added to.
+    whole = lengths.astype(np.int64) + added
+    return in_range(lengths, table.shape[1] * pages[1] - added) and not _missing_pages(table, whole, pages).any()
 
 
 def _pages_are_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     # All arguments by position, as nearly every call has them: a call of another form is checked in full.
-    if len(args) != 5 or args[1].ndim != 4:
+    if len(args) != 5:
         return False
-    table, lengths = args[3:]
-    if table is None:
-        return were_checked(lengths, args[1].shape[1], in_range)
-    return _fit_together(table, lengths, args[1], 0)
+    _, k, _, table, lengths = args
+    shape = k.shape
+    if table is not None:
+        return fit_together(table, lengths, (shape, 0), _fit)
+    return len(shape) == 4 and were_checked(lengths, shape[1], in_range)
 
 
 def _room_is_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return len(args) == 6 and _fit_together(args[4], args[5], args[0], args[2].shape[1] if args[2].ndim == 4 else 1)
+    if len(args) != 6:
+        return False
+    pages, _, k, _, table, lengths = args
+    shape = k.shape
+    return fit_together(table, lengths, (pages.shape, shape[1] if len(shape) == 4 else 1), _fit)
 
 
 @planned(known_good=_pages_are_known)
@@ -293,7 +294,7 @@ def check_pages(table: Any, lengths: Any, k: jax.Array) -> None:
     sizes = known_values(lengths)
     if known is None or sizes is None:
         return
-    wrong = _missing_pages(known, sizes, k.shape[1], k.shape[0])
+    wrong = _missing_pages(known, sizes, k.shape)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         raise ArgumentError(
@@ -302,10 +303,10 @@ def check_pages(table: Any, lengths: Any, k: jax.Array) -> None:
         )
 
 
-def _missing_pages(table: Any, lengths: Any, page_size: int, pages: int) -> np.ndarray[Any, Any]:
-    used = np.arange(table.shape[1]) * page_size < lengths[:, None]
-    missing: np.ndarray[Any, Any] = used & ((table < 0) | (table >= pages))
-    return missing
+def _missing_pages(table: Any, lengths: Any, pages: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    used = np.arange(table.shape[1]) * pages[1] < lengths[:, None]
+    wrong: np.ndarray[Any, Any] = used & ((table < 0) | (table >= pages[0]))
+    return wrong
 
 
 def _checked_heads(q: Any, k: Any, v: Any, table: Any, name: str = "q") -> tuple[jax.Array, jax.Array, jax.Array, bool]:

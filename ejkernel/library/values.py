@@ -15,8 +15,8 @@ _checked: dict[int, tuple[weakref.ref[Any], Any, Any]] = {}
 _latest: dict[Any, tuple[weakref.ref[Any], Any, Any]] = {}
 
 
-# By the check: the latest arrays that fitted together.
-_together: dict[Any, tuple[tuple[weakref.ref[Any], ...], Any]] = {}
+# By the check: the latest two arrays that fitted together.
+_pairs: dict[Any, tuple[weakref.ref[Any], weakref.ref[Any], Any]] = {}
 
 
 def were_checked(
@@ -40,21 +40,17 @@ def were_checked(
     return True
 
 
-def were_checked_together(arrays: tuple[Any, ...], wanted: Any, fits: Callable[[Any, Any], bool]) -> bool:
-    """The same of arrays of integers that must fit each other; the latest of them are not read again."""
-    known = _together.get(fits)
-    if known is not None and known[1] == wanted and _are(known[0], arrays):
+def fit_together(one: Any, other: Any, wanted: Any, fits: Callable[[Any, Any, Any], bool]) -> bool:
+    """The same of two arrays of integers that must fit each other; the latest pair is not read again."""
+    known = _pairs.get(fits)
+    if known is not None and known[0]() is one and known[1]() is other and known[2] == wanted:
         return True
-    if not all(jnp.issubdtype(array.dtype, jnp.integer) for array in arrays):
+    if not all(jnp.issubdtype(array.dtype, jnp.integer) for array in (one, other)):
         return False
-    if not fits(tuple(map(np.asarray, arrays)), wanted):
+    if not fits(np.asarray(one), np.asarray(other), wanted):
         return False
-    _together[fits] = (tuple(map(weakref.ref, arrays)), wanted)
+    _pairs[fits] = weakref.ref(one), weakref.ref(other), wanted
     return True
-
-
-def _are(known: tuple[weakref.ref[Any], ...], arrays: tuple[Any, ...]) -> bool:
-    return len(known) == len(arrays) and all(ref() is array for ref, array in zip(known, arrays, strict=True))
 
 
 def _forget(place: int, gone: weakref.ref[Any]) -> None:

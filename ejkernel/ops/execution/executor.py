@@ -90,7 +90,9 @@ class Executor(Generic[Cfg, Out]):
         file = self._settings.record_file
         self._recording = None if file is None else Recording(file)
         self._table = CompiledTable()
-        self.find = self._table.quick.get
+        # Entries by short key.
+        self.quick = self._table.quick
+        self.find = self.quick.get
         self._now = _Now()
         self._statics: dict[tuple[str, str], set[Hashable]] = {}
         self._said: set[Hashable] = set()
@@ -135,7 +137,9 @@ class Executor(Generic[Cfg, Out]):
         short: Any = type(kernel)
         leaves: Any = args
         if kwargs:
-            for name, value in kwargs.items():
+            # By name and look-up: faster than pairs.
+            for name in kwargs:
+                value = kwargs[name]
                 kind = type(value)
                 if kind is ARRAY:
                     short = (short, name)
@@ -151,20 +155,21 @@ class Executor(Generic[Cfg, Out]):
         try:
             state = kernel.__dict__
             if state:
-                for name, value in state.items():
+                for name in state:
+                    value = state[name]
                     short = (short, name, value, type(value))
             if policy.used and (frames := frames_in_force()):
                 short = (short, frames)
             if self.several_kinds:
                 short = (short, place_of(leaves))
-            entry = self.find(short)
+            entry: Any = self.quick[short]
             # The same kernel with another number of arrays is another program.
-            if entry is not None and entry.count != len(args):
-                entry = self.find((short, len(args)))
-        # An attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
-        except (TypeError, AttributeError):
+            if entry.count != len(args):
+                entry = self.quick[short, len(args)]
+        # A new call, an attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
+        except (KeyError, TypeError, AttributeError):
             entry = None
-        if entry is None or entry.epoch != invalidation.epoch:
+        if entry is None:
             return self.call_anew(kernel, args, kwargs)
         entry.hot = True
         try:
@@ -186,7 +191,7 @@ class Executor(Generic[Cfg, Out]):
                     entry, parts = self.find(found[0]), found[1]
             elif not _jax.at_top_level():
                 entry = None
-            if entry is not None and entry.epoch == invalidation.epoch:
+            if entry is not None:
                 entry.hot = True
                 try:
                     return entry.fn(*parts)

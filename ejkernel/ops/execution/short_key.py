@@ -50,19 +50,23 @@ def with_keywords(short: Any, leaves: Any, keywords: Mapping[str, Any]) -> tuple
     return short, leaves
 
 
-def with_positions(short: Any, args: tuple[Any, ...]) -> tuple[Any, Any] | None:
+def with_positions(short: Any, args: Sequence[Any]) -> tuple[Any, Any] | None:
     """The same of a function's arguments by position; `short` has their number."""
     leaves: list[Any] = []
     for place, value in enumerate(args):
         kind = type(value)
-        if kind is ARRAY or kind in _KEYS or _is_key(value):
+        if kind is ARRAY:
             leaves.append(value)
-            continue
-        mark = value if kind in PLAIN_KINDS else _mark(value)
-        if mark is None and value is not None:
-            return None
-        short = (short, place, kind, mark)
-    return short, tuple(leaves)
+        elif kind in PLAIN_KINDS:
+            short = (short, place, kind, value)
+        elif kind in _KEYS or _is_key(value):
+            leaves.append(value)
+        else:
+            mark = _mark(value)
+            if mark is None:
+                return None
+            short = (short, place, kind, mark)
+    return short, leaves
 
 
 def with_state(short: Any, state: Mapping[str, Any]) -> Any:
@@ -121,8 +125,7 @@ def place_of(leaves: Sequence[Any]) -> Any:
 
 def _is_key(value: Any) -> bool:
     """Is this a random key, the one kind of array that has a class of its own?"""
-    # Most values that come here are plain, and JAX's own check of `jax.Array` is made in Python.
-    if type(value) in PLAIN_KINDS or not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+    if type(value) is float or not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         return False
     _KEYS.add(type(value))
     return True
