@@ -67,15 +67,19 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         return ScaledMatmulConfig("float32")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> ScaledMatmulConfig:
-        """float8 itself where the scales allow it, else bfloat16."""
-        return ScaledMatmulConfig("float8" if _is_constant(inv) else "bfloat16")
+        """float8 itself where the scales allow it, else bfloat16, or what is exact enough for a wider result."""
+        narrow = inv.kwargs.get("dtype", "bfloat16") == "bfloat16"
+        return ScaledMatmulConfig("float8" if _is_constant(inv) else "bfloat16" if narrow else "float32")
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[ScaledMatmulConfig]:
         """All of them."""
         return [ScaledMatmulConfig(way) for way in ("float32", "bfloat16", "float8", "blocks")]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: ScaledMatmulConfig) -> bool | str:
-        """A product that is scaled afterwards needs scales that are the same along k."""
+        """A product that is scaled afterwards needs scales that are the same along k; bfloat16 is for such results."""
+        dtype = inv.kwargs.get("dtype", "bfloat16")
+        if cfg.implementation == "bfloat16" and dtype != "bfloat16":
+            return f"factors rounded to bfloat16 are too far off for a result in {dtype}"
         if cfg.implementation == "float8" and not _is_constant(inv):
             return "the scales change along k; float8 scales the product afterwards"
         if cfg.implementation == "blocks" and _is_constant(inv):
