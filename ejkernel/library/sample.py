@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,11 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
 from .arguments import ArgumentError, ArgumentTypeError, as_array, integer, known_values
-from .call import call
+from .call import plan, planned
 from .order import ordered
 from .rows import float_rows
 from .sample_ways import by_bits, by_parts_of, by_sorting, weights_of
+from .values import were_checked
 
 # The least and the largest value.
 _RANGES = {"temperature": (0.0, math.inf), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0)}
@@ -113,6 +114,28 @@ class Sample(Kernel[SampleConfig, jax.Array]):
         return k is not None and 4 * k <= inv.args[1].shape[-1] and k <= 1024
 
 
+def _fits(name: str) -> Callable[[np.ndarray[Any, Any], Any], bool]:
+    low, high = _RANGES[name]
+
+    def fits(values: np.ndarray[Any, Any], wanted: Any) -> bool:
+        # A comparison with a NaN is false.
+        return bool(np.all((values >= low) & (values <= high) & (values < np.inf)))
+
+    return fits
+
+
+_FITS = {name: _fits(name) for name in _RANGES}
+
+
+def _numbers_are_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    for name, fits in _FITS.items():
+        value = kwargs.get(name)
+        if value is not None and not were_checked(value, None, fits, jnp.number):
+            return False
+    return True
+
+
+@planned(known_good=_numbers_are_known, numbers=("temperature", "top_p", "min_p"))
 def sample(
     key: jax.Array,
     logits: jax.Array,
@@ -149,7 +172,11 @@ def sample(
     while numbers[-1] is None:
         numbers.pop()
     flat = logits.reshape(count, words)
-    return call(Sample(), made, flat, *numbers, top_k=top_k, cfg=cfg, executor=executor).reshape(rows)  # type: ignore[no-any-return]
+
+    def whole(out: jax.Array) -> jax.Array:
+        return out.reshape(rows)
+
+    return plan(Sample(), made, flat, *numbers, top_k=top_k, cfg=cfg, executor=executor, then=whole)  # type: ignore[no-any-return]
 
 
 def _threshold(
@@ -192,8 +219,7 @@ def _numbers(name: str, value: Any, rows: tuple[int, ...], count: int) -> jax.Ar
         raise ArgumentError(f"{name} has the shape {array.shape}; use one number, or one for each row, {rows}")
     known = known_values(array)
     low, high = _RANGES[name]
-    # A comparison with a NaN is false.
-    if known is not None and not np.all((known >= low) & (known <= high) & (known < np.inf)):
+    if known is not None and not _FITS[name](known, None):
         most = "any finite number" if high == math.inf else f"{high:g}"
         raise ArgumentError(f"{name} must be from {low:g} to {most}, got {value}")
     return jnp.broadcast_to(array, rows).reshape(count)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
 from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
-from .call import call
+from .call import plan, planned, program
 from .quantize import FLOAT8, block_from, quantize, spread_scales
 
 _BLOCK = 128
@@ -67,15 +67,19 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         return ScaledMatmulConfig("float32")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> ScaledMatmulConfig:
-        """float8 itself where the scales allow it, else bfloat16."""
-        return ScaledMatmulConfig("float8" if _is_constant(inv) else "bfloat16")
+        """float8 itself where the scales allow it, else bfloat16, or what is exact enough for a wider result."""
+        narrow = inv.kwargs.get("dtype", "bfloat16") == "bfloat16"
+        return ScaledMatmulConfig("float8" if _is_constant(inv) else "bfloat16" if narrow else "float32")
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[ScaledMatmulConfig]:
         """All of them."""
         return [ScaledMatmulConfig(way) for way in ("float32", "bfloat16", "float8", "blocks")]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: ScaledMatmulConfig) -> bool | str:
-        """A product that is scaled afterwards needs scales that are the same along k."""
+        """A product that is scaled afterwards needs scales that are the same along k; bfloat16 is for such results."""
+        dtype = inv.kwargs.get("dtype", "bfloat16")
+        if cfg.implementation == "bfloat16" and dtype != "bfloat16":
+            return f"factors rounded to bfloat16 are too far off for a result in {dtype}"
         if cfg.implementation == "float8" and not _is_constant(inv):
             return "the scales change along k; float8 scales the product afterwards"
         if cfg.implementation == "blocks" and _is_constant(inv):
@@ -91,6 +95,7 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         return tuple(made), dict(inv.kwargs)
 
 
+@planned(numbers=("a_scales", "b_scales"))
 def scaled_matmul(
     a: jax.Array,
     b: jax.Array,
@@ -128,9 +133,10 @@ def scaled_matmul(
     dtype = jnp.dtype(preferred_element_type).name
     if not arrays[0].size or not arrays[1].size:
         return jnp.zeros((arrays[0].shape[0], arrays[1].shape[1]), dtype)
-    return call(ScaledMatmul(), *arrays, *factors, dtype=dtype, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+    return plan(ScaledMatmul(), *arrays, *factors, dtype=dtype, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
 
 
+@planned()
 def float8_matmul(
     a: jax.Array,
     b: jax.Array,
@@ -151,7 +157,12 @@ def float8_matmul(
     second = float_array("b", b, ("k", "n"))
     same_dtype("a", flat, "b", second)
     same("k", "a", flat, flat.shape[1], "b", second, second.shape[0])
-    return _training(blocks, cfg, executor, flat, second).reshape(*first.shape[:-1], second.shape[1])
+
+    def product(executor: Executor[Any, Any] | None) -> jax.Array:
+        made: jax.Array = _training(bool(blocks), cfg, executor, flat, second)
+        return made.reshape(*first.shape[:-1], second.shape[1])
+
+    return program("library.float8_matmul", product, executor)  # type: ignore[no-any-return]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
 from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, integer
-from .call import call
+from .call import plan, planned
 from .extent import too_large
 from .top_k_ways import by_bits, by_parts, spread
 from .triton.select import largest_of_rows, refuses
@@ -102,6 +102,7 @@ class TopK(Kernel[TopKConfig, Found]):
         return True
 
 
+@planned()
 def top_k(
     x: jax.Array, k: int, *, cfg: TopKConfig | None = None, executor: Executor[Any, Any] | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -121,7 +122,7 @@ def top_k(
     if k == 0 or not x.size:
         shape = (*x.shape[:-1], k)
         return jnp.zeros(shape, x.dtype), jnp.zeros(shape, jnp.int32)
-    return tuple(call(TopK(), x, k=k, cfg=cfg, executor=executor))
+    return plan(TopK(), x, k=k, cfg=cfg, executor=executor, then=tuple)  # type: ignore[no-any-return]
 
 
 def _selection(cfg: TopKConfig, k: int, interpret: bool = False) -> Callable[[jax.Array], jax.Array]:

@@ -32,7 +32,7 @@ from .compiled import Compiled
 from .invocation_of import invocation_of
 from .kernel_run import KernelRun
 from .labels import PREFIX
-from .plan import Plan
+from .plan import Plan, Program
 from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, is_short, place_of, with_keywords, with_state
 from .static_values import as_it_is_now
 from .table import (
@@ -69,7 +69,9 @@ class Executor(Generic[Cfg, Out]):
         self._run = KernelRun(chooser, stamp_prefix)
         self._advice = Advice()
         self._table = CompiledTable()
-        self.find = self._table.quick.get
+        # Entries by short key.
+        self.quick = self._table.quick
+        self.find = self.quick.get
         self._now = _Now()
         # Short keys of calls with trees that have held static values, or numbers as arrays.
         self._mixed: set[Hashable] = set()
@@ -110,7 +112,9 @@ class Executor(Generic[Cfg, Out]):
         short: Any = type(kernel)
         leaves: Any = args
         if kwargs:
-            for name, value in kwargs.items():
+            # By name and look-up: faster than pairs.
+            for name in kwargs:
+                value = kwargs[name]
                 kind = type(value)
                 if kind is ARRAY:
                     short = (short, name)
@@ -126,20 +130,21 @@ class Executor(Generic[Cfg, Out]):
         try:
             state = kernel.__dict__
             if state:
-                for name, value in state.items():
+                for name in state:
+                    value = state[name]
                     short = (short, name, value, type(value))
             if policy.used and (frames := frames_in_force()):
                 short = (short, frames)
             if self.several_kinds:
                 short = (short, place_of(leaves))
-            entry = self.find(short)
+            entry: Any = self.quick[short]
             # The same kernel with another number of arrays is another program.
-            if entry is not None and entry.count != len(args):
-                entry = self.find((short, len(args)))
-        # An attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
-        except (TypeError, AttributeError):
+            if entry.count != len(args):
+                entry = self.quick[short, len(args)]
+        # A new call, an attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
+        except (KeyError, TypeError, AttributeError):
             entry = None
-        if entry is None or entry.epoch != invalidation.epoch:
+        if entry is None:
             return self.call_anew(kernel, args, kwargs)
         entry.hot = True
         try:
@@ -161,7 +166,7 @@ class Executor(Generic[Cfg, Out]):
                     entry, parts = self.find(found[0]), found[1]
             elif not _jax.at_top_level():
                 entry = None
-            if entry is not None and entry.epoch == invalidation.epoch:
+            if entry is not None:
                 entry.hot = True
                 try:
                     return entry.fn(*parts)
@@ -299,7 +304,7 @@ class Executor(Generic[Cfg, Out]):
     def call_planned(
         self,
         front: Callable[..., Any],
-        plan: Plan,
+        plan: Plan | Program,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         short: Hashable,
@@ -330,10 +335,12 @@ class Executor(Generic[Cfg, Out]):
             plan, self._now.given = self._now.given, None
             if plan is None and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
                 raise NeedsValues
-            own = None if plan is None else (plan.args, dict(plan.kwargs))
+            own = (plan.args, dict(plan.kwargs)) if type(plan) is Plan else None
             with target_device(device), tracing(Traced(entry, signature(leaves))):
                 args, kwargs = rebuild(leaves)
-                inside = front(*args, **kwargs)
+                inside = front(*args, **kwargs, executor=self)
+                if type(inside) is Program:
+                    return inside.compute(self)
                 return inside.then(self._run(inside.kernel, inside.args, dict(inside.kwargs), PLAIN, concrete=own))
 
         body.__name__ = body.__qualname__ = kernel.op_id
