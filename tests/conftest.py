@@ -88,6 +88,14 @@ def count(request):
     return lambda long, *, short: short if is_short else long
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory):
+    """Turns on a device are taken in the user's own cache folder too: test processes do not wait for each other."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path):
     """Every test has its own cache folder and none of the variables that steer the library."""
