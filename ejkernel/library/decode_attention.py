@@ -25,7 +25,7 @@ from .arguments import (
     same,
     same_dtype,
 )
-from .attention_arguments import in_range, lengths_of
+from .attention_arguments import in_range, lengths_of, scale_of
 from .call import plan, planned, program
 from .decode_attention_pages import by_pages, pages_refuse
 from .decode_attention_ways import Sight, looped, split, whole
@@ -230,19 +230,19 @@ def decode_attention(
     sizes = lengths_of("lengths", lengths, q.shape[0], room)
     if sizes is None:
         raise ArgumentError("lengths must be given: the number of tokens of each sequence")
-    check_pages(table, sizes, k)
+    check_pages(page_table, sizes, k)
     given = [q, k, v, sizes, table]
     if sinks is not None:
         sink = float_array("sinks", sinks, ("heads",))
         same("heads", "q", q, q.shape[2], "sinks", sink, sink.shape[0])
         given.append(sink)
     how = {"window": _window(window), "soft_cap": _positive("soft_cap", soft_cap)}
-    factor = q.shape[3] ** -0.5 if scale is None else float(scale)
+    factor = scale_of(scale, q.shape[3])
 
     def whole(out: jax.Array) -> jax.Array:
         return out[:, 0] if single else out
 
-    if not q.size or not k.size:
+    if not q.size or not k.size or not room:
         return whole(jnp.zeros_like(q))
     return plan(DecodeAttention(), *given, scale=factor, cfg=cfg, executor=executor, then=whole, **how)  # type: ignore[no-any-return]
 
@@ -274,7 +274,7 @@ def append_to_pages(
         raise ArgumentError(
             f"lengths and {k.shape[1]} new tokens must fit the {room} places of page_table {table.shape}"
         )
-    check_pages(table, sizes + k.shape[1], keys)
+    check_pages(page_table, sizes + k.shape[1], keys)
 
     def written(executor: Any) -> tuple[jax.Array, jax.Array]:
         page_size, count = keys.shape[1], keys.shape[0]

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
 from .arguments import ArgumentError, as_array, float_array, same, same_dtype
-from .attention_arguments import in_range, lengths_of
+from .attention_arguments import in_range, lengths_of, scale_of
 from .call import plan, planned
 from .examples import drawn
 from .gated_delta_ways import chunked, linear_chunked, linear_stepwise, stepwise
@@ -279,10 +279,9 @@ def _start(state: Any, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def _scaled(q: jax.Array, scale: Any) -> jax.Array:
-    if isinstance(scale, jax.Array):
-        return q * scale.astype(q.dtype)
     # Numbers of numpy would make narrow queries wide.
-    return q * float(scale) if scale != 1.0 else q
+    factor = scale_of(scale, 1)
+    return q if factor == 1.0 else q * factor
 
 
 def _called(kernel: _Recurrence, q: Any, *rest: Any) -> Result:

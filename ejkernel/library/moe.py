@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,9 @@ def moe(
     parts = cfg or MoeConfig()
 
     def layer(executor: Executor[Any, Any] | None) -> jax.Array:
-        flat, routed = x.reshape(-1, x.shape[-1]), logits.reshape(-1, logits.shape[-1])
+        # The number of tokens is said: a width of zero leaves it open.
+        tokens = math.prod(x.shape[:-1])
+        flat, routed = x.reshape(tokens, x.shape[-1]), logits.reshape(tokens, logits.shape[-1])
         how: dict[str, Any] = {"route": parts.route, "cfg": parts.dispatch, "executor": executor}
         sent = moe_dispatch(flat, routed, k=k, normalize=normalize, **how)
         made = [ragged_dot(sent.rows, one, sent.group_sizes, cfg=parts.up, executor=executor) for one in (gate, up)]

@@ -36,9 +36,10 @@ def quantize(
 
     def made(executor: Any) -> tuple[jax.Array, jax.Array]:
         near, scales = _rounded(x, kind, size)
+        # Nothing has the scale one, as zeros have.
         if kind.name in INTEGERS:
-            return near, scales if group is not None else scales[0]
-        return near, scales if block is not None else scales[0, 0]
+            return near, scales if group is not None else scales[0] if x.shape[0] else jnp.ones(x.shape[1])
+        return near, scales if block is not None else scales[0, 0] if x.size else jnp.ones(())
 
     return program("library.quantize", made)  # type: ignore[no-any-return]
 
@@ -88,6 +89,9 @@ def _shared(size: int, count: int) -> int:
     """
     if count > 1 and -(-size // 128) == count:
         return 128
+    # An axis of nothing has one scale or none.
+    if not size:
+        return int(count <= 1)
     return size // count if count and size % count == 0 else 0
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
-from .arguments import ArgumentError, ArgumentTypeError, as_array, integer, known_values
+from .arguments import LARGEST, ArgumentError, ArgumentTypeError, as_array, integer, known_values
 from .call import plan, planned
 from .order import ordered
 from .rows import float_rows
@@ -64,7 +64,8 @@ class Sample(Kernel[SampleConfig, jax.Array]):
             kept = ordered(logits) >= least[:, None]
         if min_p is not None:
             largest = jnp.max(wide, axis=-1, keepdims=True)
-            likely = wide >= largest + (degrees * jnp.log(min_p))[:, None]
+            # Not less, in place of at least: a word that is no number stays, as in every other filter.
+            likely = ~(wide < largest + (degrees * jnp.log(min_p))[:, None])
             kept = likely if kept is None else kept & likely
         scaled = wide / degrees[:, None]
         scaled = scaled if kept is None else jnp.where(kept, scaled, -jnp.inf)
@@ -152,7 +153,8 @@ def sample(
     First the temperature; then the `top_k` most likely words are kept, of what they leave the most likely words that
     have a share of `top_p` together, and of all words those at least `min_p` as likely as the most likely one. Words as
     likely as the last one that is kept are kept, too. Temperature 0 takes the most likely word. Each of temperature,
-    top_p and min_p is a number or an array with one for each row; so may `key` be.
+    top_p and min_p is a number or an array with one for each row; so may `key` be. A logit that is no number wins its
+    row, as in JAX's argmax.
     """
     logits = float_rows("logits", logits)
     rows, words = logits.shape[:-1], logits.shape[-1]
@@ -214,12 +216,16 @@ def _numbers(name: str, value: Any, rows: tuple[int, ...], count: int) -> jax.Ar
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float, np.ndarray, np.generic, jax.Array)):
         raise ArgumentTypeError(f"{name} must be a number or an array of them, got {type(value).__qualname__}")
+    low, high = _RANGES[name]
+    most = "any finite float32" if high == math.inf else f"{high:g}"
+    refused = ArgumentError(f"{name} must be from {low:g} to {most}, got {value}")
+    # A comparison with a NaN is false.
+    if isinstance(value, (int, float)) and not low <= value <= min(high, LARGEST):
+        raise refused
     array = jnp.asarray(value, jnp.float32)
     if array.shape not in ((), rows):
         raise ArgumentError(f"{name} has the shape {array.shape}; use one number, or one for each row, {rows}")
     known = known_values(array)
-    low, high = _RANGES[name]
     if known is not None and not _FITS[name](known, None):
-        most = "any finite number" if high == math.inf else f"{high:g}"
-        raise ArgumentError(f"{name} must be from {low:g} to {most}, got {value}")
+        raise refused
     return jnp.broadcast_to(array, rows).reshape(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
-from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
+from .arguments import LARGEST, ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
 from .call import plan, planned, program
 from .quantize import FLOAT8, block_from, quantize, spread_scales
 
@@ -122,6 +123,8 @@ def scaled_matmul(
     same("k", "a", arrays[0], arrays[0].shape[1], "b", arrays[1], arrays[1].shape[0])
     factors = []
     for name, value, array in (("a_scales", a_scales, arrays[0]), ("b_scales", b_scales, arrays[1])):
+        if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
+            raise ArgumentError(f"{name}={value!r} is no finite float32")
         scale = jnp.asarray(value, jnp.float32) if isinstance(value, (int, float)) else as_array(name, value)
         if not jnp.issubdtype(scale.dtype, jnp.floating):
             raise ArgumentTypeError(f"{name} is {scale.dtype.name}; use float32")
@@ -153,7 +156,7 @@ def float8_matmul(
     first = as_array("a", a)
     if first.ndim < 1:
         raise ArgumentError("a has the shape (); give it at least one dimension")
-    flat = float_array("a", first.reshape(-1, first.shape[-1]), ("m", "k"))
+    flat = float_array("a", first.reshape(math.prod(first.shape[:-1]), first.shape[-1]), ("m", "k"))
     second = float_array("b", b, ("k", "n"))
     same_dtype("a", flat, "b", second)
     same("k", "a", flat, flat.shape[1], "b", second, second.shape[0])

@@ -110,6 +110,11 @@ def top_k(
 
     Equal elements come in the order of their indices, as `lax.top_k` has them. Values have a gradient.
     """
+    if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and x.dtype.itemsize == 8:
+        # JAX itself would cut them to 32 bits.
+        if x.size and not np.iinfo(np.int32).min <= int(x.min()) <= int(x.max()) <= np.iinfo(np.int32).max:
+            raise ArgumentError(f"x is {x.dtype.name} from {x.min()} to {x.max()}; integers must fit in 32 bits")
+        x = x.astype(np.int32)
     x = as_array("x", x)
     is_integer = jnp.issubdtype(x.dtype, jnp.integer) and jnp.iinfo(x.dtype).bits in (8, 16, 32)
     if x.dtype.name not in FLOATS and not is_integer:

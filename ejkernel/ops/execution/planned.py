@@ -29,6 +29,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # Python's numbers as arrays: those of a program that counts through them must not pile up.
 _MOST_NUMBERS = 1024
 _numbers: dict[float, jax.Array] = {}
+_LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 def planned(
@@ -105,7 +106,8 @@ def _with_arrays(args: tuple[Any, ...], places: frozenset[int]) -> tuple[Any, ..
 
 def _as_array(value: Any) -> Any:
     """A number of Python's own as an array, the same one each time; all else as it is."""
-    if type(value) is not float and type(value) is not int:
+    # What float32 does not have is for the function to refuse.
+    if (type(value) is not float and type(value) is not int) or not abs(value) <= _LARGEST:
         return value
     made = _numbers.get(value)
     if made is None:
