@@ -28,5 +28,5 @@ def plan(
 def program(
     name: str, compute: Callable[[Executor[Any, Any] | None], Any], executor: Executor[Any, Any] | None = None
 ) -> Any:
-    """The same of a function of several kernels, or of none; `compute` is given the executor to call them through."""
+    """The plan of a function of several kernels, or of none; `compute` is given the executor to call them through."""
     return Program(name, compute, executor)

@@ -41,7 +41,7 @@ def were_checked(
 
 
 def fit_together(one: Any, other: Any, wanted: Any, fits: Callable[[Any, Any, Any], bool]) -> bool:
-    """The same of two arrays of integers that must fit each other; the latest pair is not read again."""
+    """Reads two arrays of integers that must fit each other; the latest pair is not read again."""
     known = _pairs.get(fits)
     if known is not None and known[0]() is one and known[1]() is other and known[2] == wanted:
         return True

@@ -1,4 +1,4 @@
-"""What a function comes down to after its checks, before it is computed."""
+"""The outcome of a function's checks: all that is left to compute."""
 
 from __future__ import annotations
 

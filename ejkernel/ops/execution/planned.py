@@ -111,7 +111,7 @@ def _as_array(value: Any) -> Any:
         return value
     made = _numbers.get(value)
     if made is None:
-        # Also inside a trace, whose values must not outlive it.
+        # Also inside a trace: its values must not outlive it.
         with jax.ensure_compile_time_eval():
             made = jnp.asarray(value, jnp.float32)
         if len(_numbers) >= _MOST_NUMBERS:

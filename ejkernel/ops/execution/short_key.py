@@ -51,7 +51,7 @@ def with_keywords(short: Any, leaves: Any, keywords: Mapping[str, Any]) -> tuple
 
 
 def with_positions(short: Any, args: Sequence[Any]) -> tuple[Any, Any] | None:
-    """The same of a function's arguments by position; `short` has their number."""
+    """The short key with a function's arguments by position; `short` has their number."""
     leaves: list[Any] = []
     for place, value in enumerate(args):
         kind = type(value)
