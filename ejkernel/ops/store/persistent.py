@@ -10,6 +10,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, Literal, get_args
@@ -133,7 +134,11 @@ class PersistentCache(Shown, Generic[Cfg]):
             path = self._ledger.record_path(key, found.raw)
             try:
                 content = files.read(path, files.LARGEST_RECORD)
-                return None if content is None else Record.loads(content.data.decode(), self._load_cfg)
+                if content is None:
+                    return None
+                loaded = Record.loads(content.data.decode(), self._load_cfg)
+                # What another user wrote names nothing that could be imported.
+                return loaded if content.author in (os.getuid(), 0) else replace(loaded, kernel="")
             # ValueError: damaged, or of another format. The cfg stands without it.
             except (OSError, ValueError, TypeError, RecursionError) as error:
                 self._say(f"the record in {path} cannot be read: {error}")
