@@ -15,7 +15,7 @@ from fakes_store import Disk, entries, keep, key, never_small, on, store, told, 
 
 from ejkernel.ops.core.errors import ConfigTypeError, RecordFormatError
 from ejkernel.ops.store import bundle, files
-from ejkernel.ops.store.maintenance import compact, prune, verify
+from ejkernel.ops.store.maintenance import prune, verify
 from ejkernel.ops.store.persistent import StoreWarning
 from ejkernel.ops.store.snapshot import LARGEST_SEQ, key_hash, line, seal, spell
 
@@ -102,10 +102,7 @@ ACTS = {
     "put": lambda cache: keep(cache, "new", 1),
     "fold": lambda cache: cache.fold(),
     "get": lambda cache: value(cache, "waiting"),
-    "keys": lambda cache: cache.keys(),
     "verify": verify,
-    "prune": lambda cache: prune(cache, where=lambda found, raw: found.call_key == "folded"),
-    "compact": compact,
 }
 
 
