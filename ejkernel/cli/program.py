@@ -45,8 +45,11 @@ def add_trust(parser: Parser) -> None:
     )
 
 
-def program_at(target: str, selector: Any, *, trust: bool = False) -> Program:
-    """The program at a target. `selector` chooses for the calls of a recording; a function has selectors of its own."""
+def program_at(target: str, selector: Any, *, trust: bool = False, elsewhere: bool = False) -> Program:
+    """The program at a target. `selector` chooses for the calls of a recording; a function has selectors of its own.
+
+    `elsewhere` takes the calls of a recording that were made on other devices too.
+    """
     if is_function(target):
         return _looked_through(target)
     if not os.path.isfile(target):
@@ -66,7 +69,7 @@ def program_at(target: str, selector: Any, *, trust: bool = False) -> Program:
             "write; read it, then add --trust"
         )
     _importable()
-    calls, left_out = read_calls(target, selector)
+    calls, left_out = read_calls(target, selector, elsewhere=elsewhere)
     return Program(tuple(calls), tuple(left_out))
 
 

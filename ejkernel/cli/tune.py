@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +37,14 @@ def arguments(parser: Parser) -> None:
         action=argparse.BooleanOptionalAction,
         help="run the program before and after, and take back what does not help (where it has arguments with values)",
     )
+    parser.add_argument(
+        "--pool",
+        metavar="N|ENGINE",
+        help="tune on N processes of this machine (processes:gpu:0,gpu:1 names devices), or on an engine",
+    )
+    parser.add_argument(
+        "--shard", metavar="I/N", help="tune the I-th of N parts of the calls (1/8 to 8/8); jobs share the --store"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="also write the result, with every record, to a file")
     add_trust(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -53,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
         _check_output(options.output)
     if options.store and os.path.isfile(options.store):
         raise CommandError(f"{options.store} is a file; --store takes a folder, with a file for each operation")
-    with on_device(options.device):
+    shard = _shard(options.shard)
+    with on_device(options.device), _opened(options.pool) as pool:
         selector = _selector(options)
         tuning = AutotuneOptions(
             seconds=options.seconds,
@@ -62,12 +73,16 @@ def run(options: argparse.Namespace) -> int:
             repetitions=options.repetitions,
             progress=not options.quiet,
             refresh=False,
+            pool=pool,
         )
-        program = program_at(options.target, selector, trust=options.trust)
+        program = program_at(options.target, selector, trust=options.trust, elsewhere=pool is not None)
         if not program.calls and not program.notes:
             raise CommandError(
                 f"{options.target} makes no kernel call that a selector answers; there is nothing to tune"
             )
+        if shard is not None:
+            # A part of the calls is no program that could be run before and after.
+            program = Program(calls=_part(program.calls, *shard), notes=program.notes)
         confirm = _has_values(program) if options.confirm is None else options.confirm
         result = _tuned(program, replace(tuning, confirm=confirm))
         lost = _why_lost(program, selector)
@@ -109,6 +124,33 @@ def _selector(options: argparse.Namespace) -> Any:
         Tuner(effort=options.effort or "default"),
         OperationStores(options.store),
     )
+
+
+def _opened(text: str | None) -> contextlib.AbstractContextManager[Any]:
+    """The pool that `--pool` names; none without it."""
+    if text is None:
+        return contextlib.nullcontext()
+    from ..ops.programs.pool.engines import opened
+    from ..ops.settings import take_memory_as_needed
+
+    # This process measures nothing: the device's memory is for the workers.
+    take_memory_as_needed()
+    return opened(text)
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    """The numbers of `--shard I/N`."""
+    if text is None:
+        return None
+    one, _, all_of_them = text.partition("/")
+    if not (one.isdecimal() and all_of_them.isdecimal() and 1 <= int(one) <= int(all_of_them)):
+        raise CommandError(f"--shard {text} is no part: write I/N with I from 1 to N, such as 1/8 for the first of 8")
+    return int(one), int(all_of_them)
+
+
+def _part(calls: Sequence[Any], one: int, all_of_them: int) -> tuple[Any, ...]:
+    """Every n-th call in the order of the keys, which is the same for every process that reads the recording."""
+    return tuple(sorted(calls, key=lambda call: call.key)[one - 1 :: all_of_them])
 
 
 def _has_values(program: Program) -> bool:
@@ -188,6 +230,8 @@ COMMAND = Command(
         "ejkernel tune recorded.json",
         "ejkernel tune recorded.json --seconds 300 --effort quick",
         "ejkernel tune train:step --device gpu:0 --json",
+        "ejkernel tune recorded.json --pool 8",
+        "ejkernel tune recorded.json --store /shared/cfgs --shard 3/8",
     ),
     arguments,
     run,

@@ -109,6 +109,11 @@ def variables_with(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
+def take_memory_as_needed() -> None:
+    """Has JAX, which reads this when it starts its devices, leave their memory to other processes as well."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
 def child_environment(path: Sequence[str]) -> dict[str, str]:
     """The environment of a process that this one starts, with the same modules to import and memory taken as needed."""
     return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": os.pathsep.join(path)}

@@ -86,7 +86,7 @@ def autotune_recorded(
     options = _checked(tuning) or AutotuneOptions(again=True, repetitions=repetition_count, progress=show_progress)
     if recording is None:
         return tune_calls(_registered(selector), options)
-    calls, left_out = read_calls(recording, selector)
+    calls, left_out = read_calls(recording, selector, elsewhere=options.pool is not None)
     return tune_calls(calls, options, left_out)
 
 

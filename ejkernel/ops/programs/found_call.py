@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from ..config import policy
-from ..core.device import target_device
+from ..core.device import device_fingerprint, target_device
 from ..core.invocation import Invocation
 from ..core.key import Key
 from ..core.trace_context import TraceContext
@@ -37,6 +37,11 @@ class FoundCall:
     outer: frozenset[Key] = frozenset()
     # Does the program have a backward pass of it?
     is_differentiated: bool = False
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Was it made on a kind of device that this process would not tune it on?"""
+        return self.key.device != device_fingerprint(self.device)
 
     def by(self, selector: Any) -> FoundCall:
         """The call, tuned by another selector: never for less than the program asks."""

@@ -27,17 +27,20 @@ def check_there(path: str | os.PathLike[str]) -> None:
         raise StoreError(f"there is no file of recorded calls at {os.fspath(path)}")
 
 
-def read_calls(path: str | os.PathLike[str], selector: Any) -> tuple[list[FoundCall], list[str]]:
+def read_calls(
+    path: str | os.PathLike[str], selector: Any, *, elsewhere: bool = False
+) -> tuple[list[FoundCall], list[str]]:
     """The calls of a file that were recorded on this kind of device, and what was left out and why.
 
-    Imports the modules that the file names: read only files that you would run.
+    With `elsewhere` those of other devices too, for workers that have them. Imports the modules that the file names:
+    read only files that you would run.
     """
     device = default_device()
     name = device_fingerprint(device)
     check_there(path)
     calls, left_out = [], []
     for key, signature in read_file(os.path.abspath(path)).items():
-        if key.device != name:
+        if key.device != name and not elsewhere:
             left_out.append(f"{key}: not tuned: recorded on another kind of device than {name}")
             continue
         try:

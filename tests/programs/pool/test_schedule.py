@@ -153,3 +153,24 @@ def test_refusals_have_an_end(taken):
         schedule.refused(schedule.came_back(number), "not here")
         attempts += 1
     assert attempts <= RULES.refusals
+
+
+def test_a_closed_schedule_sends_nothing_and_still_takes_answers():
+    """The pool takes no more: what waits is given up, and what is under way ends as it ends."""
+    schedule = Schedule(works(*"abcd"), workers=3, rules=RULES)
+    (_, first), (_, second), (third, number) = sent(schedule)
+    for work in schedule.close():
+        schedule.give_up(work)
+    answer(schedule, first)
+    schedule.died(schedule.came_back(second), "gone")
+    assert schedule.refused(schedule.came_back(number), "not here") == [third]
+    assert sent(schedule) == []
+    assert not schedule.is_busy
+
+
+def test_an_attempt_that_the_pool_did_not_take_waits_again():
+    """It was not sent, so it costs no retry."""
+    schedule = Schedule(works("a"), workers=1, rules=RULES)
+    ((work, number),) = sent(schedule)
+    schedule.unsent(number)
+    assert schedule.close() == [work]

@@ -169,6 +169,13 @@ class LocalPool(Shown, Executor):
                 raise IsolationError(f"the process was ended: it said nothing for {self.silence_seconds:g} s")
 
 
+def opened(rest: str) -> LocalPool:
+    """The pool behind `processes`, `processes:4` or `processes:gpu:0,gpu:1`."""
+    if not rest or rest.isdecimal():
+        return LocalPool(int(rest) if rest else None)
+    return LocalPool(devices=[name.strip() for name in rest.split(",")])
+
+
 def _devices_here() -> list[tuple[str, int]]:
     """The devices of this process's own platform."""
     import jax

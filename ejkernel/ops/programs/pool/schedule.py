@@ -77,6 +77,8 @@ class Schedule:
         self._rounds: dict[str, int] = {}
         # Attempts under way when one was taken last: about the number of workers that are of use.
         self._useful = 1
+        # The pool takes no more.
+        self._is_closed = False
 
     @property
     def is_busy(self) -> bool:
@@ -104,11 +106,13 @@ class Schedule:
 
     def next(self, now: float) -> Work | None:
         """The work to send now; None where that has to wait."""
+        if self._is_closed:
+            return None
         room = self.workers is None or self.under_way < self.workers + math.ceil(self.rules.ahead * self.workers)
-        ready = [work for work in self._waiting if self._is_ready(work)] if room else []
-        if ready:
-            self._waiting.remove(ready[0])
-            return ready[0]
+        ready = next(filter(self._is_ready, self._waiting), None) if room else None
+        if ready is not None:
+            self._waiting.remove(ready)
+            return ready
         if self._refused and self.under_way < self._useful:
             return self._refused.pop(0)
         idle = self.workers is None or self.under_way < self.workers
@@ -137,6 +141,17 @@ class Schedule:
         self._under_way[self._number] = work
         return self._number
 
+    def unsent(self, number: int) -> None:
+        """Takes back an attempt that the pool did not take."""
+        work = self.came_back(number)
+        if work is not None:
+            self._waiting.insert(0, work)
+
+    def close(self) -> list[Work]:
+        """Sends nothing more; the work that is not under way."""
+        self._is_closed = True
+        return [*self._waiting, *self._refused]
+
     def came_back(self, number: int) -> Work | None:
         """Ends an attempt; None where the work is done already."""
         work = self._under_way.pop(number, None)
@@ -164,7 +179,9 @@ class Schedule:
         if work.sent:
             return []
         self._refused.append(work)
-        if work.kind in self._taken:
+        if self._is_closed:
+            hopeless = [work]
+        elif work.kind in self._taken:
             hopeless = [work] if work.refusals >= self.rules.refusals else []
         elif any(other.kind == work.kind for other in self._under_way.values()) or any(
             other.kind == work.kind for other in self._waiting
@@ -184,7 +201,7 @@ class Schedule:
         work.reason = reason
         if work.sent:
             return []
-        if work.deaths >= self.rules.deaths:
+        if self._is_closed or work.deaths >= self.rules.deaths:
             self.give_up(work)
             return [work]
         # One by one, so that a call which ends its worker takes no other with it.

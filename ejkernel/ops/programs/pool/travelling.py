@@ -40,8 +40,9 @@ def asked_call(call: FoundCall) -> AskedCall:
         inv = replace(call.inv, override_cfg=None, args=abstractify(call.inv.args), kwargs=abstractify(call.inv.kwargs))
         signature = signatures.written(call.kernel, inv, surroundings)
         check_round_trip(signature, call.key)
-        request = ask(inv, call.kernel, objective)
-        _check_cfg(request, candidates(request)[0])
+        if not call.is_elsewhere:
+            request = ask(inv, call.kernel, objective)
+            _check_cfg(request, candidates(request)[0])
     return AskedCall(call.key, signature, objective, code_of(call.kernel))
 
 

@@ -5,29 +5,29 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import jaxlib.version
 
-from ...config.warm_start import warm_start_configs
 from ...core import codec
-from ...core.candidates import candidates
 from ...core.cfg import same
-from ...core.errors import ConfigTypeError, OpsError, SignatureError
+from ...core.errors import OpsError, SignatureError
 from ...core.key import Key
-from ...core.request import ask
-from ...tuning.search.effort import FEW
 from ..ahead import TracedAhead
 from ..batch import AutotuneOptions, BatchTuner
-from ..budget_split import Share, allotted, in_order, share_of
+from ..budget_split import allotted
 from ..found_call import FoundCall
 from ..interrupts import Interrupts
+from ..results import Entry
 from .courier import Arrived, Courier, PoolBroken, check_pool, workers_of
+from .elsewhere import kept_entry, known_entry
+from .keeper import RecordKeeper
+from .plan import Plan, seeds_for, shares_of, together_for
 from .schedule import Rules, Schedule, Work
 from .task import AskedCall, Outcome, Reply, Task
+from .totals import PoolTotals, WorkerTotals
 from .travelling import asked_call, plain_tuner, rebuilt_record
 from .worker import run_task
 
@@ -35,46 +35,21 @@ from .worker import run_task
 _LOOK_SECONDS = 0.5
 # Answers that come so late are still taken: a worker ends its tuning when its own time is up.
 _GRACE_SECONDS = 0.5
-# The share of a task's seconds for its way, the import of a kernel's module included.
-_FOR_THE_WAY = 0.9
-# Estimating costs by tracing may take so long; other calls are estimated by the size of their arrays.
-_ESTIMATE_SECONDS = 2.0
-# Calls of one kernel that travel together at most, and how many tasks each worker gets at least.
-_TOGETHER, _TASKS_EACH = 8, 4
-# A store that is full is tried again after so many seconds each.
-_STORE_PAUSES = (0.0, 0.2, 1.0)
+# The share of a call's seconds for its tuning; the rest is for the way, the import of the kernel's module included.
+_FOR_TUNING = 0.9
+# Workers that the passing line names.
+_MOST_PLACES = 4
 # A worker that refuses waits before it says so, longer each time, up to so many seconds.
 _LONGEST_PAUSE = 1.0
 
 
-@dataclass
-class WorkerTotals:
-    """The part of one worker in the whole."""
-
-    device: str = ""
-    tuned: int = 0
-    failed: int = 0
-    refused: int = 0
-    seconds: float = 0.0
-
-    def text(self, name: str) -> str:
-        """The totals in a line."""
-        more = [f"{count} {word}" for count, word in ((self.failed, "failed"), (self.refused, "refused")) if count]
-        calls = "1 call" if self.tuned == 1 else f"{self.tuned} calls"
-        return f"worker {name}: {', '.join([f'{calls} tuned', *more])} in {self.seconds:.1f} s"
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Campaign:
-    """The state of one round of sending."""
+    """One round of sending: what goes, in which order, and the pool."""
 
+    plan: Plan
     schedule: Schedule
     courier: Courier
-    calls: dict[Key, FoundCall]
-    asked: dict[Key, AskedCall]
-    tuners: dict[Key, dict[str, Any]]
-    shares: dict[Key, Share]
-    inner: dict[Key, set[Key]] = field(default_factory=dict)
 
 
 @final
@@ -94,14 +69,31 @@ class PoolTuner(BatchTuner):
         # A pool with workers that begin late, such as jobs in a queue, brings rules of its own.
         rules = getattr(options.pool, "rules", None)
         self._rules = rules if isinstance(rules, Rules) else Rules()
-        self._workers: dict[str, WorkerTotals] = {}
-        # Records that a store could not take when they came.
-        self._unkept: list[tuple[FoundCall, Any]] = []
+        self._totals = PoolTotals()
+        self._keeper = RecordKeeper()
 
     def _worker_lines(self) -> list[str]:
-        return [totals.text(name) for name, totals in sorted(self._workers.items())]
+        return self._totals.lines()
 
     def _tune_all(self, calls: Sequence[FoundCall], interrupts: Interrupts, ahead: TracedAhead) -> None:
+        pool = self.options.pool
+        plan = self._plan(calls, interrupts)
+        hint = getattr(pool, "calls_per_task", None)
+        # Under a budget the seconds of a call are known when it is sent.
+        together = together_for(len(plan.calls), workers_of(pool)) if self.deadline == math.inf else 1
+        works = plan.works(hint if isinstance(hint, int) and hint > 0 else together)
+        schedule = Schedule(works, inner=plan.inner, workers=workers_of(pool), rules=self._rules)
+        with contextlib.closing(Courier(pool, run_task)) as courier:
+            campaign = _Campaign(plan, schedule, courier)
+            try:
+                while schedule.is_busy:
+                    interrupts.check()
+                    self._turn(campaign)
+            finally:
+                self._keeper.keep_again()
+
+    def _plan(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> Plan:
+        """The calls that can travel; the others are named, or settled here where there is nothing to measure."""
         asked: dict[Key, AskedCall] = {}
         tuners: dict[Key, dict[str, Any]] = {}
         for call in calls:
@@ -112,61 +104,29 @@ class PoolTuner(BatchTuner):
             # A kernel that is not written as it should be is named like one that cannot travel.
             except OpsError as error:
                 self._name(call.key, f"it cannot be sent to another process: {error}")
-        going = [call for call in calls if call.key in asked]
-        shares = _shares(going, exact=self.deadline < math.inf)
-        inner = {call.key: {other.key for other in going if call.key in other.outer} for call in going}
-        pool = self.options.pool
-        works = self._works(in_order(going, shares), workers_of(pool), inner)
-        schedule = Schedule(works, inner=inner, workers=workers_of(pool), rules=self._rules)
-        by_key = {call.key: call for call in going}
-        with contextlib.closing(Courier(pool, run_task)) as courier:
-            campaign = _Campaign(schedule, courier, by_key, asked, tuners, shares, inner)
-            try:
-                while schedule.is_busy:
-                    interrupts.check()
-                    self._turn(campaign)
-            except PoolBroken as error:
-                self._name_rest(schedule.left, f"{error}; open another pool and run it again")
-            finally:
-                self._keep_again()
-
-    def _works(self, calls: Sequence[FoundCall], workers: int | None, inner: dict[Key, set[Key]]) -> list[Work]:
-        """The calls in tasks: those of one kernel together where there are many more calls than workers."""
-        hint = getattr(self.options.pool, "calls_per_task", None)
-        most = len(calls) // (_TASKS_EACH * workers) if workers and self.deadline == math.inf else 1
-        most = hint if isinstance(hint, int) and hint > 0 else min(most, _TOGETHER)
-        works: list[Work] = []
-        open_works: dict[tuple[str, int, bool], Work] = {}
+        shares = shares_of([call for call in calls if call.key in asked], exact=self.deadline < math.inf)
         for call in calls:
-            kind = f"{type(call.kernel).__module__}:{type(call.kernel).__qualname__} on {call.key.device}"
-            # Kernels inside kernels go by themselves, since others wait for them.
-            if inner[call.key] or call.outer or most <= 1:
-                works.append(Work((call.key,), kind))
-                continue
-            # Calls with different settings of their tuner cannot share a task.
-            found = open_works.get((kind, id(call.selectors[0]), False))
-            if found is None or len(found.calls) >= most:
-                found = open_works[kind, id(call.selectors[0]), False] = Work((), kind)
-                works.append(found)
-            found.calls = (*found.calls, call.key)
-        return works
+            if call.key in asked and shares[call.key].count == 0:
+                self.entries[call.key] = self._tuned(call, None)
+                del asked[call.key]
+        return Plan({call.key: call for call in calls if call.key in asked}, asked, tuners, shares)
 
     def _turn(self, campaign: _Campaign) -> None:
         """Sends what can be sent, and takes what came back."""
         schedule, courier = campaign.schedule, campaign.courier
         now = time.perf_counter()
-        while (work := schedule.next(now)) is not None:
-            self._send(campaign, work)
-            # An executor without threads has answered already.
-            while (arrived := courier.receive(0.0)) is not None:
-                self._take(campaign, arrived)
-        for late in schedule.overdue(now):
-            self._give_up(campaign, [late])
+        try:
+            while (work := schedule.next(now)) is not None:
+                self._send(campaign, work)
+                # An executor without threads has answered already.
+                while (arrived := courier.receive(0.0)) is not None:
+                    self._take(campaign, arrived)
+        except PoolBroken as error:
+            # What is under way may still be answered.
+            self._end(campaign, schedule.close(), f"{error}; open another pool and run it again")
+        self._give_up(campaign, schedule.overdue(now))
         if now > self.deadline - self._kept + _GRACE_SECONDS:
-            self._name_rest(schedule.left, f"the budget of {self.options.seconds:g} s was spent")
-            for work in schedule.left:
-                self._cancel(campaign, schedule.give_up(work))
-            return
+            self._end(campaign, schedule.left, f"the budget of {self.options.seconds:g} s was spent")
         if schedule.under_way:
             self._show(campaign)
             until = min(_LOOK_SECONDS, schedule.seconds_until_late(now), max(0.0, self._left() + _GRACE_SECONDS))
@@ -175,45 +135,50 @@ class PoolTuner(BatchTuner):
                 self._take(campaign, arrived)
 
     def _send(self, campaign: _Campaign, work: Work) -> None:
-        calls = [campaign.calls[key] for key in work.calls]
-        asked = [self._asked(campaign, call, work) for call in calls]
-        if None in asked:
-            for call in calls:
+        plan, schedule = campaign.plan, campaign.schedule
+        seconds = None
+        if self.deadline < math.inf:
+            seconds = self._seconds_for(campaign, work)
+            if seconds is None:
                 why = f"the budget of {self.options.seconds:g} s was spent on calls that cost more"
-                self._name(call.key, why)
-            campaign.schedule.give_up(work)
-            return
+                self._end(campaign, [work], why)
+                return
         task = Task(
-            calls[0].key.device,
-            tuple(one for one in asked if one is not None),
-            campaign.tuners[work.calls[0]],
+            work.calls[0].device,
+            tuple(self._asked(plan, key, seconds) for key in work.calls),
+            plan.tuners[work.calls[0]],
             jaxlib.version.__version__,
             min(_LONGEST_PAUSE, 0.05 * 2**work.refusals) if work.refusals else 0.0,
         )
-        number = campaign.schedule.sent(work, time.perf_counter())
-        campaign.courier.send(number, task.dumps())
+        number = schedule.sent(work, time.perf_counter())
+        try:
+            campaign.courier.send(number, task.dumps())
+        except PoolBroken:
+            schedule.unsent(number)
+            raise
 
-    def _asked(self, campaign: _Campaign, call: FoundCall, work: Work) -> AskedCall | None:
-        """The call as it travels now: its seconds, what similar calls found, and the cfgs of the kernels inside it."""
-        seconds = None
-        if self.deadline < math.inf:
-            rest = [call, *(campaign.calls[k] for other in campaign.schedule.waiting() for k in other.calls)]
-            workers = campaign.schedule.workers or 1
-            usual = [taken * workers for taken in self._taken]
-            found = allotted(call, rest, campaign.shares, self._left() * workers, usual)
-            if found is None:
-                return None
-            seconds = max(0.1, min(found / len(work.calls), self._left()) * _FOR_THE_WAY)
+    def _seconds_for(self, campaign: _Campaign, work: Work) -> float | None:
+        """The seconds of each call of work, of what all workers have left; None where that is not enough."""
+        plan, left = campaign.plan, self._left()
+        first = plan.calls[work.calls[0]]
+        rest = [plan.calls[key] for other in (work, *campaign.schedule.waiting()) for key in other.calls]
+        if allotted(first, rest, plan.shares, left, self._taken) is None:
+            return None
+        part = allotted(first, rest, plan.shares, left * (campaign.schedule.workers or 1), self._taken) or left
+        return max(0.1, min(part, left / len(work.calls)) * _FOR_TUNING)
+
+    def _asked(self, plan: Plan, key: Key, seconds: float | None) -> AskedCall:
+        """A call as it travels now: with what similar calls found, and the cfgs of the kernels inside it."""
         inside = [
-            (key.op_id, key.call_key, codec.encode(self.entries[key].cfg))
-            for key in campaign.inner[call.key]
-            if key in self.entries
+            (other.op_id, other.call_key, codec.encode(self.entries[other].cfg))
+            for other in plan.inner[key]
+            if other in self.entries
         ]
         return replace(
-            campaign.asked[call.key],
+            plan.asked[key],
             seconds=seconds,
             repetitions=self.options.repetitions,
-            seeds=_seeds(call, campaign.asked[call.key]),
+            seeds=seeds_for(plan.calls[key], plan.asked[key]),
             inside=inside,
         )
 
@@ -222,9 +187,9 @@ class PoolTuner(BatchTuner):
         if work is None:
             return
         if arrived.broke:
-            self._name_rest([work, *campaign.schedule.left], f"the pool broke ({arrived.error}); open another one")
-            for one in [work, *campaign.schedule.left]:
-                self._cancel(campaign, campaign.schedule.give_up(one))
+            self._end(
+                campaign, [work, *campaign.schedule.close()], f"the pool broke ({arrived.error}); open another one"
+            )
             return
         try:
             if arrived.error:
@@ -238,8 +203,7 @@ class PoolTuner(BatchTuner):
     def _sort(self, campaign: _Campaign, work: Work, reply: Reply) -> None:
         """Takes every outcome of a reply: answers are kept, refused calls are sent elsewhere."""
         schedule = campaign.schedule
-        totals = self._workers.setdefault(reply.worker, WorkerTotals())
-        totals.device = reply.device or totals.device
+        totals = self._totals.of(reply.worker)
         totals.seconds += reply.seconds
         outcomes = {outcome.key: outcome for outcome in reply.outcomes}
         done = [outcomes[key] for key in work.calls if key in outcomes and not outcomes[key].refused]
@@ -258,7 +222,11 @@ class PoolTuner(BatchTuner):
             self._give_up(campaign, schedule.refused(work, left[0].why))
 
     def _keep(self, campaign: _Campaign, outcome: Outcome, worker: str, totals: WorkerTotals) -> None:
-        call = campaign.calls[outcome.key]
+        call = campaign.plan.calls[outcome.key]
+        if call.is_elsewhere and outcome.record is None:
+            totals.failed += 1
+            self._name(call.key, outcome.why)
+            return
         try:
             entry = self._entry_of(call, outcome)
         except (OpsError, TypeError, ValueError) as error:
@@ -273,8 +241,13 @@ class PoolTuner(BatchTuner):
         self.entries[call.key] = entry
         self._progress.tuned(entry, worker)
 
-    def _entry_of(self, call: FoundCall, outcome: Outcome) -> Any:
+    def _known(self, call: FoundCall) -> Entry | None:
+        return known_entry(call) if call.is_elsewhere else super()._known(call)
+
+    def _entry_of(self, call: FoundCall, outcome: Outcome) -> Entry:
         first = call.selectors[0]
+        if call.is_elsewhere and outcome.record is not None:
+            return kept_entry(call, outcome.record)
         if outcome.record is None:
             failed = None if outcome.failed is None else rebuilt_record(call, outcome.failed)
             with call.restored():
@@ -286,43 +259,26 @@ class PoolTuner(BatchTuner):
             raise SignatureError("it has no winner")
         with call.restored():
             before = first.look(call.inv, call.kernel)
-        self._adopt(call, record)
-        if any(_why_unkept(selector) for selector in call.selectors):
-            self._unkept.append((call, record))
+        self._keeper.keep(call, record)
         if not same(record.cfg, before.cfg):
             self.changed[call.key] = call, before.cfg
         return self._entry(call, record.cfg, record=record, source="autotune")
 
-    def _adopt(self, call: FoundCall, record: Any) -> None:
-        with call.restored():
-            for selector in call.selectors:
-                selector.adopt(call.inv, call.kernel, record)
-
-    def _keep_again(self) -> None:
-        """Writes once more what a store could not take: it may have been full for a while."""
-        for pause in _STORE_PAUSES:
-            late = [(call, record) for call, record in self._unkept if any(map(_why_unkept, call.selectors))]
-            if not late:
-                break
-            time.sleep(pause)
-            for call, record in late:
-                self._adopt(call, record)
-        self._unkept.clear()
-
     def _give_up(self, campaign: _Campaign, works: Iterable[Work]) -> None:
         for work in works:
-            self._name_rest([work], work.reason)
+            self._end(campaign, [work], work.reason)
+
+    def _end(self, campaign: _Campaign, works: Iterable[Work], why: str) -> None:
+        """Ends work without an answer: its calls are named, and attempts at it stop."""
+        for work in works:
+            for key in work.calls:
+                if not self.has_seen(key):
+                    self._name(key, why)
             self._cancel(campaign, campaign.schedule.give_up(work))
 
     def _cancel(self, campaign: _Campaign, numbers: Iterable[int]) -> None:
         for number in numbers:
             campaign.courier.cancel(number)
-
-    def _name_rest(self, works: Iterable[Work], why: str) -> None:
-        for work in works:
-            for key in work.calls:
-                if not self.has_seen(key):
-                    self._name(key, why)
 
     def _name(self, key: Key, why: str) -> None:
         """Leaves a call as it is, and says why."""
@@ -335,43 +291,11 @@ class PoolTuner(BatchTuner):
         if not self._progress.is_live:
             return
         numbers = campaign.schedule.numbers
-        places = Counter(filter(None, map(campaign.courier.where, numbers)))
-        where = f" ({', '.join(sorted(places))})" if places else f" ({len(self._workers)} workers)"
+        places = sorted(set(filter(None, map(campaign.courier.where, numbers)))) or sorted(self._totals.workers)
+        where = (
+            f" ({', '.join(places[:_MOST_PLACES])}{', ...' if len(places) > _MOST_PLACES else ''})" if places else ""
+        )
         totals = self._result().totals
         gain = totals.heuristic_s / totals.tuned_s if totals.tuned_s else None
         failed = len(self._skipped) + sum(bool(entry.note) for entry in self.entries.values())
-        self._progress.under_way(len(numbers), where if self._workers or places else "", failed, gain, self.deadline)
-
-
-def _shares(calls: Sequence[FoundCall], *, exact: bool) -> dict[Key, Share]:
-    """Costs of the calls to a run of the program: traced where that is quick or a budget needs it, else by arrays."""
-    until = time.perf_counter() + _ESTIMATE_SECONDS
-    return {
-        call.key: share_of(call) if exact or time.perf_counter() < until else Share(_bytes_of(call) * call.count)
-        for call in calls
-    }
-
-
-def _bytes_of(call: FoundCall) -> float:
-    import jax
-
-    leaves = [leaf for leaf in jax.tree_util.tree_leaves((call.inv.args, call.inv.kwargs)) if hasattr(leaf, "dtype")]
-    return float(sum(math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 4) for leaf in leaves))
-
-
-def _seeds(call: FoundCall, asked: AskedCall) -> list[Any]:
-    """Cfgs of similar calls, as text; a race of few candidates needs none."""
-    with call.restored():
-        request = ask(replace(call.inv, override_cfg=None), call.kernel, asked.objective)
-        offered = candidates(request)
-        if len(offered) <= FEW:
-            return []
-        found = warm_start_configs(call.selectors[0].stores(), request, offered)
-    try:
-        return [codec.encode(cfg) for cfg in found]
-    except ConfigTypeError:
-        return []
-
-
-def _why_unkept(selector: Any) -> str:
-    return str(getattr(selector.persistent, "reason", "") or "")
+        self._progress.under_way(len(numbers), where, failed, gain, self.deadline)

@@ -1,0 +1,29 @@
+"""Pools by name, as `ejkernel tune --pool` has them: an engine is one line here and one file beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from ...core.errors import SettingError
+
+# The module beside this one for each name; its `opened(rest)` gives a context manager of an executor, where `rest` is
+# the text behind the name and its colon. A module imports its engine where it is used, so that the others do without.
+ENGINES = {
+    "processes": "local",
+}
+
+
+def opened(text: str) -> contextlib.AbstractContextManager[Any]:
+    """The pool behind `4`, `processes:4` or `engine:address`, open for a `with` block."""
+    name, _, rest = ("processes", "", text) if text.isdecimal() else text.partition(":")
+    if name not in ENGINES:
+        known = ", ".join(sorted(ENGINES))
+        raise SettingError(
+            f"pool {text!r} is unknown; write a number of processes, or one of {known}, as in processes:4"
+        )
+    module: Any = importlib.import_module(f"{__package__}.{ENGINES[name]}")
+    found: Callable[[str], contextlib.AbstractContextManager[Any]] = module.opened
+    return found(rest)
