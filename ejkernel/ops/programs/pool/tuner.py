@@ -23,6 +23,7 @@ from ..interrupts import Interrupts
 from ..results import Entry
 from .courier import Arrived, Courier, PoolBroken, check_pool, workers_of
 from .elsewhere import kept_entry, known_entry
+from .engines import suited
 from .keeper import RecordKeeper
 from .plan import Plan, seeds_for, shares_of, together_for
 from .schedule import Rules, Schedule, Work
@@ -67,7 +68,8 @@ class PoolTuner(BatchTuner):
         check_pool(options.pool)
         super().__init__(device, options, deadline=deadline, confirms=confirms)
         # A pool with workers that begin late, such as jobs in a queue, brings rules of its own.
-        rules = getattr(options.pool, "rules", None)
+        self._pool = suited(options.pool)
+        rules = getattr(self._pool, "rules", None)
         self._rules = rules if isinstance(rules, Rules) else Rules()
         self._totals = PoolTotals()
         self._keeper = RecordKeeper()
@@ -76,13 +78,16 @@ class PoolTuner(BatchTuner):
         return self._totals.lines()
 
     def _tune_all(self, calls: Sequence[FoundCall], interrupts: Interrupts, ahead: TracedAhead) -> None:
-        pool = self.options.pool
+        pool = self._pool
         plan = self._plan(calls, interrupts)
-        hint = getattr(pool, "calls_per_task", None)
+        workers = workers_of(pool)
         # Under a budget the seconds of a call are known when it is sent.
-        together = together_for(len(plan.calls), workers_of(pool)) if self.deadline == math.inf else 1
-        works = plan.works(hint if isinstance(hint, int) and hint > 0 else together)
-        schedule = Schedule(works, inner=plan.inner, workers=workers_of(pool), rules=self._rules)
+        together = together_for(len(plan.calls), workers) if self.deadline == math.inf else 1
+        hint = getattr(pool, "calls_per_task", None)
+        if isinstance(hint, int) and hint > 0:
+            # A task that is dear to start has many calls, as long as every worker gets one.
+            together = max(together, min(hint, math.ceil(len(plan.calls) / (workers or 1))))
+        schedule = Schedule(plan.works(together), inner=plan.inner, workers=workers, rules=self._rules)
         with contextlib.closing(Courier(pool, run_task)) as courier:
             campaign = _Campaign(plan, schedule, courier)
             try:
