@@ -60,5 +60,5 @@ pins: ## write the constraints of every leg anew, from the newest versions that 
 
 clean: ## remove the environments and everything built or cached here
 	rm -rf .venv-oldest .venv-middle .venv-newest .venv-lowest
-	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .compiled .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

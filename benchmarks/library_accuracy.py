@@ -82,7 +82,9 @@ def errors(found: Any, wanted: np.ndarray) -> np.ndarray:
     # What the dtype cannot hold is infinite in every way.
     fits = np.abs(wanted) <= most
     off, right = np.abs(np.asarray(found).astype(np.float64) - wanted)[fits], np.abs(wanted)[fits]
-    if not np.isfinite(off).all():
+    if not off.any():
+        return np.zeros(2)
+    if not np.isfinite(off).all() or not right.any():
         return np.array([math.inf, math.inf])
     # Squares of the largest numbers are too large.
     size = float(np.max(right, initial=1e-300))

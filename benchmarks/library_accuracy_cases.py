@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import library_accuracy_selecting
 import library_accuracy_serving
 import numpy as np
 
@@ -267,5 +268,5 @@ CASES = [
     _ragged_dot(""),
     _ragged_dot("to float32", **_FLOAT32),
     *(_loss(reduction) for reduction in ("mean", "sum", "none")),
-    *(Case(**case) for case in library_accuracy_serving.CASES),
+    *(Case(**case) for case in (*library_accuracy_serving.CASES, *library_accuracy_selecting.CASES)),
 ]

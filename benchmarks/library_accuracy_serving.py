@@ -89,6 +89,45 @@ def _gated_delta_rule() -> dict[str, Any]:
     return _case("gated_delta_rule", call, _delta, outputs, ways, _delta_values)
 
 
+def _linear(q: Any, k: Any, v: Any, g: Any, state: Any) -> Any:
+    arrays = [jnp.moveaxis(_wide(x), 1, 0) for x in (q, k, v, g)]
+
+    def step(state: Any, now: Any) -> Any:
+        q, k, v, g = now
+        decay = jnp.exp(g)[..., None] if g.ndim == q.ndim else jnp.exp(g)[..., None, None]
+        state = state * decay + k[..., None] * v[..., None, :]
+        return state, jnp.sum(state * q[..., None], axis=-2)
+
+    return jnp.moveaxis(jax.lax.scan(step, _wide(state), tuple(arrays))[1], 0, 1).astype(v.dtype)
+
+
+def _linear_values(rng: np.random.Generator, rank: int) -> Values:
+    normal, shape = rng.standard_normal, (1, 70, 2, 16)
+    q, k, v, dy = (normal(shape) for _ in range(4))
+    g, state = -np.abs(normal(shape[:rank])) / 4, normal((1, 2, 16, 16)) / 4
+    return {
+        "normal": ((q, k / 4, v, g, state), dy),
+        "large": ((q * 4, k, v * 16, g, state), dy * 4),
+        "small": ((q / 64, k, v / 64, g, state / 64), dy),
+        "strong decay": ((q, k, v, g * 100, state), dy),
+        "cancelling": ((q, k, v * np.where(np.arange(70) % 2, -1, 1)[:, None, None], g / 64, state), dy),
+    }
+
+
+def _gated_linear_attention(name: str, rank: int) -> dict[str, Any]:
+    config = library.GatedDeltaRuleConfig
+    ways = {"scan": config("scan"), "chunked": config("chunked", 16), "levels": config("levels", 16)}
+
+    def call(*arrays: Any, **how: Any) -> Any:
+        return library.gated_linear_attention(*arrays[:4], initial_state=arrays[4], **how)[0]
+
+    def values(rng: np.random.Generator) -> Values:
+        return _linear_values(rng, rank)
+
+    outputs = ("out", "dq", "dk", "dv", "dg", "dstate")
+    return _case("gated_linear_attention", call, _linear, outputs, ways, values) | {"name": name}
+
+
 def _decode(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> Any:
     k, v = (x[table].reshape(table.shape[0], -1, *x.shape[2:]) for x in (k, v))
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
@@ -147,6 +186,51 @@ def _quantized_matmul() -> dict[str, Any]:
     )
 
 
+def _in_groups(x: Any, q: Any, scales: Any) -> Any:
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    weights = q.astype(wide) * jnp.repeat(scales.astype(wide), q.shape[0] // scales.shape[0], axis=0)
+    return jnp.matmul(x, weights.astype(x.dtype), preferred_element_type=wide).astype(x.dtype)
+
+
+def _grouped_matmul() -> dict[str, Any]:
+    def call(*arrays: Any, **how: Any) -> Any:
+        return library.quantized_matmul(*arrays, group=32, **how)
+
+    def values(rng: np.random.Generator) -> Values:
+        of_groups = rng.uniform(0.5, 1.5, (4, 1))
+        return {kind: ((x, q, scales * of_groups), dy) for kind, ((x, q, scales), dy) in _quantized_values(rng).items()}
+
+    return _quantized_matmul() | {
+        "name": "groups",
+        "call": call,
+        "plain": _in_groups,
+        "exact": _in_groups,
+        "values": values,
+    }
+
+
+def _sent(x: Any, logits: Any) -> Any:
+    experts = jax.lax.top_k(logits, 2)[1].reshape(-1)
+    return x[jnp.argsort(experts, stable=True) // 2]
+
+
+def _dispatch_values(rng: np.random.Generator) -> Values:
+    x, logits, dy = (rng.standard_normal(shape) for shape in ((24, 32), (24, 6), (48, 32)))
+    given = {"normal": (x, dy), "large": (x * 100, dy * 1000), "small": (x / 256, dy / 256), "common": (x + 8, dy + 8)}
+    # Both copies of a token, wherever they are, pull against each other.
+    given["cancelling"] = (x, dy * 16 * np.where(np.arange(48) % 2, -1, 1)[:, None])
+    return {kind: ((x, logits), dy) for kind, (x, dy) in given.items()}
+
+
+def _moe_dispatch() -> dict[str, Any]:
+    ways = {way: library.MoeDispatchConfig(way) for way in ("count", "sort")}
+
+    def call(x: Any, logits: Any, **how: Any) -> Any:
+        return library.moe_dispatch(x, logits, k=2, **how).rows
+
+    return _case("moe_dispatch", call, _sent, ("out", "dx", "dlogits"), ways, _dispatch_values)
+
+
 def _combined(rows: Any, weights: Any, places: Any) -> Any:
     return jnp.sum(_wide(rows)[places] * _wide(weights)[..., None], axis=1).astype(rows.dtype)
 
@@ -172,4 +256,14 @@ def _case(operation: str, call: Any, plain: Any, outputs: tuple[str, ...], ways:
     return given | {"outputs": outputs, "ways": ways, "values": values}
 
 
-CASES = [_residual(), _gated_delta_rule(), _decode_attention(), _quantized_matmul(), _moe_combine()]
+CASES = [
+    _residual(),
+    _gated_delta_rule(),
+    _gated_linear_attention("", 3),
+    _gated_linear_attention("by rows", 4),
+    _decode_attention(),
+    _quantized_matmul(),
+    _grouped_matmul(),
+    _moe_dispatch(),
+    _moe_combine(),
+]

@@ -50,6 +50,7 @@ def main() -> None:
         timed("verify", lambda: verify(cache))
         timed("compact", lambda: compact(cache))
         timed("prune", lambda: prune(cache, where=lambda key, raw: key.call_key.endswith("ff")))
+        timed("verify again", lambda: verify(cache))
 
 
 if __name__ == "__main__":

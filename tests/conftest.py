@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import threading
+from pathlib import Path
 
 # Before JAX starts: several CPU devices, for tests of sharding and of more than one device. Most of the suite's time
 # is compiling, a third of which is optimising programs that run once.
@@ -16,10 +19,47 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import jax
 import pytest
+from jax._src.lru_cache import LRUCache
 
 from ejkernel.ops import registry
 from ejkernel.ops.execution.default import forget_default
+
+# A third of what the suite compiles was compiled before, by another test, and nearly all of it by an earlier run. JAX
+# keeps programs in this folder, by their text and all else that a compiler's result depends on.
+PROGRAMS = Path(__file__).parent.parent / ".compiled"
+MOST_BYTES = 500_000_000
+
+
+def pytest_configure(config):
+    """Compiled programs are shared by the processes that run tests; those that tests start compile their own."""
+    is_alone_here = not hasattr(config, "workerinput")
+    if is_alone_here and sum(file.stat().st_size for file in PROGRAMS.glob("*/*")) > MOST_BYTES:
+        shutil.rmtree(PROGRAMS)
+    jax.config.update("jax_compilation_cache_dir", str(PROGRAMS / f"jax-{jax.__version__}"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _put_at_once(cache, key, value):
+    """Keeps a program; another process reads the whole file or none. JAX writes in place, and then warns readers."""
+    path = cache.path / f"{key}-cache"
+    if not path.exists():
+        beside = cache.path / f"{key}-{os.getpid()}-{threading.get_ident()}"
+        beside.write_bytes(value)
+        beside.replace(path)
+
+
+LRUCache.put = _put_at_once
+
+
+@pytest.fixture
+def own_text():
+    """Compiled text has the labels of this very program: JAX keeps programs whatever their labels."""
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    yield
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
 
 
 def pytest_addoption(parser):
@@ -46,6 +86,14 @@ def count(request):
     """How long a campaign is: `count(200, short=10)`."""
     is_short = request.config.getoption("--short")
     return lambda long, *, short: short if is_short else long
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory):
+    """Turns on a device are taken in the user's own cache folder too: test processes do not wait for each other."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(autouse=True)

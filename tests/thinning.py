@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,3 +20,26 @@ def each_once(one: Mapping[str, Any], other: Iterable[Any]) -> list[Any]:
         for i, name in enumerate(one)
         for j, value in enumerate(others)
     ]
+
+
+def any_two(*parameters: Mapping[str, Any]) -> list[Any]:
+    """Cases of several parameters: by default few, in which any two values of two parameters occur together."""
+    every = list(itertools.product(*(enumerate(values) for values in parameters)))
+    missing = set().union(*map(_twos, every))
+    by_default = set()
+    while missing:
+        best = max(every, key=lambda case: len(_twos(case) & missing))
+        by_default.add(best)
+        missing -= _twos(best)
+    return [
+        pytest.param(
+            *(values[name] for values, (_, name) in zip(parameters, case, strict=True)),
+            id="-".join(name for _, name in case),
+            marks=() if case in by_default else AT_LENGTH,
+        )
+        for case in every
+    ]
+
+
+def _twos(case: tuple[tuple[int, str], ...]) -> set[Any]:
+    return set(itertools.combinations(enumerate(case), 2))

@@ -16,6 +16,8 @@ FLOATS = ("float32", "bfloat16", "float16")
 # As JAX makes arrays under `jax_enable_x64`; XLA's way computes with them where an operation takes them.
 DOUBLE = "float64"
 _FLOATS = frozenset(map(jnp.dtype, FLOATS))
+# Of float32, which Python's own numbers become.
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class ArgumentError(OpsError, ValueError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +14,17 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
-from .arguments import ArgumentError, ArgumentTypeError, float_array
-from .attention_arguments import check_heads, in_range, lengths_of, sinks_of, soft_cap_of, spread, window_of
+from .arguments import ArgumentError, float_array
+from .attention_arguments import (
+    check_heads,
+    in_range,
+    lengths_of,
+    scale_of,
+    sinks_of,
+    soft_cap_of,
+    spread,
+    window_of,
+)
 from .attention_blocks import chunked, sliced
 from .attention_ready import (
     by_jax,
@@ -343,14 +351,13 @@ def attention(
         lengths_of("query_lengths", query_lengths, q.shape[0], q.shape[1]),
         lengths_of("key_value_lengths", key_value_lengths, q.shape[0], k.shape[1]),
     ]
-    if not isinstance(scale, (numbers.Real, type(None))):
-        raise ArgumentTypeError(f"scale must be a number, got {type(scale).__qualname__}; multiply q for anything else")
-    if scale is not None and not math.isfinite(scale):
-        raise ArgumentError(f"scale must be finite, got {scale}")
+    factor = scale_of(scale, q.shape[-1])
     cap, logits = soft_cap_of(logits_soft_cap), sinks_of(sinks, q)
+    if not q.shape[-1]:
+        # All scores are zero, which a width of one with zeros says as well.
+        q, k = (jnp.zeros((*x.shape[:3], 1), x.dtype) for x in (q, k))
     if not q.size or not k.size or not v.size:
         return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
-    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
     arrays = [q, k, v, mask, bias, *lengths, logits]
     # A call of arrays alone takes the executor's short way.
     while arrays[-1] is None:

@@ -57,6 +57,16 @@ def sinks_of(value: Any, q: jax.Array) -> jax.Array | None:
     return array
 
 
+def scale_of(value: Any, head_dim: int) -> float:
+    """The number that scores are multiplied by; that of the heads' width where none is given."""
+    if not isinstance(value, (numbers.Real, type(None))):
+        raise ArgumentTypeError(f"scale must be a number, got {type(value).__qualname__}; multiply q for anything else")
+    if value is not None and not math.isfinite(value):
+        raise ArgumentError(f"scale must be finite, got {value}")
+    # Heads of no width have no scores.
+    return max(head_dim, 1) ** -0.5 if value is None else float(value)
+
+
 def soft_cap_of(value: Any) -> float | None:
     """The number that scores are kept below."""
     if value is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..ops import Executor, Kernel, default_executor
-from ..ops.execution.plan import Plan
+from ..ops import Executor, Kernel
+from ..ops.execution.plan import Plan, Program
 from ..ops.execution.planned import planned as planned
 from .providers import with_providers
 
@@ -25,11 +25,8 @@ def plan(
     return made if then is None else Plan(kernel, args, kwargs, cfg, executor, then)
 
 
-def call(
-    kernel: Kernel[Any, Any], *args: Any, cfg: Any = None, executor: Executor[Any, Any] | None = None, **kwargs: Any
+def program(
+    name: str, compute: Callable[[Executor[Any, Any] | None], Any], executor: Executor[Any, Any] | None = None
 ) -> Any:
-    """Calls a kernel through the given executor or the default one."""
-    # `cfg=None` would do, but a call with a keyword of the executor's own does not take its short way.
-    if cfg is not None:
-        kwargs["cfg"] = cfg
-    return (executor or default_executor())(with_providers(kernel), *args, **kwargs)
+    """The plan of a function of several kernels, or of none; `compute` is given the executor to call them through."""
+    return Program(name, compute, executor)

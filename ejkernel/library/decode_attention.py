@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,15 @@ from .arguments import (
     same,
     same_dtype,
 )
-from .attention_arguments import lengths_of
-from .call import call
+from .attention_arguments import in_range, lengths_of, scale_of
+from .call import plan, planned, program
 from .decode_attention_pages import by_pages, pages_refuse
 from .decode_attention_ways import Sight, looped, split, whole
 from .examples import drawn
 from .extent import too_large
 from .reverse import recomputed
 from .triton.served import missing
+from .values import fit_together, were_checked
 
 _PAGES = ("pages", "page_size", "heads", "head_dim")
 _PLAIN = ("batch", "length", "heads", "head_dim")
@@ -173,6 +174,35 @@ def _enough(inv: Invocation[Any, Any]) -> int:
     return 1 << max(0, math.ceil(math.log2(max(1, 528 / max(1, q.shape[0] * k.shape[2])))))
 
 
+def _fit(table: Any, lengths: Any, wanted: tuple[tuple[int, ...], int]) -> bool:
+    pages, added = wanted
+    if len(pages) != 4 or table.ndim != 2 or lengths.shape != table.shape[:1]:
+        return False
+    # Wide, so that lengths of few bits can be added to.
+    whole = lengths.astype(np.int64) + added
+    return in_range(lengths, table.shape[1] * pages[1] - added) and not _missing_pages(table, whole, pages).any()
+
+
+def _pages_are_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    # All arguments by position, as nearly every call has them: a call of another form is checked in full.
+    if len(args) != 5:
+        return False
+    _, k, _, table, lengths = args
+    shape = k.shape
+    if table is not None:
+        return fit_together(table, lengths, (shape, 0), _fit)
+    return len(shape) == 4 and were_checked(lengths, shape[1], in_range)
+
+
+def _room_is_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    if len(args) != 6:
+        return False
+    pages, _, k, _, table, lengths = args
+    shape = k.shape
+    return fit_together(table, lengths, (pages.shape, shape[1] if len(shape) == 4 else 1), _fit)
+
+
+@planned(known_good=_pages_are_known)
 def decode_attention(
     q: jax.Array,
     k_pages: jax.Array,
@@ -200,21 +230,24 @@ def decode_attention(
     sizes = lengths_of("lengths", lengths, q.shape[0], room)
     if sizes is None:
         raise ArgumentError("lengths must be given: the number of tokens of each sequence")
-    check_pages(table, sizes, k)
+    check_pages(page_table, sizes, k)
     given = [q, k, v, sizes, table]
     if sinks is not None:
         sink = float_array("sinks", sinks, ("heads",))
         same("heads", "q", q, q.shape[2], "sinks", sink, sink.shape[0])
         given.append(sink)
     how = {"window": _window(window), "soft_cap": _positive("soft_cap", soft_cap)}
-    factor = q.shape[3] ** -0.5 if scale is None else float(scale)
-    if not q.size or not k.size:
-        out = jnp.zeros_like(q)
-    else:
-        out = call(DecodeAttention(), *given, scale=factor, cfg=cfg, executor=executor, **how)
-    return out[:, 0] if single else out
+    factor = scale_of(scale, q.shape[3])
+
+    def whole(out: jax.Array) -> jax.Array:
+        return out[:, 0] if single else out
+
+    if not q.size or not k.size or not room:
+        return whole(jnp.zeros_like(q))
+    return plan(DecodeAttention(), *given, scale=factor, cfg=cfg, executor=executor, then=whole, **how)  # type: ignore[no-any-return]
 
 
+@planned(known_good=_room_is_known)
 def append_to_pages(
     k_pages: jax.Array,
     v_pages: jax.Array,
@@ -241,14 +274,18 @@ def append_to_pages(
         raise ArgumentError(
             f"lengths and {k.shape[1]} new tokens must fit the {room} places of page_table {table.shape}"
         )
-    check_pages(table, sizes + k.shape[1], keys)
-    page_size, count = keys.shape[1], keys.shape[0]
-    place = sizes[:, None] + jnp.arange(k.shape[1], dtype=jnp.int32)
-    page = jnp.take_along_axis(table, jnp.minimum(place // page_size, table.shape[1] - 1), axis=1)
-    # A page that is not there is beyond the last, where nothing is written; JAX counts negative ones from the end.
-    page = jnp.where((place < room) & (page >= 0), page, count)
-    at = (page, place % page_size)
-    return keys.at[at].set(k, mode="drop"), values.at[at].set(v, mode="drop")
+    check_pages(page_table, sizes + k.shape[1], keys)
+
+    def written(executor: Any) -> tuple[jax.Array, jax.Array]:
+        page_size, count = keys.shape[1], keys.shape[0]
+        place = sizes[:, None] + jnp.arange(k.shape[1], dtype=jnp.int32)
+        page = jnp.take_along_axis(table, jnp.minimum(place // page_size, table.shape[1] - 1), axis=1)
+        # A page that is not there is beyond the last, where nothing is written; JAX counts negative ones from the end.
+        page = jnp.where((place < room) & (page >= 0), page, count)
+        at = (page, place % page_size)
+        return keys.at[at].set(k, mode="drop"), values.at[at].set(v, mode="drop")
+
+    return program("library.append_to_pages", written)  # type: ignore[no-any-return]
 
 
 def check_pages(table: Any, lengths: Any, k: jax.Array) -> None:
@@ -257,14 +294,19 @@ def check_pages(table: Any, lengths: Any, k: jax.Array) -> None:
     sizes = known_values(lengths)
     if known is None or sizes is None:
         return
-    used = np.arange(known.shape[1]) * k.shape[1] < sizes[:, None]
-    wrong = used & ((known < 0) | (known >= k.shape[0]))
+    wrong = _missing_pages(known, sizes, k.shape)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         raise ArgumentError(
             f"page_table[{row}, {column}] is {known[row, column]}, "
             f"and k_pages {k.shape} have pages 0 to {k.shape[0] - 1}"
         )
+
+
+def _missing_pages(table: Any, lengths: Any, pages: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    used = np.arange(table.shape[1]) * pages[1] < lengths[:, None]
+    wrong: np.ndarray[Any, Any] = used & ((table < 0) | (table >= pages[0]))
+    return wrong
 
 
 def _checked_heads(q: Any, k: Any, v: Any, table: Any, name: str = "q") -> tuple[jax.Array, jax.Array, jax.Array, bool]:

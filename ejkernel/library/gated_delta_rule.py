@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,12 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
 from .arguments import ArgumentError, as_array, float_array, same, same_dtype
-from .attention_arguments import lengths_of
-from .call import call
+from .attention_arguments import in_range, lengths_of, scale_of
+from .call import plan, planned
 from .examples import drawn
 from .gated_delta_ways import chunked, linear_chunked, linear_stepwise, stepwise
 from .recurrence import masked_to
+from .values import were_checked
 
 Result = tuple[jax.Array, jax.Array]
 _TOKENS = ("batch", "length", "heads", "head_dim")
@@ -162,6 +163,14 @@ class GatedLinearAttention(_Recurrence):
         return [GatedDeltaRuleConfig("scan"), *chunks]
 
 
+def _lengths_are_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    lengths = kwargs.get("lengths")
+    # Arrays by position, as nearly every call has them: a call of another form is checked in full.
+    shape: tuple[int, ...] = args[0].shape if args else ()
+    return lengths is None or (len(shape) == 4 and were_checked(lengths, shape[1], in_range))
+
+
+@planned(known_good=_lengths_are_known)
 def gated_delta_rule(
     q: jax.Array,
     k: jax.Array,
@@ -184,9 +193,10 @@ def gated_delta_rule(
     q, k, v = _heads(q, k, v)
     gates = [_gate(name, value, k, 3) for name, value in (("g", g), ("beta", beta))]
     state, sizes = _start(initial_state, k, v), lengths_of("lengths", lengths, q.shape[0], q.shape[1])
-    return _called(GatedDeltaRule(), q * scale if scale != 1.0 else q, k, v, *gates, state, sizes, cfg, executor)
+    return _called(GatedDeltaRule(), _scaled(q, scale), k, v, *gates, state, sizes, cfg, executor)
 
 
+@planned(known_good=_lengths_are_known)
 def gated_linear_attention(
     q: jax.Array,
     k: jax.Array,
@@ -207,10 +217,10 @@ def gated_linear_attention(
     q, k, v = _heads(q, k, v)
     array = as_array("g", g)
     gate = _gate("g", array, k, 4 if array.ndim == 4 else 3)
-    state, sizes = _start(initial_state, k, v), lengths_of("lengths", lengths, q.shape[0], q.shape[1])
-    return _called(GatedLinearAttention(), q * scale if scale != 1.0 else q, k, v, gate, state, sizes, cfg, executor)
+    return _linear(q, k, v, gate, initial_state, lengths, scale, cfg, executor)
 
 
+@planned(known_good=_lengths_are_known)
 def linear_attention(
     q: jax.Array,
     k: jax.Array,
@@ -232,8 +242,12 @@ def linear_attention(
         factor = float_array("decay", decay, ("heads",))
         same("heads", "q", q, q.shape[2], "decay", factor, factor.shape[0])
         g = jnp.broadcast_to(jnp.log(factor.astype(jnp.float32)), shape)
-    how: dict[str, Any] = {"initial_state": initial_state, "lengths": lengths, "scale": scale}
-    return gated_linear_attention(q, k, v, g, cfg=cfg, executor=executor, **how)
+    return _linear(q, k, v, g, initial_state, lengths, scale, cfg, executor)
+
+
+def _linear(q: Any, k: Any, v: Any, g: Any, initial: Any, lengths: Any, scale: Any, cfg: Any, executor: Any) -> Result:
+    state, sizes = _start(initial, k, v), lengths_of("lengths", lengths, q.shape[0], q.shape[1])
+    return _called(GatedLinearAttention(), _scaled(q, scale), k, v, g, state, sizes, cfg, executor)
 
 
 def _heads(q: Any, k: Any, v: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -264,9 +278,15 @@ def _start(state: Any, k: jax.Array, v: jax.Array) -> jax.Array:
     return array.astype(jnp.float32)
 
 
+def _scaled(q: jax.Array, scale: Any) -> jax.Array:
+    # Numbers of numpy would make narrow queries wide.
+    factor = scale_of(scale, 1)
+    return q if factor == 1.0 else q * factor
+
+
 def _called(kernel: _Recurrence, q: Any, *rest: Any) -> Result:
     *arrays, state, sizes, cfg, executor = rest
     if not arrays[1].size or not q.size:
         return jnp.zeros_like(arrays[1]), state
     given = [q, *arrays, state, *([] if sizes is None else [sizes])]
-    return tuple(call(kernel, *given, cfg=cfg, executor=executor))
+    return plan(kernel, *given, cfg=cfg, executor=executor, then=tuple)  # type: ignore[no-any-return]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -259,7 +260,7 @@ def linear_cross_entropy(
     hidden = as_array("hidden", hidden)
     if hidden.ndim < 1:
         raise ArgumentError(f"hidden must have the shape (..., d), got {hidden.shape}")
-    flat_hidden = hidden if hidden.ndim == 2 else hidden.reshape(-1, hidden.shape[-1])
+    flat_hidden = hidden if hidden.ndim == 2 else hidden.reshape(math.prod(hidden.shape[:-1]), hidden.shape[-1])
     rows = float_array("hidden", flat_hidden, ("tokens", "d"))
     weight = float_array("weight", weight, ("vocab", "d") if vocab_first else ("d", "vocab"))
     same_dtype("hidden", hidden, "weight", weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 
 from ..ops import Executor
 from .arguments import ArgumentError, float_array, same, same_dtype
+from .call import planned, program
 from .moe_dispatch import MoeCombineConfig, MoeDispatchConfig, moe_combine, moe_dispatch
 from .ragged_dot import RaggedDotConfig, ragged_dot
 from .rows import float_rows
@@ -27,6 +29,7 @@ class MoeConfig:
     combine: MoeCombineConfig | None = None
 
 
+@planned()
 def moe(
     x: jax.Array,
     router_logits: jax.Array,
@@ -58,12 +61,18 @@ def moe(
     same("width", "x", x, x.shape[-1], "w_gate", gate, gate.shape[1])
     same("inner", "w_up", up, up.shape[2], "w_down", down, down.shape[1])
     same("width", "x", x, x.shape[-1], "w_down", down, down.shape[2])
-    cfg = cfg or MoeConfig()
-    flat, routed = x.reshape(-1, x.shape[-1]), logits.reshape(-1, logits.shape[-1])
-    how: dict[str, Any] = {"route": cfg.route, "cfg": cfg.dispatch, "executor": executor}
-    sent = moe_dispatch(flat, routed, k=k, normalize=normalize, **how)
-    made = [ragged_dot(sent.rows, one, sent.group_sizes, cfg=cfg.up, executor=executor) for one in (gate, up)]
-    inner = (jax.nn.silu(made[0].astype(jnp.float32)) * made[1].astype(jnp.float32)).astype(x.dtype)
-    rows = ragged_dot(inner, down, sent.group_sizes, cfg=cfg.down, executor=executor)
-    out = moe_combine(rows, sent.weights, sent.places, cfg=cfg.combine, executor=executor)
-    return out.reshape(x.shape)
+    parts = cfg or MoeConfig()
+
+    def layer(executor: Executor[Any, Any] | None) -> jax.Array:
+        # The number of tokens is said: a width of zero leaves it open.
+        tokens = math.prod(x.shape[:-1])
+        flat, routed = x.reshape(tokens, x.shape[-1]), logits.reshape(tokens, logits.shape[-1])
+        how: dict[str, Any] = {"route": parts.route, "cfg": parts.dispatch, "executor": executor}
+        sent = moe_dispatch(flat, routed, k=k, normalize=normalize, **how)
+        made = [ragged_dot(sent.rows, one, sent.group_sizes, cfg=parts.up, executor=executor) for one in (gate, up)]
+        inner = (jax.nn.silu(made[0].astype(jnp.float32)) * made[1].astype(jnp.float32)).astype(x.dtype)
+        rows = ragged_dot(inner, down, sent.group_sizes, cfg=parts.down, executor=executor)
+        out = moe_combine(rows, sent.weights, sent.places, cfg=parts.combine, executor=executor)
+        return out.reshape(x.shape)
+
+    return program("library.moe", layer, executor)  # type: ignore[no-any-return]

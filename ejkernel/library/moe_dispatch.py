@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,10 +20,11 @@ from .arguments import (
     known_values,
     same,
 )
-from .call import call
+from .call import plan, planned, program
 from .examples import drawn
 from .permutation import by_counting, by_sorting, gathered_sum, inverse
 from .top_k import TopKConfig, top_k
+from .values import were_checked
 
 _SCATTERS = 1 << 4
 
@@ -175,6 +176,7 @@ def _reduced(rows: jax.Array, weights: jax.Array, places: jax.Array) -> jax.Arra
     return jnp.sum(taken * weights[:, :, None].astype(jnp.float32), axis=1).astype(rows.dtype)
 
 
+@planned()
 def moe_dispatch(
     x: jax.Array,
     router_logits: jax.Array,
@@ -196,20 +198,43 @@ def moe_dispatch(
     k = integer("k", k)
     if not 1 <= k <= logits.shape[1]:
         raise ArgumentError(f"k={k} is not from 1 to the {logits.shape[1]} experts of router_logits {logits.shape}")
-    values, experts = top_k(logits, k, cfg=route, executor=executor)
-    wide = values.astype(jnp.float32)
-    if normalize:
-        weights = jax.nn.softmax(wide, axis=-1)
-    else:
-        weights = jnp.exp(wide - jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True))
-    if not x.shape[0]:
-        empty = jnp.zeros(logits.shape[1], jnp.int32)
-        return Dispatched(x, empty, weights, experts)
-    count = logits.shape[1]
-    rows, sizes, places = call(MoeDispatch(), x, experts, count=count, cfg=cfg, executor=executor)
-    return Dispatched(rows, sizes, weights, places)
+
+    def dispatched(executor: Executor[Any, Any] | None) -> Dispatched:
+        values, experts = top_k(logits, k, cfg=route, executor=executor)
+        wide = values.astype(jnp.float32)
+        if normalize:
+            weights = jax.nn.softmax(wide, axis=-1)
+        else:
+            weights = jnp.exp(wide - jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1, keepdims=True))
+        if not x.shape[0]:
+            empty = jnp.zeros(logits.shape[1], jnp.int32)
+            return Dispatched(x, empty, weights, experts)
+        rows, sizes, places = _sent(x, experts, count=logits.shape[1], cfg=cfg, executor=executor)
+        return Dispatched(rows, sizes, weights, places)
+
+    return program("library.moe_dispatch", dispatched, executor)  # type: ignore[no-any-return]
 
 
+@planned()
+def _sent(x: jax.Array, experts: jax.Array, *, count: int, cfg: Any, executor: Any) -> Any:
+    return plan(MoeDispatch(), x, experts, count=count, cfg=cfg, executor=executor)
+
+
+def _out_of(places: np.ndarray[Any, Any], rows: int) -> bool:
+    return bool(places.size and (places.min() < 0 or places.max() >= rows))
+
+
+def _fit(places: np.ndarray[Any, Any], rows: int) -> bool:
+    return not _out_of(places, rows) and np.unique(places).size == places.size
+
+
+def _places_are_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    # All three arrays by position, as nearly every call has them: a call of another form is checked in full.
+    shape: tuple[int, ...] = args[0].shape if len(args) == 3 else ()
+    return len(shape) == 2 and were_checked(args[2], shape[0], _fit)
+
+
+@planned(known_good=_places_are_known)
 def moe_combine(
     rows: jax.Array,
     weights: jax.Array,
@@ -229,14 +254,13 @@ def moe_combine(
     if weights.shape != given.shape:
         raise ArgumentError(f"weights and places must have the same shape, got {weights.shape} and {given.shape}")
     known = known_values(given)
-    if known is not None and known.size:
-        if known.min() < 0 or known.max() >= rows.shape[0]:
-            raise ArgumentError(
-                f"places must be from 0 to before the {rows.shape[0]} rows of rows {rows.shape}; "
-                f"they are from {known.min()} to {known.max()}"
-            )
-        if np.unique(known).size != known.size:
-            raise ArgumentError("places must differ from each other: a row belongs to one token")
+    if known is not None and _out_of(known, rows.shape[0]):
+        raise ArgumentError(
+            f"places must be from 0 to before the {rows.shape[0]} rows of rows {rows.shape}; "
+            f"they are from {known.min()} to {known.max()}"
+        )
+    if known is not None and not _fit(known, rows.shape[0]):
+        raise ArgumentError("places must differ from each other: a row belongs to one token")
     if not given.size or not rows.size:
         return jnp.zeros((given.shape[0], rows.shape[1]), rows.dtype)
-    return call(MoeCombine(), rows, weights, as_int32(given), cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+    return plan(MoeCombine(), rows, weights, as_int32(given), cfg=cfg, executor=executor)  # type: ignore[no-any-return]

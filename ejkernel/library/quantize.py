@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, integer
+from .call import planned, program
 
 INTEGERS = ("int8", "int4")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 
+@planned()
 def quantize(
     x: jax.Array, dtype: Any = jnp.int8, *, group: int | None = None, block: tuple[int, int] | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -31,6 +33,18 @@ def quantize(
     if (block if kind.name in INTEGERS else group) is not None:
         raise ArgumentError(f"{kind.name} takes {'group' if kind.name in INTEGERS else 'block'}=")
     size = _block_of(kind.name, x.shape, group, block)
+
+    def made(executor: Any) -> tuple[jax.Array, jax.Array]:
+        near, scales = _rounded(x, kind, size)
+        # Nothing has the scale one, as zeros have.
+        if kind.name in INTEGERS:
+            return near, scales if group is not None else scales[0] if x.shape[0] else jnp.ones(x.shape[1])
+        return near, scales if block is not None else scales[0, 0] if x.size else jnp.ones(())
+
+    return program("library.quantize", made)  # type: ignore[no-any-return]
+
+
+def _rounded(x: jax.Array, kind: Any, size: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
     wide = x.astype(jnp.float32)
     most = _of_blocks(jnp.abs(wide), size)
     largest = float(jnp.iinfo(kind).max) if kind.name in INTEGERS else float(jnp.finfo(kind).max)
@@ -38,19 +52,22 @@ def quantize(
     scales = jnp.where(most > 0, most / largest, 1.0)
     near = wide / spread_scales(scales, x.shape, size)
     near = jnp.round(near) if kind.name in INTEGERS else near
-    made = jnp.clip(near, -largest, largest).astype(kind)
-    if kind.name in INTEGERS:
-        return made, scales if group is not None else scales[0]
-    return made, scales if block is not None else scales[0, 0]
+    return jnp.clip(near, -largest, largest).astype(kind), scales
 
 
+@planned()
 def dequantize(q: jax.Array, scales: jax.Array, *, dtype: Any = jnp.float32) -> jax.Array:
     """The numbers that `quantize` stood for: each times its scale, computed in float32."""
     q, scales = as_array("q", q), as_array("scales", scales)
     if q.dtype.name not in (*INTEGERS, *FLOAT8) or q.ndim != 2:
         raise ArgumentTypeError(f"q is {q.dtype.name} {q.shape}; use an array (rows, columns) that quantize made")
-    wide = q.astype(jnp.float32)
-    return (wide * spread_scales(scales.astype(jnp.float32), q.shape, block_from(scales, q))).astype(dtype)
+    block = block_from(scales, q)
+
+    def made(executor: Any) -> jax.Array:
+        factor = spread_scales(scales.astype(jnp.float32), q.shape, block)
+        return (q.astype(jnp.float32) * factor).astype(dtype)
+
+    return program("library.dequantize", made)  # type: ignore[no-any-return]
 
 
 def block_from(scales: jax.Array, q: jax.Array, name: str = "scales") -> tuple[int, int]:
@@ -72,6 +89,9 @@ def _shared(size: int, count: int) -> int:
     """
     if count > 1 and -(-size // 128) == count:
         return 128
+    # An axis of nothing has one scale or none.
+    if not size:
+        return int(count <= 1)
     return size // count if count and size % count == 0 else 0
 
 

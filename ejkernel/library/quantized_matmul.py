@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ..ops import Executor, Invocation, Kernel
 from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, integer, same
-from .call import call
+from .call import plan, planned
 from .extent import too_large
 from .quantize import INTEGERS, spread_scales
 from .reverse import recomputed
@@ -116,6 +116,7 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
         return (x, weight, scales), dict(inv.kwargs)
 
 
+@planned()
 def quantized_matmul(
     x: jax.Array,
     q_weight: jax.Array,
@@ -150,7 +151,11 @@ def quantized_matmul(
     if not x.size or not weight.size:
         return jnp.zeros(shape, x.dtype)
     flat = x.reshape(math.prod(x.shape[:-1]), depth)
-    return call(QuantizedMatmul(), flat, weight, factors, cfg=cfg, executor=executor).reshape(shape)  # type: ignore[no-any-return]
+
+    def whole(out: jax.Array) -> jax.Array:
+        return out.reshape(shape)
+
+    return plan(QuantizedMatmul(), flat, weight, factors, cfg=cfg, executor=executor, then=whole)  # type: ignore[no-any-return]
 
 
 def _dequantized(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:

@@ -14,7 +14,8 @@ def along(x: jax.Array, reduce: Reduce, lanes: int | None = None) -> jax.Array:
     """`reduce` over the last axis, which stays with size one; so many lanes are reduced side by side first."""
     if lanes is None:
         return reduce(x, axis=-1, keepdims=True)
-    return reduce(reduce(x.reshape(*x.shape[:-1], -1, lanes), axis=-2), axis=-1, keepdims=True)
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // lanes, lanes)
+    return reduce(reduce(parts, axis=-2), axis=-1, keepdims=True)
 
 
 def mean(x: jax.Array, lanes: int | None = None) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ..ops import Executor, Invocation
 from . import reduce
 from .arguments import ArgumentError, same_dtype
-from .call import call
+from .call import plan, planned
 from .reverse import ReverseOnGpu, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
@@ -133,6 +133,7 @@ class ResidualNorm(ReverseOnGpu[ResidualNormConfig, Pair]):
         return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps) or True
 
 
+@planned()
 def residual_norm(
     x: jax.Array,
     residual: jax.Array,
@@ -156,7 +157,7 @@ def residual_norm(
         raise ArgumentError(f"kind={kind!r} is no norm; use rms or layer")
     given = [as_vector("weight", weight, "x", x), *([] if bias is None else [as_vector("bias", bias, "x", x)])]
     how: dict[str, Any] = {"kind": kind, "eps": epsilon(eps), "cfg": cfg, "executor": executor}
-    return tuple(call(ResidualNorm(), x, residual, *given, **how))
+    return plan(ResidualNorm(), x, residual, *given, then=tuple, **how)  # type: ignore[no-any-return]
 
 
 def _norm(x: jax.Array, vectors: Any, centred: bool, eps: float, lanes: int | None) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
-from .arguments import ArgumentError, ArgumentTypeError, as_array, integer, known_values
-from .call import call
+from .arguments import LARGEST, ArgumentError, ArgumentTypeError, as_array, integer, known_values
+from .call import plan, planned
 from .order import ordered
 from .rows import float_rows
 from .sample_ways import by_bits, by_parts_of, by_sorting, weights_of
+from .values import were_checked
 
 # The least and the largest value.
 _RANGES = {"temperature": (0.0, math.inf), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0)}
@@ -63,7 +64,8 @@ class Sample(Kernel[SampleConfig, jax.Array]):
             kept = ordered(logits) >= least[:, None]
         if min_p is not None:
             largest = jnp.max(wide, axis=-1, keepdims=True)
-            likely = wide >= largest + (degrees * jnp.log(min_p))[:, None]
+            # Not less, in place of at least: a word that is no number stays, as in every other filter.
+            likely = ~(wide < largest + (degrees * jnp.log(min_p))[:, None])
             kept = likely if kept is None else kept & likely
         scaled = wide / degrees[:, None]
         scaled = scaled if kept is None else jnp.where(kept, scaled, -jnp.inf)
@@ -113,6 +115,28 @@ class Sample(Kernel[SampleConfig, jax.Array]):
         return k is not None and 4 * k <= inv.args[1].shape[-1] and k <= 1024
 
 
+def _fits(name: str) -> Callable[[np.ndarray[Any, Any], Any], bool]:
+    low, high = _RANGES[name]
+
+    def fits(values: np.ndarray[Any, Any], wanted: Any) -> bool:
+        # A comparison with a NaN is false.
+        return bool(np.all((values >= low) & (values <= high) & (values < np.inf)))
+
+    return fits
+
+
+_FITS = {name: _fits(name) for name in _RANGES}
+
+
+def _numbers_are_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    for name, fits in _FITS.items():
+        value = kwargs.get(name)
+        if value is not None and not were_checked(value, None, fits, jnp.number):
+            return False
+    return True
+
+
+@planned(known_good=_numbers_are_known, numbers=("temperature", "top_p", "min_p"))
 def sample(
     key: jax.Array,
     logits: jax.Array,
@@ -129,7 +153,8 @@ def sample(
     First the temperature; then the `top_k` most likely words are kept, of what they leave the most likely words that
     have a share of `top_p` together, and of all words those at least `min_p` as likely as the most likely one. Words as
     likely as the last one that is kept are kept, too. Temperature 0 takes the most likely word. Each of temperature,
-    top_p and min_p is a number or an array with one for each row; so may `key` be.
+    top_p and min_p is a number or an array with one for each row; so may `key` be. A logit that is no number wins its
+    row, as in JAX's argmax.
     """
     logits = float_rows("logits", logits)
     rows, words = logits.shape[:-1], logits.shape[-1]
@@ -149,7 +174,11 @@ def sample(
     while numbers[-1] is None:
         numbers.pop()
     flat = logits.reshape(count, words)
-    return call(Sample(), made, flat, *numbers, top_k=top_k, cfg=cfg, executor=executor).reshape(rows)  # type: ignore[no-any-return]
+
+    def whole(out: jax.Array) -> jax.Array:
+        return out.reshape(rows)
+
+    return plan(Sample(), made, flat, *numbers, top_k=top_k, cfg=cfg, executor=executor, then=whole)  # type: ignore[no-any-return]
 
 
 def _threshold(
@@ -187,13 +216,16 @@ def _numbers(name: str, value: Any, rows: tuple[int, ...], count: int) -> jax.Ar
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float, np.ndarray, np.generic, jax.Array)):
         raise ArgumentTypeError(f"{name} must be a number or an array of them, got {type(value).__qualname__}")
+    low, high = _RANGES[name]
+    most = "any finite float32" if high == math.inf else f"{high:g}"
+    refused = ArgumentError(f"{name} must be from {low:g} to {most}, got {value}")
+    # A comparison with a NaN is false.
+    if isinstance(value, (int, float)) and not low <= value <= min(high, LARGEST):
+        raise refused
     array = jnp.asarray(value, jnp.float32)
     if array.shape not in ((), rows):
         raise ArgumentError(f"{name} has the shape {array.shape}; use one number, or one for each row, {rows}")
     known = known_values(array)
-    low, high = _RANGES[name]
-    # A comparison with a NaN is false.
-    if known is not None and not np.all((known >= low) & (known <= high) & (known < np.inf)):
-        most = "any finite number" if high == math.inf else f"{high:g}"
-        raise ArgumentError(f"{name} must be from {low:g} to {most}, got {value}")
+    if known is not None and not _FITS[name](known, None):
+        raise refused
     return jnp.broadcast_to(array, rows).reshape(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
-from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
-from .call import call
+from .arguments import LARGEST, ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
+from .call import plan, planned, program
 from .quantize import FLOAT8, block_from, quantize, spread_scales
 
 _BLOCK = 128
@@ -67,15 +68,19 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         return ScaledMatmulConfig("float32")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> ScaledMatmulConfig:
-        """float8 itself where the scales allow it, else bfloat16."""
-        return ScaledMatmulConfig("float8" if _is_constant(inv) else "bfloat16")
+        """float8 itself where the scales allow it, else bfloat16, or what is exact enough for a wider result."""
+        narrow = inv.kwargs.get("dtype", "bfloat16") == "bfloat16"
+        return ScaledMatmulConfig("float8" if _is_constant(inv) else "bfloat16" if narrow else "float32")
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[ScaledMatmulConfig]:
         """All of them."""
         return [ScaledMatmulConfig(way) for way in ("float32", "bfloat16", "float8", "blocks")]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: ScaledMatmulConfig) -> bool | str:
-        """A product that is scaled afterwards needs scales that are the same along k."""
+        """A product that is scaled afterwards needs scales that are the same along k; bfloat16 is for such results."""
+        dtype = inv.kwargs.get("dtype", "bfloat16")
+        if cfg.implementation == "bfloat16" and dtype != "bfloat16":
+            return f"factors rounded to bfloat16 are too far off for a result in {dtype}"
         if cfg.implementation == "float8" and not _is_constant(inv):
             return "the scales change along k; float8 scales the product afterwards"
         if cfg.implementation == "blocks" and _is_constant(inv):
@@ -91,6 +96,7 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         return tuple(made), dict(inv.kwargs)
 
 
+@planned(numbers=("a_scales", "b_scales"))
 def scaled_matmul(
     a: jax.Array,
     b: jax.Array,
@@ -117,6 +123,8 @@ def scaled_matmul(
     same("k", "a", arrays[0], arrays[0].shape[1], "b", arrays[1], arrays[1].shape[0])
     factors = []
     for name, value, array in (("a_scales", a_scales, arrays[0]), ("b_scales", b_scales, arrays[1])):
+        if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
+            raise ArgumentError(f"{name}={value!r} is no finite float32")
         scale = jnp.asarray(value, jnp.float32) if isinstance(value, (int, float)) else as_array(name, value)
         if not jnp.issubdtype(scale.dtype, jnp.floating):
             raise ArgumentTypeError(f"{name} is {scale.dtype.name}; use float32")
@@ -128,9 +136,10 @@ def scaled_matmul(
     dtype = jnp.dtype(preferred_element_type).name
     if not arrays[0].size or not arrays[1].size:
         return jnp.zeros((arrays[0].shape[0], arrays[1].shape[1]), dtype)
-    return call(ScaledMatmul(), *arrays, *factors, dtype=dtype, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+    return plan(ScaledMatmul(), *arrays, *factors, dtype=dtype, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
 
 
+@planned()
 def float8_matmul(
     a: jax.Array,
     b: jax.Array,
@@ -147,11 +156,16 @@ def float8_matmul(
     first = as_array("a", a)
     if first.ndim < 1:
         raise ArgumentError("a has the shape (); give it at least one dimension")
-    flat = float_array("a", first.reshape(-1, first.shape[-1]), ("m", "k"))
+    flat = float_array("a", first.reshape(math.prod(first.shape[:-1]), first.shape[-1]), ("m", "k"))
     second = float_array("b", b, ("k", "n"))
     same_dtype("a", flat, "b", second)
     same("k", "a", flat, flat.shape[1], "b", second, second.shape[0])
-    return _training(blocks, cfg, executor, flat, second).reshape(*first.shape[:-1], second.shape[1])
+
+    def product(executor: Executor[Any, Any] | None) -> jax.Array:
+        made: jax.Array = _training(bool(blocks), cfg, executor, flat, second)
+        return made.reshape(*first.shape[:-1], second.shape[1])
+
+    return program("library.float8_matmul", product, executor)  # type: ignore[no-any-return]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

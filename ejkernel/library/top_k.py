@@ -14,7 +14,7 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
 from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, integer
-from .call import call
+from .call import plan, planned
 from .extent import too_large
 from .top_k_ways import by_bits, by_parts, spread
 from .triton.select import largest_of_rows, refuses
@@ -102,6 +102,7 @@ class TopK(Kernel[TopKConfig, Found]):
         return True
 
 
+@planned()
 def top_k(
     x: jax.Array, k: int, *, cfg: TopKConfig | None = None, executor: Executor[Any, Any] | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -109,6 +110,11 @@ def top_k(
 
     Equal elements come in the order of their indices, as `lax.top_k` has them. Values have a gradient.
     """
+    if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and x.dtype.itemsize == 8:
+        # JAX itself would cut them to 32 bits.
+        if x.size and not np.iinfo(np.int32).min <= int(x.min()) <= int(x.max()) <= np.iinfo(np.int32).max:
+            raise ArgumentError(f"x is {x.dtype.name} from {x.min()} to {x.max()}; integers must fit in 32 bits")
+        x = x.astype(np.int32)
     x = as_array("x", x)
     is_integer = jnp.issubdtype(x.dtype, jnp.integer) and jnp.iinfo(x.dtype).bits in (8, 16, 32)
     if x.dtype.name not in FLOATS and not is_integer:
@@ -121,7 +127,7 @@ def top_k(
     if k == 0 or not x.size:
         shape = (*x.shape[:-1], k)
         return jnp.zeros(shape, x.dtype), jnp.zeros(shape, jnp.int32)
-    return tuple(call(TopK(), x, k=k, cfg=cfg, executor=executor))
+    return plan(TopK(), x, k=k, cfg=cfg, executor=executor, then=tuple)  # type: ignore[no-any-return]
 
 
 def _selection(cfg: TopKConfig, k: int, interpret: bool = False) -> Callable[[jax.Array], jax.Array]:

@@ -91,8 +91,11 @@ def notebook() -> str | None:
 def default_folder() -> Path:
     """The folder of stores that are given no path."""
     chosen = Settings.read().cache_dir
-    if chosen:
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    return Path(os.path.abspath(os.path.expanduser(chosen))) if chosen else own_folder()
+
+
+def own_folder() -> Path:
+    """The cache folder of this user by the platform's convention, whatever folder the stores are in."""
     import platformdirs
 
     try:

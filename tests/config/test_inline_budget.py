@@ -34,7 +34,7 @@ class Noted:
 def noted(monkeypatch):
     """Every selector's engine."""
     engine = Noted()
-    monkeypatch.setattr("ejkernel.ops.config.selection.engine", lambda tuner: engine)
+    monkeypatch.setattr("ejkernel.ops.config.tuning_runs.engine", lambda tuner: engine)
     monkeypatch.setattr(budget, "_inline", 0.0)
     monkeypatch.setattr(inline_budget, "_said", False)
     return engine

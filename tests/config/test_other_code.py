@@ -138,7 +138,7 @@ def test_our_own_tuner_keeps_the_fingerprint_in_its_record(program, tmp_path):
     pack = tmp_path / "scaling.pack.json"
     make_pack(pack, PersistentCache("scaling", tmp_path / "s.json"))
     selector, kernel = program(EDITED, persistent=None, policy=AutotunePolicy(allow_autotune=False))
-    selector._settings = selector._settings.__class__(packs=(str(pack),))
+    selector.settings = selector.settings.__class__(packs=(str(pack),))
     with pytest.warns(UserWarning, match="other code"):
         assert tier(selector, kernel) == "seeds"
 

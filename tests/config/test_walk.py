@@ -225,7 +225,7 @@ def test_a_decision_has_the_key_and_the_device_of_its_request():
 
 def test_the_executor_takes_key_and_device_from_the_decision(monkeypatch):
     """It asks for the device of a traced call no second time; the label is that of the selector's key."""
-    from ejkernel.ops.execution import executor as module
+    from ejkernel.ops.execution import kernel_run as module
 
     monkeypatch.setattr(module, "device_of", lambda inv: pytest.fail("asked again"))
     chain = ConfigSelectorChain(ConfigCache(), tuner=TableTuner())

@@ -21,7 +21,7 @@ from ejkernel.ops import (
 from ejkernel.ops.core.errors import KernelError
 from ejkernel.ops.execution.arguments import PLAIN
 from ejkernel.ops.execution.invocation_of import invocation_of
-from ejkernel.ops.execution.plan import Plan
+from ejkernel.ops.execution.plan import Plan, Program
 from ejkernel.ops.execution.planned import planned
 
 X = jnp.arange(1.0, 5.0)
@@ -62,6 +62,13 @@ class Way:
 
         return lambda x: front(x, executor=self.executor)
 
+    def _program(self):
+        @planned()
+        def front(x, *, executor=None):
+            return Program("whole", lambda executor: executor(self.kernel, x), executor)
+
+        return lambda x: front(x, executor=self.executor)
+
     def _tunable(self):
         log = self.log
 
@@ -80,7 +87,7 @@ class Way:
         put(self.executor, self.kernel, cfg, *self.given(x))
 
 
-WAYS = ("executor", "bound", "planned", "tunable", "tree")
+WAYS = ("executor", "bound", "planned", "program", "tunable", "tree")
 
 
 @pytest.fixture(params=WAYS)

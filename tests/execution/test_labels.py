@@ -23,6 +23,8 @@ from ejkernel.ops import (
 )
 from ejkernel.ops.execution.labels import parse_label
 
+pytestmark = pytest.mark.usefixtures("own_text")
+
 KEY = "0123456789abcdef"
 
 

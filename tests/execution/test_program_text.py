@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor, Tuner
 
+pytestmark = pytest.mark.usefixtures("own_text")
+
 X = jnp.arange(6.0).reshape(2, 3)
 
 

@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from ejkernel.ops import Executor, find_labels_in_lowered
 
+pytestmark = pytest.mark.usefixtures("own_text")
+
 X = jnp.arange(1.0, 5.0)
 
 

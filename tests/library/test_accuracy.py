@@ -21,7 +21,7 @@ from ejkernel.library import (
     linear_cross_entropy,
     ragged_dot,
 )
-from ejkernel.ops import Invocation
+from ejkernel.ops import Invocation, Kernel
 from ejkernel.ops.core.variants import variant
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
@@ -35,6 +35,9 @@ FEW = {
     "attention shared bias": ("bfloat16", ("sliced", "chunked"), ("large",)),
     "linear_cross_entropy mean": ("bfloat16", ("chunked_tokens", "chunked_vocab", "triton"), ("common word", "small")),
     "linear_cross_entropy sum": ("float32", ("chunked_tokens", "chunked_vocab", "triton"), ("large",)),
+    "scaled_matmul blocks": ("float16", ("float32", "blocks"), ("cancelling",)),
+    "sample ": ("bfloat16", ("parts", "bits"), ("common",)),
+    "top_k ": ("bfloat16", ("parts", "bits"), ("equal",)),
     "ragged_dot to float32": (
         "float16",
         ("xla", "masked", "tiled", "triton"),
@@ -93,14 +96,26 @@ def test_a_way_that_is_too_far_off_is_told(monkeypatch, capsys, by, status):
     assert ("OVER" in capsys.readouterr().out) == bool(status)
 
 
+KERNELS = {
+    kind.op_id.removeprefix("library."): kind
+    for kind in (getattr(library, name) for name in library.__all__)
+    if isinstance(kind, type) and issubclass(kind, Kernel)
+}
+
+
+def test_every_operation_is_compared():
+    """An operation of the library without a case fails here."""
+    assert set(KERNELS) == {case.operation for case in CASES}
+
+
 @pytest.mark.parametrize("operation", sorted({case.operation for case in CASES}))
 def test_every_implementation_that_is_offered_is_compared(operation):
     """On a CPU and on a GPU; Mosaic's kernels are compared in tests of their own, `test_mosaic_*.py`."""
-    kernel = getattr(library, "".join(part.title() for part in operation.split("_")))()
+    kernel = KERNELS[operation]()
     case = next(case for case in CASES if case.operation == operation)
     arrays, _ = case.values(np.random.default_rng(0))["normal"]
-    static = {"scale": 1.0} if "attention" in operation else {}
-    given = tuple(jnp.asarray(a, None if a.dtype.kind == "i" else jnp.bfloat16) for a in arrays)
+    static = {"top_k": {"k": 5}, "sample": {"top_k": 8}}.get(operation, {"scale": 1.0})
+    given = tuple(jnp.asarray(a, None if a.dtype.kind in "iu" else jnp.bfloat16) for a in arrays)
     inv = Invocation("x", given, static)
     offered = [*kernel.candidate_cfgs(inv), *variant(kernel, "candidate_cfgs", platform="gpu")(inv)]
     compared = {cfg.implementation for cfg in case.ways.values()}

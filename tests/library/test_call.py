@@ -8,11 +8,58 @@ import numpy as np
 import pytest
 from fakes_library import UNTUNED, normal
 
-from ejkernel.library import attention, layer_norm, linear_cross_entropy, matmul, ragged_dot, rms_norm, softmax
+from ejkernel import library
+from ejkernel.library import (
+    append_to_pages,
+    attention,
+    decode_attention,
+    dequantize,
+    float8_matmul,
+    gated_delta_rule,
+    gated_linear_attention,
+    layer_norm,
+    linear_attention,
+    linear_cross_entropy,
+    matmul,
+    moe,
+    moe_combine,
+    moe_dispatch,
+    quantize,
+    quantized_matmul,
+    ragged_dot,
+    residual_norm,
+    rms_norm,
+    sample,
+    scaled_matmul,
+    softmax,
+    top_k,
+)
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Tuner, calls_made
 
 Q, X, W = normal(1, 8, 2, 4), normal(8, 8), normal(8)
 B = normal(8, 8, dtype="bfloat16")
+GATES, STACK, KEY = -jnp.abs(normal(1, 8, 2)), normal(2, 8, 8), jax.random.key(0)
+PAGES, TABLE, ONE, LENGTHS = normal(4, 4, 2, 4), jnp.array([[2, 0]]), normal(1, 2, 4), jnp.array([5])
+EIGHT, NARROW = jnp.ones((8, 8), jnp.int8), jnp.ones((8, 8), jnp.float8_e4m3fn)
+SERVING = {
+    "append_to_pages": lambda run: append_to_pages(PAGES, PAGES, ONE, ONE, TABLE, LENGTHS),
+    "decode_attention": lambda run: decode_attention(ONE, PAGES, PAGES, TABLE, LENGTHS, window=4, executor=run),
+    "decode_attention without pages": lambda run: decode_attention(Q[:, :1], Q, Q, None, LENGTHS, executor=run),
+    "dequantize": lambda run: dequantize(EIGHT, W),
+    "float8_matmul": lambda run: float8_matmul(X, X, executor=run),
+    "gated_delta_rule": lambda run: gated_delta_rule(Q, Q, Q, GATES, GATES, lengths=LENGTHS, scale=0.5, executor=run),
+    "gated_linear_attention": lambda run: gated_linear_attention(Q, Q, Q, GATES, executor=run),
+    "linear_attention": lambda run: linear_attention(Q, Q, Q, decay=jnp.ones(2), executor=run),
+    "moe": lambda run: moe(X, normal(8, 2), STACK, STACK, STACK, k=1, executor=run),
+    "moe_combine": lambda run: moe_combine(X, normal(4, 2), jnp.arange(8).reshape(4, 2), executor=run),
+    "moe_dispatch": lambda run: moe_dispatch(X, normal(8, 4), k=2, executor=run),
+    "quantize": lambda run: quantize(X, jnp.float8_e4m3fn),
+    "quantized_matmul": lambda run: quantized_matmul(X, EIGHT, W, executor=run),
+    "residual_norm": lambda run: residual_norm(X, X, W, kind="rms", eps=1e-5, executor=run),
+    "sample": lambda run: sample(KEY, X, temperature=0.7, top_k=5, executor=run),
+    "scaled_matmul": lambda run: scaled_matmul(NARROW, NARROW, 0.5, 2, executor=run),
+    "top_k": lambda run: top_k(X, 3, executor=run),
+}
 CALLS = {
     "attention": lambda run: attention(Q, Q, Q, causal=True, executor=run),
     "attention with a mask": lambda run: attention(Q, Q, Q, mask=jnp.ones((1, 1, 8, 8), bool), executor=run),
@@ -25,14 +72,34 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [*CALLS, *SERVING])
 def test_a_warm_call_takes_the_short_way(name, monkeypatch):
     """The second call of arrays and plain options is looked up by its types, and nothing is taken apart."""
-    CALLS[name](UNTUNED)
+    call = (CALLS | SERVING)[name]
+    first = jax.tree.leaves(call(UNTUNED))
     for way in ("call_anew", "call_planned"):
         monkeypatch.setattr(Executor, way, lambda *_: pytest.fail("took the long way"))
 
-    CALLS[name](UNTUNED)
+    for one, other in zip(first, jax.tree.leaves(call(UNTUNED)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_every_function_has_its_warm_call():
+    """A function of the library that is not called above fails here; those of providers compute nothing."""
+    public = {name for name in library.__all__ if name[0].islower() and "provider" not in name}
+    assert public == {name.split()[0] for name in (*CALLS, *SERVING)}
+
+
+def test_a_server_s_temperatures_share_one_program():
+    """A number for each request compiles nothing, and draws what an array of it draws."""
+    for temperature in (0.5, 0.6, 0.7):
+        sample(KEY, X, temperature=temperature, executor=UNTUNED)
+    entries = len(UNTUNED._table)
+
+    for temperature in (0.8, 0.9, 1, 2):
+        one = sample(KEY, X, temperature=temperature, executor=UNTUNED)
+        np.testing.assert_array_equal(one, sample(KEY, X, temperature=jnp.full(8, temperature), executor=UNTUNED))
+    assert len(UNTUNED._table) == entries
 
 
 @pytest.mark.parametrize("name", CALLS)

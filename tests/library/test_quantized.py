@@ -19,7 +19,8 @@ from ejkernel.library import (
     quantized_matmul,
     scaled_matmul,
 )
-from ejkernel.ops import check
+from ejkernel.ops import Invocation, check
+from ejkernel.ops.core.variants import variant
 
 E4M3 = jnp.float8_e4m3fn
 
@@ -155,3 +156,17 @@ def test_bad_arguments_are_named(call, words):
     """Before anything is measured."""
     with pytest.raises((ValueError, TypeError), match=words):
         call()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_factors_are_rounded_to_bfloat16_for_such_results_alone(dtype, platform):
+    """Rounded factors are hundreds of times as far off as a float32 result is; the heuristic keeps to that."""
+    kernel = ScaledMatmul()
+    narrow = jnp.zeros((8, 256), jnp.float8_e4m3fn)
+    scales = (jnp.ones((8, 2)), jnp.ones((2, 1)))
+    inv = Invocation(kernel.op_id, (narrow, narrow.T, *scales), {"dtype": dtype})
+
+    assert (kernel.valid_cfg(inv, ScaledMatmulConfig("bfloat16")) is True) == (dtype == "bfloat16")
+    guess = variant(kernel, "heuristic_cfg", platform=platform)(inv)
+    assert kernel.valid_cfg(inv, guess) is True

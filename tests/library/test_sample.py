@@ -107,7 +107,7 @@ def test_inputs_to_measure_with_are_in_range():
     ("change", "error", "words"),
     [
         ({"top_p": 1.5}, ValueError, "top_p must be from 0 to 1, got 1.5"),
-        ({"temperature": -1.0}, ValueError, "temperature must be from 0 to any finite number"),
+        ({"temperature": -1.0}, ValueError, "temperature must be from 0 to any finite float32"),
         ({"temperature": float("nan")}, ValueError, "temperature must be"),
         ({"min_p": jnp.ones(3)}, ValueError, r"min_p has the shape \(3,\)"),
         ({"top_p": "0.9"}, TypeError, "top_p must be a number"),

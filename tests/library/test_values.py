@@ -9,11 +9,26 @@ import numpy as np
 import pytest
 from fakes_library import UNTUNED, normal
 
-from ejkernel.library import attention, linear_cross_entropy, matmul, ragged_dot, rms_norm, values
+from ejkernel.library import (
+    append_to_pages,
+    attention,
+    decode_attention,
+    gated_delta_rule,
+    linear_attention,
+    linear_cross_entropy,
+    matmul,
+    moe_combine,
+    ragged_dot,
+    rms_norm,
+    sample,
+    values,
+)
 from ejkernel.library.arguments import ArgumentError, ArgumentTypeError
 
 Q, X, W, STACK = normal(1, 8, 2, 4), normal(8, 8), normal(8), normal(2, 8, 8)
 LABELS, SIZES, LENGTHS = jnp.arange(8), jnp.array([3, 5]), jnp.array([5])
+RAW = jnp.zeros(2, jnp.uint32)
+PAGES, TABLE, ONE, PLACES = normal(4, 4, 2, 4), jnp.array([[2, 0]]), normal(1, 2, 4), jnp.arange(8).reshape(4, 2)
 CALLS = {
     "labels": (lambda given: linear_cross_entropy(X, X, given, executor=UNTUNED), LABELS, LABELS + 1),
     "sizes": (lambda given: ragged_dot(X, STACK, given, executor=UNTUNED), SIZES, SIZES + 1),
@@ -21,6 +36,44 @@ CALLS = {
         lambda given: attention(Q, Q, Q, key_value_lengths=given, executor=UNTUNED),
         LENGTHS,
         -LENGTHS,
+    ),
+    "pages": (lambda given: decode_attention(ONE, PAGES, PAGES, given, LENGTHS, executor=UNTUNED), TABLE, TABLE + 2),
+    "lengths of pages": (
+        lambda given: decode_attention(ONE, PAGES, PAGES, TABLE, given, executor=UNTUNED),
+        LENGTHS,
+        LENGTHS + 4,
+    ),
+    "lengths without pages": (
+        lambda given: decode_attention(ONE, Q, Q, None, given, executor=UNTUNED),
+        LENGTHS,
+        LENGTHS + 4,
+    ),
+    "room of pages": (
+        lambda given: append_to_pages(PAGES, PAGES, ONE, ONE, TABLE, given),
+        LENGTHS,
+        LENGTHS + 3,
+    ),
+    "lengths of gates": (
+        lambda given: gated_delta_rule(Q, Q, Q, Q[..., 0], Q[..., 0], lengths=given, executor=UNTUNED),
+        LENGTHS,
+        LENGTHS + 4,
+    ),
+    "lengths of a state": (
+        lambda given: linear_attention(Q, Q, Q, lengths=given, executor=UNTUNED),
+        LENGTHS,
+        -LENGTHS,
+    ),
+    "places": (lambda given: moe_combine(X, X[:4, :2], given, executor=UNTUNED), PLACES, PLACES + 1),
+    "places twice": (lambda given: moe_combine(X, X[:4, :2], given, executor=UNTUNED), PLACES, PLACES // 2),
+    "temperature": (
+        lambda given: sample(RAW, X, temperature=given, executor=UNTUNED),
+        jnp.ones(8),
+        -jnp.ones(8),
+    ),
+    "share": (
+        lambda given: sample(RAW, X, top_p=given, min_p=given, executor=UNTUNED),
+        jnp.ones(8) / 2,
+        jnp.full(8, jnp.nan),
     ),
     "query lengths": (lambda given: attention(Q, Q, Q, query_lengths=given, executor=UNTUNED), LENGTHS, LENGTHS + 4),
 }

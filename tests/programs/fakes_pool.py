@@ -105,7 +105,7 @@ class Inline:
 
 
 # Patience of seconds, for tests with workers that hang.
-QUICK = Rules(straggler_seconds=3.0)
+QUICK = Rules(straggler_seconds=3.0, silent_seconds=120.0)
 
 
 class Aged:

@@ -28,6 +28,8 @@ from ejkernel.ops import (
 )
 from ejkernel.ops.store import packs
 
+pytestmark = pytest.mark.usefixtures("own_text")
+
 LAYERS, WIDTH, ROWS = 3, 16, 32
 
 

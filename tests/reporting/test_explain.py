@@ -31,7 +31,7 @@ from ejkernel.ops import (
     make_pack,
     overlay_cache,
 )
-from ejkernel.ops.config import selection
+from ejkernel.ops.config import tuning_runs
 from ejkernel.ops.core.device import environment
 from ejkernel.ops.core.key import Key
 from ejkernel.ops.core.standing import standings
@@ -366,7 +366,7 @@ class Settled:
 
 def test_the_texts_of_the_documentation_are_what_is_printed(monkeypatch):
     """Every text block of the page is the output of the block before it, but for numbers, paths and the machine."""
-    monkeypatch.setattr(selection, "engine", lambda tuner: Settled())
+    monkeypatch.setattr(tuning_runs, "engine", lambda tuner: Settled())
     page = (Path(__file__).parents[2] / "docs" / "explaining.md").read_text(encoding="utf-8")
     found = re.findall(r"^```(python)?\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     scope = {}

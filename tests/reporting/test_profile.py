@@ -14,6 +14,8 @@ from ejkernel.ops.reporting.xplane import trace_files
 from ejkernel.ops.store.layered import MemoryStore
 from ejkernel.ops.store.store import StoredEntry
 
+pytestmark = pytest.mark.usefixtures("own_text")
+
 
 @tunable(turns=[1, 4], op_id="profiled.turns", version="1")
 def turned(x, *, turns):

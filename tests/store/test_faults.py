@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fakes_store import ERRORS, Disk, entries, entry_files, keep, never_small, on, store, told, value, write_large
-from thinning import AT_LENGTH
+from thinning import AT_LENGTH, any_two
 
 from ejkernel.ops.core.errors import StoreError
 from ejkernel.ops.store import files
@@ -179,10 +179,12 @@ def all_of_them(number):
 
 
 ACTS = [put, get, get_again, fold]
-WAYS = [{}, {"late": True}, {"on_fault": "raise"}]
+WAYS = {"fails": {}, "fails after the deed": {"late": True}, "raises": {"on_fault": "raise"}}
+SIZES = {"small": "small", "large": "large"}
+BY_NAME = {act.__name__.replace("_", " "): act for act in ACTS}
 
 
-@pytest.fixture(params=["small", "large"])
+@pytest.fixture(params=SIZES)
 def size(request, monkeypatch):
     """The file is rewritten at every put, or only by folds."""
     if request.param == "large":
@@ -190,8 +192,7 @@ def size(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["fails", "fails after the deed", "raises"])
-@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__.replace("_", " "))
+@pytest.mark.parametrize(("act", "way", "size"), any_two(BY_NAME, WAYS, SIZES), indirect=["size"])
 def test_a_fault_at_any_operation_loses_nothing(tmp_path, act, way, size):
     """One operation fails: no other exception, nothing acknowledged is lost, and the cache recovers."""
     count = every_operation(tmp_path / "store", act, in_turn, **way)
@@ -200,7 +201,7 @@ def test_a_fault_at_any_operation_loses_nothing(tmp_path, act, way, size):
 
 
 @AT_LENGTH
-@pytest.mark.parametrize("way", WAYS, ids=["fails", "fails after the deed", "raises"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__.replace("_", " "))
 def test_every_fault_at_any_operation_loses_nothing(tmp_path, act, way, size):
     """The same with every kind of fault at every operation."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -131,32 +135,120 @@ def test_a_folder_that_cannot_be_made_does_not_stop_a_tuning(tmp_path):
 
 
 HOLDER = """
-import sys, threading
+import os, sys, threading
 from pathlib import Path
 from ejkernel.ops.tuning.device_lock import device_lock
+if len(sys.argv) > 2:
+    os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
 with device_lock("cpu|one", Path(sys.argv[1])):
     print("held", flush=True)
     threading.Event().wait()
 """
 
 
+@contextlib.contextmanager
+def holder(folder, *user):
+    """A process that has its turn on the device, with a cache folder."""
+    command = [sys.executable, "-c", HOLDER, str(folder), *map(str, user)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            # A process that is stopped would be waited for without an end.
+            process.kill()
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    """Says for each lock whether a turn got it."""
+    got = []
+    real = locks._turn
+
+    def turn(path, end):
+        lock = real(path, end)
+        got.append(lock is not None)
+        return lock
+
+    monkeypatch.setattr(locks, "_turn", turn)
+    return got
+
+
+def test_two_cache_folders_of_one_user_take_turns(tmp_path, turns):
+    """A process with another folder has no turn while the first one has its; then it gets it."""
+    with holder(tmp_path / "one"), device_lock("cpu|one", tmp_path / "two", 0.01):
+        pass
+    with device_lock("cpu|one", tmp_path / "two"):
+        pass
+
+    assert turns == [False, True, True, True]
+
+
+@pytest.mark.parametrize("spelling", ["as it is", "a link"])
+def test_the_users_own_folder_as_cache_folder_is_locked_once(tmp_path, monkeypatch, turns, spelling):
+    """One folder by two names: a process does not wait for itself."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "home" / "ejkernel" / "locks"
+    if spelling == "a link":
+        folder.mkdir(parents=True)
+        (tmp_path / "linked").symlink_to(tmp_path / "home" / "ejkernel")
+        folder = tmp_path / "linked" / "locks"
+    for _ in range(2):
+        with device_lock("cpu|one", folder):
+            pass
+
+    assert turns == [True, True]
+
+
+def test_a_home_that_cannot_be_written_leaves_the_turn_in_the_cache_folder(tmp_path, monkeypatch, turns):
+    """Containers have users without a home: their processes take turns in the folder that they share."""
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with holder(tmp_path / "one"), device_lock("cpu|one", tmp_path / "one", 0.01):
+        pass
+
+    assert turns == [False]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as two users")
+@pytest.mark.parametrize(("folder", "expected"), [("shared", [True, False]), ("mine", [True, True])])
+def test_two_users_take_turns_in_a_folder_that_they_share_and_only_there(turns, monkeypatch, folder, expected):
+    """What the documentation says of two users: each has a folder of its own besides, and nothing waits there."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        os.chmod(place, 0o755)
+        for name, mode in (("shared", 0o1777), ("theirs", 0o777), ("mine", 0o755)):
+            os.mkdir(f"{place}/{name}")
+            os.chmod(f"{place}/{name}", mode)
+        monkeypatch.setenv("XDG_CACHE_HOME", f"{place}/theirs")
+        with holder(f"{place}/{'shared' if folder == 'shared' else 'theirs'}", 65534):
+            monkeypatch.setenv("XDG_CACHE_HOME", f"{place}/mine")
+            with device_lock("cpu|one", Path(place, folder), 0.01):
+                pass
+
+    assert turns == expected
+
+
 def test_a_stopped_holder_is_not_waited_for(tmp_path, monkeypatch):
     """After some seconds the tuning goes on without its turn, and one warning names the process."""
     monkeypatch.setattr(locks, "STOPPED_SECONDS", 0.1)
     monkeypatch.setattr(locks, "_LOOK_SECONDS", 0.1)
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout.readline() == "held\n"
-        holder.send_signal(signal.SIGSTOP)
-        try:
-            turn = device_lock("cpu|one", tmp_path)
-            with pytest.warns(locks.DeviceLockWarning, match=f"kill -CONT {holder.pid}"):
-                turn.__enter__()
-            turn.__exit__(None, None, None)
-        finally:
-            # A process that is stopped would be waited for without an end.
-            holder.kill()
+    with holder(tmp_path) as process:
+        process.send_signal(signal.SIGSTOP)
+        turn = device_lock("cpu|one", tmp_path)
+        with pytest.warns(locks.DeviceLockWarning, match=f"kill -CONT {process.pid}"):
+            turn.__enter__()
+        turn.__exit__(None, None, None)
+
+
+def test_a_turn_that_was_not_had_is_not_waited_for_at_the_second_lock(tmp_path, monkeypatch):
+    """A stopped process may hold both: the seconds for it are spent once."""
+    left = []
+    monkeypatch.setattr(locks, "_turn", lambda path, end: left.append(end - time.perf_counter()))
+    with device_lock("cpu|one", tmp_path):
+        pass
+
+    assert [seconds > 0 for seconds in left] == [True, False]
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "9" * 400, str(2**40)], ids=len)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+import weakref
+from typing import Any, Protocol
 
 from .cfg import same
 
@@ -19,12 +20,31 @@ _everything = 0
 _lock = threading.Lock()
 
 
+class Dependent(Protocol):
+    """Keeps what must not outlive a change."""
+
+    def forget(self) -> None:
+        """Lets go of it."""
+
+
+_dependents: weakref.WeakSet[Dependent] = weakref.WeakSet()
+
+
+def tell(dependent: Dependent) -> None:
+    """Lets `dependent.forget()` be called after each change, before the change is done for the code that makes it."""
+    with _lock:
+        _dependents.add(dependent)
+
+
 def note(key: Any, cfg: Any) -> None:
     """Notes that a key has this cfg now."""
     global epoch
     with _lock:
         epoch += 1
         _latest[key] = [*_latest.get(key, ()), (epoch, cfg)][-_NOTES:]
+        told = list(_dependents)
+    for dependent in told:
+        dependent.forget()
 
 
 def note_everything() -> None:
@@ -34,6 +54,9 @@ def note_everything() -> None:
         epoch += 1
         _everything = epoch
         _latest.clear()
+        told = list(_dependents)
+    for dependent in told:
+        dependent.forget()
 
 
 def everything_since(seen: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .folder_walk import ForeignLinkError, NotPlainError, folder_of
@@ -85,33 +86,54 @@ def read(path: str, limit: int) -> Content | None:
         if found.st_size <= limit:
             # Also a file that grows while it is read ends.
             # In one piece, as a rule: pieces that are joined take twice the memory.
-            while left > 0 and (part := os.read(descriptor, min(left, max(found.st_size, 1 << 16)))):
+            expected = found.st_size
+            while left > 0 and (part := os.read(descriptor, min(left, max(expected, 1 << 16)))):
                 parts.append(part)
                 left -= len(part)
+                expected -= len(part)
         if found.st_size > limit or left <= 0:
-            size = max(found.st_size, limit + 1)
-            raise TooLargeError(errno.EFBIG, f"it has {size:,} bytes, and may have {limit:,}; move it away", path)
+            raise _too_large(path, max(found.st_size, limit + 1), limit)
         return Content(b"".join(parts), identity(found), found.st_uid, stat.S_IMODE(found.st_mode))
     finally:
         os.close(descriptor)
 
 
-def read_again(path: str, data: bytes, limit: int) -> Content | None:
-    """As `read`, for a file that should hold this very data: then that is given back, and not a second copy of it."""
+def _too_large(path: str, size: int, limit: int) -> TooLargeError:
+    return TooLargeError(errno.EFBIG, f"it has {size:,} bytes, and may have {limit:,}; move it away", path)
+
+
+def parts(path: str, limit: int) -> Iterator[bytes]:
+    """A whole plain file in pieces, for what looks at each once; over the limit it is a `TooLargeError`."""
+    descriptor = open_plain(path, os.O_RDONLY)
+    try:
+        left = limit
+        while part := os.read(descriptor, _PART):
+            left -= len(part)
+            if left < 0:
+                raise _too_large(path, limit + 1, limit)
+            yield part
+    finally:
+        os.close(descriptor)
+
+
+def same(path: str, pieces: Sequence[bytes | memoryview]) -> tuple[int, ...] | None:
+    """The identity of a file that holds these very pieces; None where it does not. Nothing is copied."""
     try:
         descriptor = open_plain(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
-        found = os.fstat(descriptor)
-        place, view = 0, memoryview(data)
-        while (part := os.read(descriptor, _PART)) and part == view[place : place + len(part)]:
-            place += len(part)
-        if not part and place == len(data):
-            return Content(data, identity(found), found.st_uid, stat.S_IMODE(found.st_mode))
+        found = identity(os.fstat(descriptor))
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                part = os.read(descriptor, min(_PART, len(view)))
+                if not part or part != view[: len(part)]:
+                    return None
+                view = view[len(part) :]
+        return None if os.read(descriptor, 1) else found
     finally:
         os.close(descriptor)
-    return read(path, limit)
 
 
 def identity(found: os.stat_result) -> tuple[int, ...]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import inspect
 import threading
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol
@@ -14,55 +11,40 @@ from typing import Any, Generic, Protocol
 import jax
 
 from .. import _jax
-from ..config import call_log, policy
-from ..config.cache import is_shadowed
-from ..config.selection import ConfigSelectorChain, objective_of
+from ..config import policy
 from ..core import invalidation
-from ..core.abstract import abstractify
-from ..core.batch import BatchAxes, array_leaves, find_batch
-from ..core.bind import bind
-from ..core.device import default_device, device_fingerprint, device_of, get_device_platform, target_device
+from ..core.batch import BatchAxes, find_batch
+from ..core.device import default_device, device_fingerprint, get_device_platform, target_device
 from ..core.errors import SettingError
 from ..core.gradients import forward_mode_error
 from ..core.invocation import Cfg, Invocation, Out
-from ..core.kernel import Kernel, check_kernel, key_builder_of, versioned
-from ..core.kernel_names import KernelNames
-from ..core.key import Key
-from ..core.request import Decision
+from ..core.kernel import Kernel, check_kernel, versioned
 from ..core.stable import is_array
-from ..core.trace_context import TraceContext
 from ..core.variants import gradient
-from ..registry import copied, record_call
-from ..settings import Settings
+from ..registry import copied
 from ..timing.inputs import is_concrete, is_float
 from ..timing.program import UNTRACEABLE, first_line
+from .advice import Advice
+from .advice import ExecutorWarning as ExecutorWarning
 from .arguments import PLAIN, RESERVED, Options, Taken, kernel_key, split, take
 from .bound import bound
 from .compiled import Compiled
 from .invocation_of import invocation_of
-from .labels import PREFIX, json_label, label
-from .plan import Plan
-from .recording import Recording
-from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, is_short, of_tree, place_of, with_keywords, with_state
+from .kernel_run import KernelRun
+from .labels import PREFIX
+from .plan import Plan, Program
+from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, is_short, place_of, with_keywords, with_state
 from .static_values import as_it_is_now
 from .table import (
-    Chosen,
     CompiledEntry,
     CompiledTable,
     NeedsValues,
     Traced,
-    entries_being_traced,
     signature,
     tracing,
     tree_signature,
 )
-
-# So many different values of one static argument mean that it should have been an array.
-_MANY_STATICS = 64
-
-
-class ExecutorWarning(UserWarning):
-    """A call that works, but not as well as it could."""
+from .tree_key import group_key, placed, tree_key
 
 
 class ConfigChooser(Protocol):
@@ -84,41 +66,36 @@ class Executor(Generic[Cfg, Out]):
     def __init__(self, chooser: ConfigChooser, stamp_prefix: str = PREFIX) -> None:
         if not callable(getattr(chooser, "choose", None)):
             raise SettingError(f"{chooser!r} chooses nothing; give a ConfigSelectorChain, or an object with `choose`")
-        self._chooser = chooser
-        self._stamp_prefix = stamp_prefix
-        self._settings = Settings.read()
-        file = self._settings.record_file
-        self._recording = None if file is None else Recording(file)
+        self._run = KernelRun(chooser, stamp_prefix)
+        self._advice = Advice()
         self._table = CompiledTable()
-        self.find = self._table.quick.get
+        # Entries by short key.
+        self.quick = self._table.quick
+        self.find = self.quick.get
         self._now = _Now()
-        self._statics: dict[tuple[str, str], set[Hashable]] = {}
-        self._said: set[Hashable] = set()
         # Short keys of calls with trees that have held static values, or numbers as arrays.
         self._mixed: set[Hashable] = set()
-        # Of a chooser of the user's own; a selector has its own.
-        self._kernel_names = KernelNames()
         # Known once a backend runs: does this process have devices of more than one kind?
         self.several_kinds: bool | None = None
 
     @property
     def chooser(self) -> ConfigChooser:
         """Chooses the cfgs; another one takes effect at the next call."""
-        return self._chooser
+        return self._run.chooser
 
     @chooser.setter
     def chooser(self, chooser: ConfigChooser) -> None:
-        self._chooser = chooser
+        self._run.chooser = chooser
         invalidation.note_everything()
 
     @property
     def stamp_prefix(self) -> str:
         """The beginning of every label; another one takes effect at the next call."""
-        return self._stamp_prefix
+        return self._run.stamp_prefix
 
     @stamp_prefix.setter
     def stamp_prefix(self, prefix: str) -> None:
-        self._stamp_prefix = prefix
+        self._run.stamp_prefix = prefix
         invalidation.note_everything()
 
     def __call__(self, kernel: Kernel[Cfg, Out], /, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +112,9 @@ class Executor(Generic[Cfg, Out]):
         short: Any = type(kernel)
         leaves: Any = args
         if kwargs:
-            for name, value in kwargs.items():
+            # By name and look-up: faster than pairs.
+            for name in kwargs:
+                value = kwargs[name]
                 kind = type(value)
                 if kind is ARRAY:
                     short = (short, name)
@@ -151,20 +130,21 @@ class Executor(Generic[Cfg, Out]):
         try:
             state = kernel.__dict__
             if state:
-                for name, value in state.items():
+                for name in state:
+                    value = state[name]
                     short = (short, name, value, type(value))
             if policy.used and (frames := frames_in_force()):
                 short = (short, frames)
             if self.several_kinds:
                 short = (short, place_of(leaves))
-            entry = self.find(short)
+            entry: Any = self.quick[short]
             # The same kernel with another number of arrays is another program.
-            if entry is not None and entry.count != len(args):
-                entry = self.find((short, len(args)))
-        # An attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
-        except (TypeError, AttributeError):
+            if entry.count != len(args):
+                entry = self.quick[short, len(args)]
+        # A new call, an attribute that cannot be hashed, or no kernel at all: the long way knows what to say.
+        except (KeyError, TypeError, AttributeError):
             entry = None
-        if entry is None or entry.epoch != invalidation.epoch:
+        if entry is None:
             return self.call_anew(kernel, args, kwargs)
         entry.hot = True
         try:
@@ -177,16 +157,16 @@ class Executor(Generic[Cfg, Out]):
     def _call_with_trees(self, kernel: Kernel[Cfg, Out], cause: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The short way of trees of arrays, such as a dict of parameters; `cause` is the argument that is no array."""
         if not isinstance(cause, jax.core.Tracer) and RESERVED.isdisjoint(kwargs):
-            short = self._group_key(kernel, args, kwargs)
+            short = group_key(kernel, args, kwargs, self.several_kinds)
             parts: Sequence[Any] = (*args, *kwargs.values())
             entry = None if short is None else self.find(short)
             if entry is None:
-                found = self._tree_key(kernel, args, kwargs)
+                found = tree_key(kernel, args, kwargs, self.several_kinds)
                 if found is not None:
                     entry, parts = self.find(found[0]), found[1]
             elif not _jax.at_top_level():
                 entry = None
-            if entry is not None and entry.epoch == invalidation.epoch:
+            if entry is not None:
                 entry.hot = True
                 try:
                     return entry.fn(*parts)
@@ -265,7 +245,7 @@ class Executor(Generic[Cfg, Out]):
             return self._run(kernel, args, keywords, options)
         batch = find_batch(taken.leaves) if any(p.batches for p in peeled) else None
         device = self._device([p.core for p in peeled])
-        group = None if all(map(is_array, args)) else self._group_key(kernel, args, kwargs)
+        group = None if all(map(is_array, args)) else group_key(kernel, args, kwargs, self.several_kinds)
         if group is not None and group not in self._mixed:
             if not taken.statics and all(map(_has_no_twin, taken.leaves)):
                 return self._call_group(group, kernel, args, keywords, taken, device)
@@ -275,7 +255,7 @@ class Executor(Generic[Cfg, Out]):
         key = (kernel_key(kernel), taken.shape, options.key(), batch, frames_in_force(), device)
         entry = self._table.find(key)
         if entry is None:
-            self._count_statics(kernel, taken)
+            self._advice.count_statics(kernel, taken)
             entry = self._table.add(key, self._build(kernel, taken, options, batch, device))
         out = self._enter(entry, key, kernel, taken)
         self._shorten(kernel, args, kwargs, key)
@@ -324,7 +304,7 @@ class Executor(Generic[Cfg, Out]):
     def call_planned(
         self,
         front: Callable[..., Any],
-        plan: Plan,
+        plan: Plan | Program,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         short: Hashable,
@@ -340,7 +320,7 @@ class Executor(Generic[Cfg, Out]):
         key = (front, taken.shape, frames_in_force(), device)
         entry = self._table.find(key)
         if entry is None:
-            self._count_statics(kernel, taken)
+            self._advice.count_statics(kernel, taken)
             entry = self._table.add(key, self._build_planned(front, kernel, taken, device))
         out = self._enter(entry, key, kernel, taken, plan)
         self._table.shorten(short, key, -1)
@@ -355,10 +335,12 @@ class Executor(Generic[Cfg, Out]):
             plan, self._now.given = self._now.given, None
             if plan is None and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
                 raise NeedsValues
-            own = None if plan is None else (plan.args, dict(plan.kwargs))
+            own = (plan.args, dict(plan.kwargs)) if type(plan) is Plan else None
             with target_device(device), tracing(Traced(entry, signature(leaves))):
                 args, kwargs = rebuild(leaves)
-                inside = front(*args, **kwargs)
+                inside = front(*args, **kwargs, executor=self)
+                if type(inside) is Program:
+                    return inside.compute(self)
                 return inside.then(self._run(inside.kernel, inside.args, dict(inside.kwargs), PLAIN, concrete=own))
 
         body.__name__ = body.__qualname__ = kernel.op_id
@@ -393,7 +375,7 @@ class Executor(Generic[Cfg, Out]):
         entry.run_unjitted()
         # A kernel that fails here too, such as one that lets its tracers escape, has nothing to be told about jit.
         out = entry.fn(*parts)
-        self._say_once(
+        self._advice.give(
             ("unjitted", type(kernel)),
             f"kernel {versioned(kernel)} looks at values while it is traced, so it runs without jit, slowly: {reason}",
         )
@@ -423,83 +405,6 @@ class Executor(Generic[Cfg, Out]):
         entry = CompiledEntry(kernel, body)
         return entry
 
-    def _run(
-        self,
-        kernel: Kernel[Cfg, Out],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Options,
-        *,
-        batch: BatchAxes | None = None,
-        concrete: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
-        fixed: bool = False,
-    ) -> Any:
-        """Prepares, chooses and runs; here JAX traces. A fixed cfg is the options' own: the chooser is not asked."""
-        inv = invocation_of(kernel, args, kwargs, options, batch)
-        asked = inv if concrete is None else self._with_values(kernel, inv, concrete, options)
-        # Taken before the choice: a change that comes between it and its recording must not be overlooked.
-        epoch = invalidation.epoch
-        decision = Decision(options.cfg, "override") if fixed else self._decide(asked, kernel)
-        cfg, key = decision.cfg, decision.key
-        device = decision.device or device_of(asked)
-        around = entries_being_traced()
-        if key is None and (around or self._settings.record or (inv.stamp and self._settings.stamp != "none")):
-            key = Key(device_fingerprint(device), versioned(kernel), inv.make_key(key_builder_of(kernel)))
-        # An overlay's answers are under a key of their own in JAX, and say nothing about what the caches hold.
-        if key is not None and not is_shadowed(key) and options.cfg is None:
-            # A kernel inside a kernel is part of both programs.
-            for traced in around:
-                traced.entry.learn(key, Chosen(cfg, traced.signature, epoch))
-        if self._settings.record and key is not None:
-            self._record(key, kernel, _abstract(inv))
-        fn = bind(kernel, cfg, inv, get_device_platform(device))
-        with self._stamp(inv, key, cfg):
-            return fn(*inv.args, **inv.kwargs)
-
-    def _decide(self, inv: Invocation[Any, Any], kernel: Kernel[Cfg, Out]) -> Decision:
-        """The chooser's cfg; a selector gives the key and the device of the call with it."""
-        chooser: object = self.chooser
-        # The executor looks behind no chooser of the user's own, nor behind a `choose` that replaces the selector's.
-        if isinstance(chooser, ConfigSelectorChain) and _method(chooser.choose) is ConfigSelectorChain.choose:
-            return chooser.decide(inv, kernel)
-        if inv.override_cfg is None:
-            self._kernel_names.claim(kernel)
-        return Decision(self.chooser.choose(inv, kernel), "")
-
-    def _record(self, key: Key, kernel: Kernel[Cfg, Out], inv: Invocation[Any, Any]) -> None:
-        surroundings = TraceContext.now()
-        record_call(key, kernel, inv, surroundings)
-        if self._recording is not None:
-            chooser: object = self.chooser
-            # A chooser of the user's own does not say what it tunes for.
-            objective = objective_of(chooser.policy) if isinstance(chooser, ConfigSelectorChain) else None
-            self._recording.add(key, kernel, inv, surroundings, objective)
-
-    def _with_values(
-        self,
-        kernel: Kernel[Cfg, Out],
-        inv: Invocation[Any, Any],
-        concrete: tuple[tuple[Any, ...], dict[str, Any]],
-        options: Options,
-    ) -> Invocation[Any, Any]:
-        """The call with the caller's own arrays, where their values or places matter for measuring."""
-        leaves = array_leaves(*concrete)
-        if not all(is_concrete(leaf) for leaf in leaves) or all(_is_plain(leaf) for leaf in leaves):
-            return inv
-        with _jax.clean_room():
-            return invocation_of(kernel, *concrete, options)
-
-    def _stamp(self, inv: Invocation[Any, Any], key: Key | None, cfg: Any) -> contextlib.AbstractContextManager[Any]:
-        finder = call_log.in_force()
-        if finder is not None:
-            return finder.scope(inv)
-        style = self._settings.stamp
-        if key is None or not inv.stamp or style == "none":
-            return contextlib.nullcontext()
-        if style == "json":
-            return jax.named_scope(json_label(key.op_id, key.call_key, cfg, self.stamp_prefix))
-        return jax.named_scope(label(key.op_id, key.call_key, self.stamp_prefix))
-
     def _device(self, cores: Sequence[Any]) -> jax.Device:
         """The device of an eager call."""
         if self.several_kinds is None:
@@ -518,79 +423,16 @@ class Executor(Generic[Cfg, Out]):
         if any(type(kwargs[name]) not in PLAIN_KINDS for name in mine):
             return
         if any(type(arg) is not ARRAY for arg in args):
-            found, count = self._tree_key(kernel, args, kwargs), -1
+            found, count = tree_key(kernel, args, kwargs, self.several_kinds), -1
         else:
             marked, count = with_keywords(type(kernel), args, kwargs), len(args)
-            found = None if marked is None else (self._placed(with_state(marked[0], vars(kernel)), marked[1]), args)
+            found = None
+            if marked is not None:
+                found = placed(with_state(marked[0], vars(kernel)), marked[1], self.several_kinds), args
             if found is None:
-                found, count = self._tree_key(kernel, args, kwargs), -1
+                found, count = tree_key(kernel, args, kwargs, self.several_kinds), -1
         if found is not None:
             self._table.shorten(found[0], key, count)
-
-    def _group_key(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
-        """The short key of all calls with such trees, whatever their structure; None where there is none."""
-        # The place of a call is that of its first array, for which the trees would have to be taken apart.
-        if self.several_kinds or not RESERVED.isdisjoint(kwargs):
-            return None
-        try:
-            state = vars(kernel)
-            short = self._placed(with_state((type(kernel), len(args), tuple(kwargs)), state), ())
-            hash(short)
-        # An attribute that cannot be hashed, or no kernel at all.
-        except TypeError:
-            return None
-        return short if all(map(is_short, state.values())) else None
-
-    def _tree_key(
-        self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Hashable, Sequence[Any]] | None:
-        """The short key of a call with trees of arrays, and the arrays; None where it has none."""
-        if not RESERVED.isdisjoint(kwargs):
-            return None
-        try:
-            flat, tree = jax.tree_util.tree_flatten((args, tuple(kwargs.values())))
-            found = of_tree(type(kernel), flat, tree, tuple(kwargs))
-            if found is None:
-                return None
-            short = self._placed(with_state(found[0], vars(kernel)), found[1])
-            hash(short)
-        # Keys that cannot be sorted, constant data that cannot be hashed, or no kernel: the long way says so.
-        except (TypeError, ValueError):
-            return None
-        return short, found[1]
-
-    def _placed(self, short: Any, leaves: Sequence[Any]) -> Any:
-        """A short key with the policy overrides in force, and the place where that matters."""
-        frames = frames_in_force()
-        if frames:
-            short = (short, frames)
-        return (short, place_of(leaves)) if self.several_kinds else short
-
-    def _count_statics(self, kernel: Kernel[Cfg, Out], taken: Taken) -> None:
-        for path, value in taken.statics:
-            seen = self._statics.setdefault((versioned(kernel), path), set())
-            if len(seen) > _MANY_STATICS:
-                continue
-            seen.add(value)
-            if len(seen) > _MANY_STATICS:
-                self._say_once(
-                    ("statics", versioned(kernel), path),
-                    f"{path} of kernel {versioned(kernel)} has had more than {_MANY_STATICS} different static values, "
-                    "and each compiles a program of its own; pass it as an array if the kernel can take one",
-                )
-
-    def _say_once(self, what: Hashable, message: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            warnings.warn(message, ExecutorWarning, stacklevel=_outside())
-
-
-def _outside() -> int:
-    """The `stacklevel` of the line that called this package: a warning belongs there, however it was reached."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("ejkernel."):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _is_in_a_program(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
@@ -602,16 +444,6 @@ def _is_in_a_program(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
         if type(value) not in PLAIN_KINDS:
             return False
     return bool(args)
-
-
-def _method(bound: Any) -> Any:
-    """The function behind a method."""
-    return getattr(bound, "__func__", None)
-
-
-def _is_plain(leaf: Any) -> bool:
-    """Does a random array serve as well as this one: floats on one device?"""
-    return is_float(leaf) and not (isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1)
 
 
 def _serves_as_shape(leaf: Any) -> bool:
@@ -639,9 +471,3 @@ def _snapshot(kernel: Kernel[Any, Any]) -> Kernel[Any, Any]:
     same = copy.copy(kernel)
     vars(same).update({name: as_it_is_now(copied(value)) for name, value in vars(kernel).items()})
     return same
-
-
-def _abstract(inv: Invocation[Any, Any]) -> Invocation[Any, Any]:
-    """The call without its arrays, to be kept."""
-    args, kwargs = abstractify((inv.args, dict(inv.kwargs)))
-    return replace(inv, args=args, kwargs=kwargs)

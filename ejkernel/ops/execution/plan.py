@@ -1,4 +1,4 @@
-"""The call of a kernel that a function comes down to, before it is made."""
+"""The outcome of a function's checks: all that is left to compute."""
 
 from __future__ import annotations
 
@@ -26,3 +26,27 @@ class Plan:
     cfg: Any = None
     executor: Executor[Any, Any] | None = None
     then: Callable[[Any], Any] = _same
+
+
+@dataclass(frozen=True)
+class Program:
+    """A computation of several kernels, or of none; `compute` calls them through the executor that it is given."""
+
+    name: str
+    compute: Callable[[Executor[Any, Any] | None], Any]
+    executor: Executor[Any, Any] | None = None
+
+    @property
+    def kernel(self) -> Kernel[Any, Any]:
+        """Stands for the whole where a message names a kernel."""
+        return _Whole(self.name)
+
+
+class _Whole(Kernel[Any, Any]):
+    """A name; never called."""
+
+    def run(self, *args: Any, cfg: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def heuristic_cfg(self, inv: Any) -> Any:
+        raise NotImplementedError

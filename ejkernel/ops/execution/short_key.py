@@ -24,6 +24,9 @@ PLAIN_KINDS = frozenset((int, bool, str, NoneType))
 # Classes and functions are known by their identity.
 _BY_IDENTITY = (type, FunctionType, enum.Enum, np.dtype, type(jax.jit(lambda: None)))
 
+# The class of random keys, which JAX moves between versions: known once one was seen.
+_KEYS: set[type] = set()
+
 frames_in_force = policy.frames.get
 
 
@@ -36,11 +39,33 @@ def with_keywords(short: Any, leaves: Any, keywords: Mapping[str, Any]) -> tuple
             leaves = (*leaves, value)
         elif kind in PLAIN_KINDS:
             short = (short, name, kind, value)
+        elif kind in _KEYS or _is_key(value):
+            short = (short, name)
+            leaves = (*leaves, value)
         else:
             mark = _mark(value)
             if mark is None:
                 return None
             short = (short, name, kind, mark)
+    return short, leaves
+
+
+def with_positions(short: Any, args: Sequence[Any]) -> tuple[Any, Any] | None:
+    """The short key with a function's arguments by position; `short` has their number."""
+    leaves: list[Any] = []
+    for place, value in enumerate(args):
+        kind = type(value)
+        if kind is ARRAY:
+            leaves.append(value)
+        elif kind in PLAIN_KINDS:
+            short = (short, place, kind, value)
+        elif kind in _KEYS or _is_key(value):
+            leaves.append(value)
+        else:
+            mark = _mark(value)
+            if mark is None:
+                return None
+            short = (short, place, kind, mark)
     return short, leaves
 
 
@@ -80,7 +105,7 @@ def of_tree(short: Any, flat: Sequence[Any], tree: Any, names: tuple[str, ...]) 
     for place in reversed(others):
         leaf = flat[place]
         kind = type(leaf)
-        if kind is np.ndarray:
+        if kind is np.ndarray or kind in _KEYS or _is_key(leaf):
             continue
         mark = leaf if kind in PLAIN_KINDS else _mark(leaf)
         if mark is None:
@@ -93,6 +118,14 @@ def of_tree(short: Any, flat: Sequence[Any], tree: Any, names: tuple[str, ...]) 
 def place_of(leaves: Sequence[Any]) -> Any:
     """The place where an eager call runs, for processes with more than one kind of device."""
     for leaf in leaves:
-        if type(leaf) is ARRAY and leaf._committed:
+        if leaf._committed if type(leaf) is ARRAY else type(leaf) in _KEYS and leaf.committed:
             return leaf.sharding
     return _jax.setting("jax_default_device")
+
+
+def _is_key(value: Any) -> bool:
+    """Is this a random key, the one kind of array that has a class of its own?"""
+    if type(value) is float or not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return False
+    _KEYS.add(type(value))
+    return True

@@ -2,11 +2,11 @@
 
 An entry is one jitted function; JAX keeps its programs by shapes. Each program has the cfgs compiled into it that were
 chosen while it was traced, and the entry remembers these choices by key and shapes. `core.invalidation` counts changes
-of caches, stores and policies: that count is the epoch. An entry that was checked at the present epoch is right, which
-is all that a warm call compares. In a later epoch there are two cases. A change that may concern every key (a policy,
-`clear`, `refresh`) drops the entry. A change of single keys is compared with the remembered choices: only where a key
-has another cfg than the program was traced with is the program wrong. Its shapes then get a fork, a new jitted function
-that is traced afresh, and the programs of all other shapes stay. A tuning that confirms a cfg compiles nothing.
+of caches, stores and policies: that count is the epoch. An entry that was checked at the present epoch is right, and
+short keys lead to such entries alone. In a later epoch there are two cases. A change that may concern every key (a
+policy, `clear`, `refresh`) drops the entry. A change of single keys is compared with the remembered choices: only where
+a key has another cfg than the program was traced with is the program wrong. Its shapes then get a fork, a new jitted
+function that is traced afresh; the programs of all other shapes stay. A tuning that confirms a cfg compiles nothing.
 """
 
 from __future__ import annotations
@@ -175,8 +175,10 @@ class CompiledTable:
     def __init__(self) -> None:
         self._entries: OrderedDict[Hashable, CompiledEntry] = OrderedDict()
         self._shorts: dict[Hashable, set[Hashable]] = {}
+        # Of entries that were checked at the present epoch: a change empties it, so a warm call compares nothing.
         self.quick: dict[Hashable, CompiledEntry] = {}
         self._lock = threading.Lock()
+        invalidation.tell(self)
 
     def find(self, key: Hashable) -> CompiledEntry | None:
         """The entry of a key if what it was built on still holds."""
@@ -207,7 +209,8 @@ class CompiledTable:
         """Lets a short key lead to an entry at once; a kernel's second number of arrays gets a longer one."""
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None:
+            # A change that came while the call ran: the next call checks the entry.
+            if entry is None or entry.epoch != invalidation.epoch:
                 return
             entry.count = count
             if self.quick.get(short, entry) is not entry:
@@ -219,6 +222,11 @@ class CompiledTable:
         """Takes a short key out of use."""
         with self._lock:
             self.quick.pop(short, None)
+
+    def forget(self) -> None:
+        """Follows a change: every entry is checked before its short keys serve again."""
+        with self._lock:
+            self.quick.clear()
 
     def drop(self, key: Hashable) -> None:
         """Forgets an entry."""

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from ..config.selection import ConfigSelectorChain, Decision
-from ..core import invalidation
 from ..core.errors import KernelError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, check_class, versioned
@@ -216,7 +215,7 @@ class Tunable:
             if type(arg) is not ARRAY:
                 return executor(kernel, *args)
         entry = executor.find(self._short)
-        if entry is None or entry.count != len(args) or entry.epoch != invalidation.epoch or frames_in_force():
+        if entry is None or entry.count != len(args) or frames_in_force():
             return executor(kernel, *args)
         entry.hot = True
         try:

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..core.errors import RecordFormatError
@@ -129,6 +129,10 @@ class EntryLog:
         """Is the snapshot another file than the one that was read? An editor does not move the counter."""
         return files.identity(self.path) != self._snapshot_id
 
+    def note_sound(self, identity: tuple[int, ...] | None) -> None:
+        """Notes that every line of a snapshot was checked, if it is the one that was read."""
+        self._is_sound = self._is_sound or identity == self._snapshot_id
+
     def be_another_writer(self) -> None:
         """In the child of a fork: two processes are two writers, and a look may have been cut short."""
         self.writer = secrets.token_hex(8)
@@ -178,18 +182,24 @@ class EntryLog:
         self._known = {name: entry for name, entry in self._known.items() if name in there}
 
     def _load(self, *, thoroughly: bool = False) -> None:
-        content = files.read(self.path)
+        # The old file goes out of memory before the new one comes in.
+        self._snapshot, self._snapshot_id, self._snapshot_owner = Snapshot(), None, -1
+        try:
+            content = files.read(self.path)
+        except OSError:
+            # Nothing is known now: the next use must look again, whatever the counter says.
+            self._count = None
+            raise
         self._held = set()
         self._is_sound = True
         if content is None:
-            self._snapshot, self._snapshot_id, self._snapshot_owner = Snapshot(), None, -1
             return
         # A line of a large file is checked when it is asked for; all of them are once one was found damaged.
         thoroughly = thoroughly or len(content.data) <= SMALL
         loaded = read_thoroughly(content.data) if thoroughly else read(content.data)
         self._snapshot, self._snapshot_id = loaded, content.identity
         # A store begins small, where every line is checked; from then on folds hand it on.
-        self._is_sound = not loaded.damage and (thoroughly or is_as_folded(self.path, content))
+        self._is_sound = not loaded.damage and (thoroughly or is_as_folded(self.path, content.identity, [content.data]))
         self._snapshot_owner = self._author(self.path, content)
         if loaded.damage:
             self._set_aside(content.data, loaded)
@@ -465,18 +475,18 @@ class EntryLog:
             return None
         for left in self._retired:
             files.remove(os.path.join(self.folder, left))
-        data = merged.encoded()
+        pieces = merged.pieces()
         # Every line of it was checked when it was put, and the others are those of a file that was sound.
-        self._digest = digest_of(data) if self._is_sound else ""
-        del merged
+        self._digest = digest_of(pieces) if self._is_sound else ""
+        files.write(self.path, *pieces, durable=self.durable, announce=self._announce)
+        ours = files.same(self.path, pieces)
+        # The old file goes out of memory before the new one comes in.
+        del merged, pieces
         self._snapshot, self._snapshot_id = Snapshot(), None
-        files.write(self.path, data, durable=self.durable, announce=self._announce)
-        content = files.read_again(self.path, data)
+        content = files.read(self.path)
         if content is not None:
-            is_ours = content.data is data
-            del data
             there = read(content.data)
-            if is_ours:
+            if content.identity == ours:
                 # Its lines were checked when they were read: they need not be read again.
                 self._snapshot, self._snapshot_id, self._snapshot_owner = there, content.identity, content.author
                 self._forget_folded(time.monotonic() - began)
@@ -496,10 +506,8 @@ class EntryLog:
             self._refresh()
         merged = self._snapshot.copy()
         if self._snapshot_owner not in (-1, mine):
-            for name in merged.lines:
-                raw = merged.find(name)
-                if raw is not None:
-                    merged.lines[name] = line(name, owned(name, raw, self._snapshot_owner))
+            for name, raw in self._snapshot.entries():
+                merged.lines[name] = line(name, owned(name, raw, self._snapshot_owner))
         folded: list[_Folded] = []
         for file_name, entry in entries:
             if not isinstance(entry, tuple):
@@ -530,7 +538,14 @@ class EntryLog:
             yield file_name, found
 
     def _drop(self, merged: Snapshot, drop: Callable[[Key, Raw], bool]) -> set[str]:
-        dropped = {name for name, raw in merged.entries() if drop(read_key(name), raw)}
+        whole = 0
+        dropped = set()
+        for name, raw in merged.entries(are_checked=self._is_sound):
+            whole += 1
+            if drop(read_key(name), raw):
+                dropped.add(name)
+        # Now every line was checked: the next one need not do it again.
+        self._is_sound = self._is_sound or whole == len(merged.lines)
         for name in dropped:
             del merged.lines[name]
         return dropped
@@ -628,19 +643,22 @@ def _plain_name(file_name: str) -> str:
     return file_name.split(".", 1)[1] if _is_folded(file_name) else file_name
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(pieces: Iterable[bytes | memoryview]) -> str:
     """The digest of a whole snapshot, in the mark of the fold that wrote it."""
-    return hashlib.sha256(data).hexdigest()
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()
 
 
-def is_as_folded(path: str, content: files.Content) -> bool:
+def is_as_folded(path: str, identity: tuple[int, ...], pieces: Iterable[bytes]) -> bool:
     """Is this snapshot, byte for byte, one that a fold of this user wrote with every line checked?"""
     try:
-        mark = files.read(os.path.join(f"{path}.d", "folded", _mark(content.identity)), 1024)
+        mark = files.read(os.path.join(f"{path}.d", "folded", _mark(identity)), 1024)
     except OSError:
         return False
     known = mark is not None and mark.data and mark.author in (os.getuid(), 0)
-    return bool(known) and mark is not None and mark.data.decode("latin-1") == digest_of(content.data)
+    return bool(known) and mark is not None and mark.data.decode("latin-1") == digest_of(pieces)
 
 
 def entry_names(path: str) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from ..core import plain_file, shared_folder
 from ..core.folder_walk import folder_of, open_folder, resolved
@@ -28,9 +28,14 @@ def read(path: str, limit: int = LARGEST_SNAPSHOT) -> Content | None:
     return plain_file.read(path, limit)
 
 
-def read_again(path: str, data: bytes) -> Content | None:
-    """As `read`, for a file that should hold this very data: without a second copy of it in memory."""
-    return plain_file.read_again(path, data, LARGEST_SNAPSHOT)
+def parts(path: str, limit: int = LARGEST_SNAPSHOT) -> Iterator[bytes]:
+    """As `read`, in pieces: for what looks at each of them once. A missing file is a `FileNotFoundError`."""
+    return plain_file.parts(path, limit)
+
+
+def same(path: str, pieces: Sequence[bytes | memoryview]) -> tuple[int, ...] | None:
+    """The identity of a file that holds these very pieces; None where it does not."""
+    return plain_file.same(path, pieces)
 
 
 def identity(path: str) -> tuple[int, ...] | None:
@@ -51,7 +56,10 @@ def length(path: str) -> tuple[int, int, int] | None:
 
 
 def write(
-    path: str, data: bytes, *, durable: bool, announce: Callable[[tuple[int, ...]], None] = lambda identity: None
+    path: str,
+    *pieces: bytes | memoryview,
+    durable: bool,
+    announce: Callable[[tuple[int, ...]], None] = lambda identity: None,
 ) -> None:
     """Writes a whole file under a temporary name, then renames it: a reader sees the old or the new one.
 
@@ -66,9 +74,10 @@ def write(
         try:
             try:
                 _keep_mode(folder, name, descriptor)
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(descriptor, view) :]
+                for piece in pieces:
+                    view = memoryview(piece)
+                    while view:
+                        view = view[os.write(descriptor, view) :]
                 _stamp(descriptor)
                 announce(plain_file.identity(os.fstat(descriptor)))
                 if durable:

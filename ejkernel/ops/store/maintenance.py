@@ -12,9 +12,10 @@ from ..core import cfg as cfgs
 from ..core.errors import SettingError, StoreError
 from ..core.key import Key
 from . import files
-from .entry_log import ENTRY_NAME, entry_in, entry_names, is_as_folded
+from .entry_log import ENTRY_NAME, entry_in, entry_names
 from .persistent import PersistentCache
-from .snapshot import Raw, Snapshot, read
+from .snapshot import Raw
+from .snapshot_check import check_snapshot
 from .store import Store, StoredEntry
 
 Prefer = Literal["newest", "fastest"]
@@ -35,37 +36,34 @@ class Verified:
 
 
 def verify(cache: PersistentCache[Any]) -> Verified:
-    """Reads every entry and checks it; changes nothing."""
+    """Reads every entry and checks it; changes nothing on disk."""
     # Not a look of the entry log: that would set damaged files aside.
     path = files.resolved(cache.path)
     folder = path + ".d"
     waiting = entry_names(path)
     pending = [name for name in waiting if ENTRY_NAME.fullmatch(name)]
-    content = files.read(path)
-    snapshot = Snapshot() if content is None else read(content.data)
-    damaged = [f"{cache.path}: {snapshot.damage}"] if snapshot.damage else []
-    if content is not None and not damaged and is_as_folded(path, content):
-        good = len(snapshot.lines)
-    else:
-        good = sum(1 for _ in snapshot.entries())
-    if good < len(snapshot.lines):
-        damaged += [f"{cache.path}: the line of {name}" for name in snapshot.lines if snapshot.find(name) is None]
+    damaged: list[str] = []
     names: set[str] = set()
+    # Before the snapshot: what a fold takes meanwhile is in there.
     for file_name in waiting:
         try:
             content = files.read(os.path.join(folder, file_name), files.LARGEST_ENTRY)
         except (files.NotPlainError, files.TooLargeError) as error:
             damaged.append(f"{os.path.join(folder, file_name)}: {error.strerror}")
             continue
-        # A fold took it meanwhile.
         if content is None:
             continue
         parsed = entry_in(file_name, content.data)
         if parsed is None:
             damaged.append(os.path.join(folder, file_name))
-        elif snapshot.find(parsed[0]) is None:
+        else:
             names.add(parsed[0])
-    return Verified(good + len(names), tuple(damaged), len(pending))
+    good, bad, checked = check_snapshot(path, names)
+    with cache.locked() as log:
+        if checked is not None:
+            log.note_sound(checked)
+    places = [f"{cache.path}: {reason}" for reason in bad]
+    return Verified(good + len(names), (*places, *damaged), len(pending))
 
 
 def compact(cache: PersistentCache[Any]) -> int:
@@ -181,7 +179,7 @@ def export_store(cache: PersistentCache[Any], path: str | os.PathLike[str]) -> i
         log.look()
         merged, _ = log.merge()
     files.make_folder(os.path.dirname(target.path))
-    files.write(target.path, merged.text().encode(), durable=cache.durable)
+    files.write(target.path, *merged.pieces(), durable=cache.durable)
     return len(merged.lines)
 
 

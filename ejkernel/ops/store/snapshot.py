@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from json.decoder import scanstring  # type: ignore[attr-defined]  # as old as json, and as public as it gets
 from typing import Any
@@ -16,21 +16,19 @@ from urllib.parse import quote, unquote
 from ..core import codec, strict_json
 from ..core.key import Key
 from ..core.strict_json import is_shallow
+from .checksum import DEEPEST, LARGEST_SEQ, Raw, has_count, hashed, is_whole, seal, spelled, whole_entries
 from .files import LARGEST_ENTRY
 from .sorted_lines import SortedLines
 
+__all__ = ["LARGEST_SEQ", "Raw", "Snapshot", "is_whole", "key_hash", "line", "order", "parse", "read", "seal", "spell"]
+
 FORMAT = 1
-# Deeper than any entry that we write, since a cfg has at most 64 levels; far below Python's own limit.
-_DEEPEST = 80
-# Counts of puts stay far below: an entry of ours that claims more is damaged, and one written by hand counts as 0. A
-# writer that sees one as large as this sets it aside, since nothing could be counted after it.
-LARGEST_SEQ = 10**12
 # A longer line is not searched for entries, even if line breaks between some of them are damaged.
 _LONGEST_LINE = 4 * LARGEST_ENTRY
+# Up to this size a file is written at once: a copy costs less than a few writes.
+_COPIED = 1 << 20
 # Sorts behind every key, so that each entry's line ends in a comma and lines merge without a conflict at the end.
 _LAST = "~format"
-
-Raw = Mapping[str, Any]
 
 
 def spell(key: Key) -> str:
@@ -59,39 +57,6 @@ def order(raw: Raw) -> tuple[int, str, str]:
     """Later entries of a key compare greater: first by how many of its puts the writer had seen, then by clock."""
     seq = raw.get("seq", 0)
     return (int(seq) if has_count(raw) else 0, str(raw.get("when", "")), str(raw.get("writer", "")))
-
-
-def has_count(raw: Raw) -> bool:
-    """Is the number of an entry a count of puts? One without a number was written by hand."""
-    seq = raw.get("seq", 0)
-    return isinstance(seq, int) and not isinstance(seq, bool) and 0 <= seq <= LARGEST_SEQ
-
-
-def seal(name: str, raw: Raw) -> dict[str, Any]:
-    """The entry with the checksum of its key and content."""
-    return {**raw, "sha256": _checksum(name, raw)}
-
-
-def is_whole(name: str, raw: Raw) -> bool:
-    """Is this what was written? An entry without a checksum was written by hand, and is taken as it is."""
-    return "sha256" not in raw or (has_count(raw) and raw["sha256"] == _checksum(name, raw))
-
-
-def _checksum(name: str, raw: Raw) -> str:
-    return _hashed(_spelled(name, raw))
-
-
-def _spelled(name: str, raw: Raw) -> str:
-    content = {field: value for field, value in raw.items() if field != "sha256"}
-    return _SORTED.encode([name, content])
-
-
-# As json.dumps makes one for every call.
-_SORTED = json.JSONEncoder(sort_keys=True)
-
-
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def line(name: str, raw: Raw) -> str:
@@ -124,7 +89,7 @@ def parse(text: str) -> tuple[str, Raw] | None:
 def is_entry(name: Any, raw: Any) -> bool:
     """Does this look like a key and its entry?"""
     fits = isinstance(name, str) and name.count("|") >= 2 and isinstance(raw, dict) and "cfg" in raw
-    return fits and is_shallow(raw, _DEEPEST)
+    return fits and is_shallow(raw, DEEPEST)
 
 
 def owned(name: str, raw: Raw, owner: int) -> Raw:
@@ -147,12 +112,10 @@ class Snapshot:
         text = self.lines.get(name)
         return None if text is None else _whole(name, text)
 
-    def entries(self) -> Iterator[tuple[str, Raw]]:
-        """Every entry that is whole, with its spelled key: twice as fast as finding them one by one."""
-        for name, text_line in self.lines.items():
-            found = _whole(name, text_line)
-            if found is not None:
-                yield name, found
+    def entries(self, *, are_checked: bool = False) -> Iterator[tuple[str, Raw]]:
+        """Every entry that is whole, with its spelled key: several times as fast as finding them one by one."""
+        pairs = self.lines.pairs() if isinstance(self.lines, SortedLines) else iter(self.lines.items())
+        yield from whole_entries(pairs, _whole, are_checked=are_checked)
 
     def copy(self) -> Snapshot:
         """A copy of its own, which may be changed."""
@@ -160,15 +123,16 @@ class Snapshot:
 
     def text(self) -> str:
         """The whole file."""
-        return self.encoded().decode()
+        return b"".join(self.pieces()).decode()
 
-    def encoded(self) -> bytes:
-        """The whole file as bytes."""
+    def pieces(self) -> list[bytes | memoryview]:
+        """The whole file as bytes; those of a large one are where they lie already."""
         last = f'"{_LAST}": {FORMAT}\n}}\n'.encode()
         if isinstance(self.lines, SortedLines):
-            return b"".join((b"{\n", *self.lines.parts(), last))
+            found = [b"{\n", *self.lines.parts(), last]
+            return [b"".join(found)] if sum(map(len, found)) <= _COPIED else found
         ordered = [self.lines[name] for name in sorted(self.lines)]
-        return "\n".join(["{", *ordered, ""]).encode() + last
+        return ["\n".join(["{", *ordered, ""]).encode() + last]
 
 
 def _whole(name: str, text_line: str) -> Raw | None:
@@ -176,12 +140,12 @@ def _whole(name: str, text_line: str) -> Raw | None:
     if len(text_line) <= LARGEST_ENTRY:
         try:
             raw = json.loads("{" + text_line.removesuffix(",") + "}").get(name)
-            few = text_line.count("{") + text_line.count("[") <= _DEEPEST
-            if isinstance(raw, dict) and "sha256" in raw and has_count(raw) and (few or is_shallow(raw, _DEEPEST)):
-                text = _spelled(name, raw)
+            few = text_line.count("{") + text_line.count("[") <= DEEPEST
+            if isinstance(raw, dict) and "sha256" in raw and has_count(raw) and (few or is_shallow(raw, DEEPEST)):
+                text = spelled(name, raw)
                 # As Python spells numbers that JSON does not have.
                 odd = "Infinity" in text or "NaN" in text
-                if not odd and raw["sha256"] == _hashed(text) and "cfg" in raw:
+                if not odd and raw["sha256"] == hashed(text) and "cfg" in raw:
                     return raw
         except (ValueError, RecursionError):
             pass
@@ -220,7 +184,7 @@ def _as_we_write(data: bytes) -> Snapshot | None:
 def read_thoroughly(data: bytes) -> Snapshot:
     """The entries of a file with every line checked; damaged lines are left out."""
     found = read(data)
-    bad = sum(found.find(name) is None for name in found.lines)
+    bad = len(found.lines) - sum(1 for _ in found.entries())
     if not bad:
         return found
     return _salvage(data.decode("utf-8", "replace"), found.damage or _mismatch(bad))

@@ -6,6 +6,9 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, MutableMapping
 
+# Lines that are decoded at once.
+_BLOCK = 256
+
 
 class SortedLines(MutableMapping[str, str]):
     """Lines by their spelled keys: those of a sorted file, and changes to them that are kept apart."""
@@ -17,10 +20,13 @@ class SortedLines(MutableMapping[str, str]):
         self._changes: dict[str, str | None] = {} if changes is None else changes
 
     @staticmethod
-    def of(data: bytes, begin: int, end: int) -> SortedLines | None:
-        """The lines between two places of a file; None where one is not as we write it, or they are not sorted."""
+    def of(data: bytes, begin: int, end: int, *, after: bytes = b"") -> SortedLines | None:
+        """The lines between two places of a file; None where one is not as we write it, or they are not sorted.
+
+        `after` is the key of the line before them.
+        """
         starts = array("Q")
-        find, last, place = data.find, b"", begin
+        find, last, place = data.find, after, begin
         while place < end:
             stop = find(b"\n", place, end)
             # A name with an escape, and a line without a checksum, which was written by hand, need more care.
@@ -41,13 +47,25 @@ class SortedLines(MutableMapping[str, str]):
             last, place = name, stop + 1
         return SortedLines(data, starts)
 
+    @property
+    def first(self) -> bytes:
+        """The key of the first line, as it lies in the file."""
+        return self._key(self._starts[0]) if self._starts else b""
+
+    @property
+    def last(self) -> bytes:
+        """The key of the last line, as it lies in the file."""
+        return self._key(self._starts[-1]) if self._starts else b""
+
+    def _key(self, start: int) -> bytes:
+        return self._data[start + 1 : self._data.index(b'"', start + 1)]
+
     def copy(self) -> SortedLines:
         """A copy of its own, which may be changed."""
         return SortedLines(self._data, self._starts, dict(self._changes))
 
     def _name(self, place: int) -> str:
-        start = self._starts[place] + 1
-        return self._data[start : self._data.index(b'"', start)].decode("utf-8", "replace")
+        return self._key(self._starts[place]).decode("utf-8", "replace")
 
     def _line(self, place: int) -> str:
         start = self._starts[place]
@@ -90,6 +108,17 @@ class SortedLines(MutableMapping[str, str]):
             if name not in changes:
                 yield name
         yield from (name for name, line in changes.items() if line is not None)
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Every key with its line: as `items`, without looking for each one."""
+        changes = dict(self._changes)
+        for first in range(0, len(self._starts), _BLOCK):
+            block = self._data[self._starts[first] : self._start(min(first + _BLOCK, len(self._starts)))]
+            for line in block[:-1].decode("utf-8", "replace").split("\n"):
+                name = line[1 : line.index('"', 1)]
+                if name not in changes:
+                    yield name, line
+        yield from ((name, line) for name, line in changes.items() if line is not None)
 
     def __len__(self) -> int:
         added = sum(line is not None and self._place(name) is None for name, line in self._changes.items())

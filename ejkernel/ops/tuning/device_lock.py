@@ -9,7 +9,7 @@ import platform
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -17,9 +17,9 @@ import jax
 from ..core import plain_file
 from ..core.device import device_fingerprint, get_device_platform
 from ..core.file_lock import FileLock, Timeout, lock_at
-from ..core.shared_folder import make_folder
+from ..core.shared_folder import make_folder, make_shared
 from ..core.stable import short_hash
-from ..settings import hardware_number
+from ..settings import hardware_number, own_folder
 from .stopped import STOPPED_SECONDS, is_stopped
 
 # Long enough for any sane tuning of another process; after that two noisy measurements beat none.
@@ -83,17 +83,31 @@ def lock_path(folder: Path, device: str) -> Path:
 
 @contextlib.contextmanager
 def _between_processes(device: str, folder: Path | None, end: float) -> Iterator[None]:
-    lock = None
-    if folder is not None:
-        # No place for a lock: then no other process can be waited for.
-        with contextlib.suppress(OSError):
-            make_folder(str(folder))
-            lock = _turn(str(lock_path(folder, device)), end)
-    try:
+    taken: list[str] = []
+    with contextlib.ExitStack() as held:
+        # This user's own folder first, whatever the stores' folder is: processes of one user wait for each other with
+        # two cache folders too. The order is the same everywhere, so no two processes wait for each other's lock.
+        for place in () if folder is None else (own_folder() / "locks", folder):
+            # No place for a lock: then no other process can be waited for.
+            with contextlib.suppress(OSError):
+                make_folder(str(place))
+                path = str(lock_path(place, device))
+                # One folder by two names: this process must not wait for itself.
+                if any(map(_same_file(path), taken)):
+                    continue
+                lock = _turn(path, end)
+                taken.append(path)
+                if lock is not None:
+                    held.callback(lock.release)
+                else:
+                    # It goes on without its turn: a lock that is free still tells others that it is at work.
+                    end = time.perf_counter()
         yield
-    finally:
-        if lock is not None:
-            lock.release()
+
+
+def _same_file(path: str) -> Callable[[str], bool]:
+    os.close(make_shared(path, os.O_RDWR))
+    return lambda other: os.path.samefile(path, other)
 
 
 def _turn(path: str, end: float) -> FileLock | None:

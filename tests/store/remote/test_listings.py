@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from fakes_store import run_script
 
 from ejkernel.ops.store.remote.listings import SharedListings
+from ejkernel.ops.store.snapshot import key_hash
 
 CODE = """
 import json, os, sys
@@ -117,3 +119,20 @@ def test_a_listing_that_was_dropped_is_asked_for_again(tmp_path):
     shared(tmp_path).drop("never listed")
     shared(tmp_path).get("x", ask, wait=1.0)
     assert len(asked) == 2
+
+
+PLANTED = {"a link": os.symlink, "a hard link": os.link, "a pipe": lambda target, name: os.mkfifo(name)}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_lock_that_is_no_plain_file_of_its_own_is_not_taken(tmp_path, kind):
+    """The file behind it stays as it was, and each process asks by itself."""
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    listings = shared(tmp_path)
+    asked, ask = counting()
+    listings.folder.mkdir(parents=True)
+    PLANTED[kind](target, listings.folder / f"{key_hash('entries/x')}.json.lock")
+
+    assert [listings.get("entries/x", ask, wait=1.0) for _ in range(2)] == [["a"], ["a"]]
+    assert (asked, target.read_text()) == ([1, 1], "precious")

@@ -25,7 +25,7 @@ from .courier import Arrived, Courier, PoolBroken, check_pool, workers_of
 from .elsewhere import kept_entry, known_entry
 from .engines import suited
 from .keeper import RecordKeeper
-from .plan import Plan, seeds_for, shares_of, together_for
+from .plan import Plan, planned, seeds_for, together_for
 from .schedule import Rules, Schedule, Work
 from .task import AskedCall, Outcome, Reply, Task
 from .totals import PoolTotals, WorkerTotals
@@ -99,7 +99,7 @@ class PoolTuner(BatchTuner):
 
     def _plan(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> Plan:
         """The calls that can travel; the others are named, or settled here where there is nothing to measure."""
-        asked: dict[Key, AskedCall] = {}
+        asked: dict[Key, tuple[AskedCall, int | None]] = {}
         tuners: dict[Key, dict[str, Any]] = {}
         for call in calls:
             interrupts.check()
@@ -109,12 +109,12 @@ class PoolTuner(BatchTuner):
             # A kernel that is not written as it should be is named like one that cannot travel.
             except OpsError as error:
                 self._name(call.key, f"it cannot be sent to another process: {error}")
-        shares = shares_of([call for call in calls if call.key in asked], exact=self.deadline < math.inf)
-        for call in calls:
-            if call.key in asked and shares[call.key].count == 0:
+                continue
+            if asked[call.key][1] == 1:
                 self.entries[call.key] = self._tuned(call, None)
                 del asked[call.key]
-        return Plan({call.key: call for call in calls if call.key in asked}, asked, tuners, shares)
+        going = {call.key: call for call in calls if call.key in asked}
+        return planned(going, asked, tuners, exact=self.deadline < math.inf)
 
     def _turn(self, campaign: _Campaign) -> None:
         """Sends what can be sent, and takes what came back."""
@@ -134,6 +134,10 @@ class PoolTuner(BatchTuner):
             self._end(campaign, schedule.left, f"the budget of {self.options.seconds:g} s was spent")
         if schedule.under_way:
             self._show(campaign)
+            # While workers are busy there is time to find out which call is worth most.
+            if campaign.plan.estimate({key for work in schedule.waiting() for key in work.calls}):
+                schedule.reorder(campaign.plan.rank())
+                now = time.perf_counter()
             until = min(_LOOK_SECONDS, schedule.seconds_until_late(now), max(0.0, self._left() + _GRACE_SECONDS))
             arrived = courier.receive(until)
             if arrived is not None:
@@ -183,7 +187,7 @@ class PoolTuner(BatchTuner):
             plan.asked[key],
             seconds=seconds,
             repetitions=self.options.repetitions,
-            seeds=seeds_for(plan.calls[key], plan.asked[key]),
+            seeds=seeds_for(plan, key),
             inside=inside,
         )
 
@@ -224,7 +228,7 @@ class PoolTuner(BatchTuner):
         if missing:
             self._give_up(campaign, schedule.died(work, f"the worker {reply.worker} did not answer for it"))
         else:
-            self._give_up(campaign, schedule.refused(work, left[0].why))
+            self._give_up(campaign, schedule.refused(work, left[0].why, time.perf_counter()))
 
     def _keep(self, campaign: _Campaign, outcome: Outcome, worker: str, totals: WorkerTotals) -> None:
         call = campaign.plan.calls[outcome.key]

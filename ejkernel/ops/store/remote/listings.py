@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-import filelock
-
+from ...core.file_lock import Timeout, lock_at
 from .. import files
 from ..snapshot import key_hash
 
@@ -40,13 +39,13 @@ class SharedListings:
         found = self._kept(path, after)
         if found is not None:
             return found
-        # Jitter: waiting processes do not all look at the same moment.
-        lock = filelock.FileLock(f"{path}.lock", timeout=wait, poll_interval=random.uniform(0.02, 0.06))
         try:
             files.make_folder(str(self.folder))
-            lock.acquire()
+            lock = lock_at(f"{path}.lock", timeout=wait)
+            # Jitter: waiting processes do not all look at the same moment.
+            lock.acquire(poll_interval=random.uniform(0.02, 0.06))
         # Another process takes too long, or this folder cannot be written: each process asks by itself.
-        except (filelock.Timeout, OSError, NotImplementedError):
+        except (Timeout, OSError, NotImplementedError):
             return ask()
         try:
             found = self._kept(path, after)

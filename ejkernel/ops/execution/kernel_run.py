@@ -1,0 +1,142 @@
+"""A kernel's run while JAX traces: its cfg is chosen, noted for what was compiled with it, recorded and labelled."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from .. import _jax
+from ..config import call_log
+from ..config.cache import is_shadowed
+from ..config.selection import ConfigSelectorChain, objective_of
+from ..core import invalidation
+from ..core.abstract import abstractify
+from ..core.batch import BatchAxes, array_leaves
+from ..core.bind import bind
+from ..core.device import device_fingerprint, device_of, get_device_platform
+from ..core.invocation import Invocation
+from ..core.kernel import Kernel, key_builder_of, versioned
+from ..core.kernel_names import KernelNames
+from ..core.key import Key
+from ..core.request import Decision
+from ..core.trace_context import TraceContext
+from ..registry import record_call
+from ..settings import Settings
+from ..timing.inputs import is_concrete, is_float
+from .arguments import Options
+from .invocation_of import invocation_of
+from .labels import json_label, label
+from .recording import Recording
+from .table import Chosen, entries_being_traced
+
+if TYPE_CHECKING:
+    from .executor import ConfigChooser
+
+
+class KernelRun:
+    """Runs kernels for one executor, with the chooser and the labels that it has now."""
+
+    def __init__(self, chooser: ConfigChooser, stamp_prefix: str) -> None:
+        self.chooser = chooser
+        self.stamp_prefix = stamp_prefix
+        self._settings = Settings.read()
+        file = self._settings.record_file
+        self._recording = None if file is None else Recording(file)
+        # Of a chooser of the user's own; a selector has its own.
+        self._kernel_names = KernelNames()
+
+    def __call__(
+        self,
+        kernel: Kernel[Any, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+        *,
+        batch: BatchAxes | None = None,
+        concrete: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+        fixed: bool = False,
+    ) -> Any:
+        """Prepares, chooses and runs; here JAX traces. A fixed cfg is the options' own: the chooser is not asked."""
+        inv = invocation_of(kernel, args, kwargs, options, batch)
+        asked = inv if concrete is None else self._with_values(kernel, inv, concrete, options)
+        # Taken before the choice: a change that comes between it and its recording must not be overlooked.
+        epoch = invalidation.epoch
+        decision = Decision(options.cfg, "override") if fixed else self._decide(asked, kernel)
+        cfg, key = decision.cfg, decision.key
+        device = decision.device or device_of(asked)
+        around = entries_being_traced()
+        if key is None and (around or self._settings.record or (inv.stamp and self._settings.stamp != "none")):
+            key = Key(device_fingerprint(device), versioned(kernel), inv.make_key(key_builder_of(kernel)))
+        # An overlay's answers are under a key of their own in JAX, and say nothing about what the caches hold.
+        if key is not None and not is_shadowed(key) and options.cfg is None:
+            # A kernel inside a kernel is part of both programs.
+            for traced in around:
+                traced.entry.learn(key, Chosen(cfg, traced.signature, epoch))
+        if self._settings.record and key is not None:
+            self._record(key, kernel, _abstract(inv))
+        fn = bind(kernel, cfg, inv, get_device_platform(device))
+        with self._stamp(inv, key, cfg):
+            return fn(*inv.args, **inv.kwargs)
+
+    def _decide(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Decision:
+        """The chooser's cfg; a selector gives the key and the device of the call with it."""
+        chooser: object = self.chooser
+        # The executor looks behind no chooser of the user's own, nor behind a `choose` that replaces the selector's.
+        if isinstance(chooser, ConfigSelectorChain) and _method(chooser.choose) is ConfigSelectorChain.choose:
+            return chooser.decide(inv, kernel)
+        if inv.override_cfg is None:
+            self._kernel_names.claim(kernel)
+        return Decision(self.chooser.choose(inv, kernel), "")
+
+    def _record(self, key: Key, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> None:
+        surroundings = TraceContext.now()
+        record_call(key, kernel, inv, surroundings)
+        if self._recording is not None:
+            chooser: object = self.chooser
+            # A chooser of the user's own does not say what it tunes for.
+            objective = objective_of(chooser.policy) if isinstance(chooser, ConfigSelectorChain) else None
+            self._recording.add(key, kernel, inv, surroundings, objective)
+
+    def _with_values(
+        self,
+        kernel: Kernel[Any, Any],
+        inv: Invocation[Any, Any],
+        concrete: tuple[tuple[Any, ...], dict[str, Any]],
+        options: Options,
+    ) -> Invocation[Any, Any]:
+        """The call with the caller's own arrays, where their values or places matter for measuring."""
+        leaves = array_leaves(*concrete)
+        if not all(is_concrete(leaf) for leaf in leaves) or all(_is_plain(leaf) for leaf in leaves):
+            return inv
+        with _jax.clean_room():
+            return invocation_of(kernel, *concrete, options)
+
+    def _stamp(self, inv: Invocation[Any, Any], key: Key | None, cfg: Any) -> contextlib.AbstractContextManager[Any]:
+        finder = call_log.in_force()
+        if finder is not None:
+            return finder.scope(inv)
+        style = self._settings.stamp
+        if key is None or not inv.stamp or style == "none":
+            return contextlib.nullcontext()
+        if style == "json":
+            return jax.named_scope(json_label(key.op_id, key.call_key, cfg, self.stamp_prefix))
+        return jax.named_scope(label(key.op_id, key.call_key, self.stamp_prefix))
+
+
+def _method(bound: Any) -> Any:
+    """The function behind a method."""
+    return getattr(bound, "__func__", None)
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Does a random array serve as well as this one: floats on one device?"""
+    return is_float(leaf) and not (isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1)
+
+
+def _abstract(inv: Invocation[Any, Any]) -> Invocation[Any, Any]:
+    """The call without its arrays, to be kept."""
+    args, kwargs = abstractify((inv.args, dict(inv.kwargs)))
+    return replace(inv, args=args, kwargs=kwargs)
