@@ -59,7 +59,7 @@ PUBLIC = [
     # more than one process
     *("agreement_report", "AgreementReport", "Agreed"),
     # many processes tune
-    "LocalPool",
+    *("LocalPool", "RayPool", "SlurmPool"),
 ]
 
 DOCUMENTED = {

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from .programs.autotune import benchmark as benchmark
     from .programs.freeze import freeze as freeze
     from .programs.pool.local import LocalPool as LocalPool
+    from .programs.pool.ray import RayPool as RayPool
+    from .programs.pool.slurm import SlurmPool as SlurmPool
     from .programs.results import AutotuneData as AutotuneData
     from .programs.results import AutotuningResult as AutotuningResult
     from .programs.results import Entry as Entry
@@ -115,6 +117,8 @@ _NAMES = {
     "execution.labels": "extract_labels_from_hlo_text find_labels_in_lowered label labels_to_configs",
     "programs.autotune": "AutotuneOptions autotune autotune_lowered autotune_recorded benchmark",
     "programs.pool.local": "LocalPool",
+    "programs.pool.ray": "RayPool",
+    "programs.pool.slurm": "SlurmPool",
     "programs.results": "AutotuneData AutotuningResult Entry Measurement",
     "execution.tunable": "tunable",
     "fleet.agreement": "agreement_report",

@@ -15,6 +15,9 @@ import jax.numpy as jnp
 
 from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Invocation, Kernel, OperationStores, Tuner
 from ejkernel.ops.core import device as devices
+from ejkernel.ops.core.request import ask
+from ejkernel.ops.programs.pool.courier import workers_of
+from ejkernel.ops.programs.pool.engines import suited
 from ejkernel.ops.programs.pool.schedule import Rules
 from ejkernel.ops.programs.pool.worker import run_task
 
@@ -59,6 +62,18 @@ def calls_of(count, kernel=None, least=8):
     ]
 
 
+def keys_of(calls):
+    """The keys of calls."""
+    return {ask(inv, kernel, "forward").key for kernel, inv in calls}
+
+
+def named_in(result):
+    """The keys of the calls that a result names as not tuned."""
+    found = [note.partition(": not tuned: ")[0] for note in result.notes]
+    assert len(found) == len(set(found))
+    return found
+
+
 def selecting(folder=None, **settings):
     """A selector whose tunings are quick, with a store in a folder."""
     tuner = settings.pop("tuner", None) or Tuner(0, 1, isolate=False)
@@ -90,7 +105,7 @@ class Inline:
 
 
 # Patience of seconds, for tests with workers that hang.
-QUICK = Rules(straggler_seconds=3.0)
+QUICK = Rules(straggler_seconds=3.0, silent_seconds=120.0)
 
 
 class Aged:
@@ -109,13 +124,14 @@ class Troubled:
 
     rules = QUICK
 
-    def __init__(self, pool, folder, *troubles):
-        self.pool = pool
+    def __init__(self, pool, folder, *troubles, calls_per_task=None):
+        self.pool = suited(pool)
         self.folder = Path(folder)
         self.folder.mkdir(exist_ok=True)
         for trouble in troubles:
             (self.folder / f"{trouble}.wanted").touch()
-        self.workers = getattr(pool, "workers", None) or getattr(pool, "_max_workers", None)
+        self.workers = workers_of(self.pool)
+        self.calls_per_task = calls_per_task
 
     def submit(self, function, text):
         """Submits the task with its folder in front."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
-from collections.abc import Callable
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import pytest
 from fakes_pool import Inline
 
-from ejkernel.ops import LocalPool
+from ejkernel.ops import LocalPool, RayPool, SlurmPool
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Adapter:
     has_processes: bool = True
     # Does it go on after a worker has died? In a pool that the user owns the calls are named instead.
     restarts: bool = True
+    # The task that its worker is killed at among 40 calls, and how many of these share a task.
+    at_length: Mapping[str, int] = field(default_factory=lambda: {"killed": 20})
 
 
 @contextlib.contextmanager
@@ -44,11 +50,66 @@ def processes(workers):
             process.join(30)
 
 
+@contextlib.contextmanager
+def dask(workers):
+    """A client of a cluster of this machine, a process a worker."""
+    distributed = pytest.importorskip("distributed", reason="needs the extra `dask`")
+    with (
+        # Any port will do for its page.
+        distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs="CRITICAL"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@contextlib.contextmanager
+def ray(workers):
+    """A cluster of this machine, in a folder of its own: names of sockets may have 107 characters."""
+    engine = pytest.importorskip("ray", reason="needs the extra `ray`")
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    settings = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    with mock.patch.dict(os.environ, settings):
+        try:
+            with warnings.catch_warnings():
+                # JAX warns of every fork of its process; Ray's run another program at once.
+                warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+                engine.init(
+                    address="local",
+                    num_cpus=workers,
+                    include_dashboard=False,
+                    object_store_memory=80 * 2**20,
+                    log_to_driver=False,
+                    logging_level="CRITICAL",
+                    _temp_dir=folder,
+                )
+            yield RayPool()
+        finally:
+            engine.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def slurm(workers):
+    """Jobs of submitit, as processes of this machine."""
+    pytest.importorskip("submitit", reason="needs the extra `slurm`")
+    with tempfile.TemporaryDirectory() as folder, SlurmPool(workers, folder=folder, cluster="local") as pool:
+        try:
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
 ADAPTERS = {
     "inline": Adapter(lambda workers: contextlib.nullcontext(Inline()), has_processes=False),
     "threads": Adapter(ThreadPoolExecutor, has_processes=False),
     "processes": Adapter(processes, restarts=False),
     "local": Adapter(LocalPool),
+    "dask": Adapter(dask),
+    "ray": Adapter(ray),
+    # A job is a process that imports JAX, so calls share one.
+    "slurm": Adapter(slurm, at_length={"killed": 6, "calls_per_task": 5}),
 }
 
 # The default suite has the first, and troubles on our own processes.

@@ -116,7 +116,7 @@ def test_work_that_every_worker_refuses_is_given_up_after_three_rounds():
     while schedule.is_busy:
         for _, number in sent(schedule):
             attempts += 1
-            hopeless += schedule.refused(schedule.came_back(number), "no such device")
+            hopeless += schedule.refused(schedule.came_back(number), "no such device", 0.0)
     assert len(hopeless) == 6
     assert attempts == 8
 
@@ -125,9 +125,9 @@ def test_refused_work_waits_for_a_worker_that_takes_it():
     """A worker of another device that refuses at once does not get everything again and again."""
     schedule = Schedule(works(*"abcd", kind="k"), workers=2, rules=RULES)
     (_, good), (_, bad) = sent(schedule)
-    schedule.refused(schedule.came_back(bad), "no such device")
+    schedule.refused(schedule.came_back(bad), "no such device", 0.0)
     while (work := schedule.next(0.0)) is not None:
-        schedule.refused(schedule.came_back(schedule.sent(work, 0.0)), "no such device")
+        schedule.refused(schedule.came_back(schedule.sent(work, 0.0)), "no such device", 0.0)
     assert schedule.under_way == 1
     answer(schedule, good)
     taken = 0
@@ -146,11 +146,11 @@ def test_refusals_have_an_end(taken):
     if taken:
         answer(schedule, number)
     else:
-        schedule.refused(schedule.came_back(number), "not here")
+        schedule.refused(schedule.came_back(number), "not here", 0.0)
     attempts = 0
     while schedule.is_busy:
         ((_, number),) = sent(schedule)
-        schedule.refused(schedule.came_back(number), "not here")
+        schedule.refused(schedule.came_back(number), "not here", 0.0)
         attempts += 1
     assert attempts <= RULES.refusals
 
@@ -163,7 +163,7 @@ def test_a_closed_schedule_sends_nothing_and_still_takes_answers():
         schedule.give_up(work)
     answer(schedule, first)
     schedule.died(schedule.came_back(second), "gone")
-    assert schedule.refused(schedule.came_back(number), "not here") == [third]
+    assert schedule.refused(schedule.came_back(number), "not here", 0.0) == [third]
     assert sent(schedule) == []
     assert not schedule.is_busy
 
@@ -174,3 +174,23 @@ def test_an_attempt_that_the_pool_did_not_take_waits_again():
     ((work, number),) = sent(schedule)
     schedule.unsent(number)
     assert schedule.close() == [work]
+
+
+def test_work_that_waits_takes_a_better_order():
+    """What is under way stays there."""
+    schedule = Schedule(works(*"abcd"), workers=1, rules=RULES)
+    ((_, first),) = sent(schedule)
+    schedule.reorder({key_of(name): place for place, name in enumerate("dcba")})
+    answer(schedule, first)
+    ((work, _),) = sent(schedule)
+    assert work.calls == (key_of("d"),)
+
+
+def test_refused_work_is_sent_again_while_another_task_hangs():
+    """No worker of use has answered yet, and one does not answer at all: the work does not wait for it."""
+    schedule = Schedule(works("hangs", "a", kind="k"), workers=2, rules=RULES)
+    (_, _), (refused, number) = sent(schedule)
+    schedule.refused(schedule.came_back(number), "no such device", 0.0)
+    assert sent(schedule, 0.0) == []
+    assert 0 < schedule.seconds_until_late(0.0) <= RULES.refused_seconds
+    assert [work for work, _ in sent(schedule, RULES.refused_seconds)] == [refused]

@@ -27,7 +27,7 @@ def task(kernel=None, **changes):
     ((kernel, inv),) = calls_of(1, kernel)
     request = ask(inv, kernel, "forward")
     call = FoundCall(request.key, kernel, inv, (selecting(),), request.device)
-    asked = {**json.loads(Task("d", (asked_call(call),)).dumps())["calls"][0], **changes.pop("call", {})}
+    asked = {**json.loads(Task("d", (asked_call(call)[0],)).dumps())["calls"][0], **changes.pop("call", {})}
     text = Task(request.key.device, (), plain_tuner(call.selectors[0].tuner)).dumps()
     return json.dumps({**json.loads(text), "calls": [asked], **changes})
 
@@ -140,4 +140,4 @@ def test_an_invocation_with_arrays_travels_by_its_shapes():
     inv = Invocation("adding", (jnp.ones(8),), {})
     request = ask(inv, Adding(), "forward")
     call = FoundCall(request.key, Adding(), inv, (selecting(),), request.device)
-    assert asked_call(call).signature["args"] == [{"array": ["float32", [8], None]}]
+    assert asked_call(call)[0].signature["args"] == [{"array": ["float32", [8], None]}]

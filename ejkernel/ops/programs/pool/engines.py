@@ -7,13 +7,38 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from ...core.errors import SettingError
+from ...core.errors import MissingExtraError, SettingError
 
 # The module beside this one for each name; its `opened(rest)` gives a context manager of an executor, where `rest` is
 # the text behind the name and its colon. A module imports its engine where it is used, so that the others do without.
 ENGINES = {
+    "dask": "dask",
+    "mpi": "mpi",
     "processes": "local",
+    "ray": "ray",
+    "slurm": "slurm",
 }
+# Packages whose own pools need more than `submit` to serve well; the module's `adapted(pool)` gives that.
+_ADAPTED = {"distributed": "dask", "submitit": "slurm"}
+
+
+def engine(module: str, extra: str) -> Any:
+    """An engine's module, imported where it is used; the error names the extra."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"this pool needs {module}, which cannot be imported here ({error}); pip install 'ejkernel-ops[{extra}]'"
+        ) from error
+
+
+def suited(pool: Any) -> Any:
+    """The pool as work is sent to it: an engine's own one is wrapped, any other is used as it is."""
+    beside = _ADAPTED.get(type(pool).__module__.partition(".")[0])
+    if beside is None:
+        return pool
+    module: Any = importlib.import_module(f"{__package__}.{beside}")
+    return module.adapted(pool)
 
 
 def opened(text: str) -> contextlib.AbstractContextManager[Any]:

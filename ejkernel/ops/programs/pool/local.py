@@ -14,6 +14,7 @@ from ...core.errors import IsolationError, SettingError
 from ...core.shown import Shown
 from ...settings import device_variables
 from ...tuning.worker.process import BIRTHS, KilledAtBirth, WorkerGone, WorkerProcess
+from .by_name import name_of
 
 _SERVES = "ejkernel.ops.programs.pool.serve"
 # A task without an answer for so long hangs: the longest effort has ten minutes for a call.
@@ -76,14 +77,12 @@ class LocalPool(Shown, Executor):
 
     def submit(self, function: Callable[..., Any], /, *texts: Any, **more: Any) -> TaskFuture:  # type: ignore[override]
         """Has a worker call a function of text that can be imported; a future of the text that it returns."""
-        path = f"{function.__module__}:{function.__qualname__}"
-        if "<" in path or path.startswith("__main__:") or more or not all(isinstance(text, str) for text in texts):
-            raise SettingError(f"{path} cannot be sent to a process: give a function of a module, and texts alone")
+        name = name_of(function, texts, more)
         future = TaskFuture()
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("this LocalPool was shut down; open another one")
-            self._tasks.put((future, {"function": path, "texts": list(texts)}))
+            self._tasks.put((future, {"function": name, "texts": list(texts)}))
             if len(self._threads) < self.workers:
                 place = self._places[len(self._threads)]
                 thread = threading.Thread(target=self._serve, args=(place,), name="ejkernel-pool", daemon=True)

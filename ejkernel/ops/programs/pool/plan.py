@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,8 +23,8 @@ from ..found_call import FoundCall
 from .schedule import Work
 from .task import AskedCall
 
-# Estimating costs by tracing may take so long; other calls are estimated by the size of their arrays.
-_ESTIMATE_SECONDS = 2.0
+# Seconds of tracing for better estimates at a time, while workers are busy.
+_ESTIMATE_SECONDS = 0.05
 # Calls of one kernel that travel together at most, and how many tasks each worker gets at least.
 _TOGETHER, _TASKS_EACH = 8, 4
 
@@ -37,7 +37,12 @@ class Plan:
     asked: Mapping[Key, AskedCall]
     # Plain settings of the tuners.
     tuners: Mapping[Key, Mapping[str, Any]]
-    shares: Mapping[Key, Share]
+    # By the sizes of arrays until the call was traced.
+    shares: dict[Key, Share]
+    # Candidates of each call, where that is known here.
+    counts: Mapping[Key, int | None]
+    # Calls to be estimated better, the next one last.
+    rough: list[Key]
 
     @cached_property
     def inner(self) -> dict[Key, set[Key]]:
@@ -48,12 +53,28 @@ class Plan:
                 found[outer].add(call.key)
         return found
 
+    def rank(self) -> dict[Key, int]:
+        """The place of each call in the order: the costliest first, kernels inside kernels before those."""
+        ordered = in_order(list(self.calls.values()), self.shares)
+        return {call.key: place for place, call in enumerate(ordered)}
+
+    def estimate(self, waiting: Set[Key]) -> bool:
+        """Traces some calls that wait, to know their cost better; False where none is left."""
+        until = time.perf_counter() + _ESTIMATE_SECONDS
+        was_rough = bool(self.rough)
+        while self.rough and time.perf_counter() < until:
+            key = self.rough.pop()
+            if key in waiting:
+                self.shares[key] = share_of(self.calls[key])
+        return was_rough
+
     def works(self, together: int) -> list[Work]:
         """The calls in tasks, the costliest first; up to so many calls of one kernel in one."""
         inner = self.inner
         works: list[Work] = []
         latest: dict[tuple[str, str], Work] = {}
-        for call in in_order(list(self.calls.values()), self.shares):
+        for key in self.rank():
+            call = self.calls[key]
             kind = f"{self.asked[call.key].signature['kernel']} on {call.key.device}"
             # Calls with different tuners cannot share a task.
             found = latest.get((kind, repr(self.tuners[call.key])))
@@ -73,14 +94,23 @@ def together_for(calls: int, workers: int | None) -> int:
     return 1 if not workers else max(1, min(_TOGETHER, calls // (_TASKS_EACH * workers)))
 
 
-def shares_of(calls: Sequence[FoundCall], *, exact: bool) -> dict[Key, Share]:
-    """Costs of the calls to a run of the program: traced where that is quick or a budget needs it, else by arrays."""
-    until = time.perf_counter() + _ESTIMATE_SECONDS
-    found = {}
-    for call in calls:
-        traced = not call.is_elsewhere and (exact or time.perf_counter() < until)
-        found[call.key] = share_of(call) if traced else Share(_bytes_of(call) * call.count, 1)
-    return found
+def planned(
+    calls: Mapping[Key, FoundCall],
+    asked: Mapping[Key, tuple[AskedCall, int | None]],
+    tuners: Mapping[Key, Mapping[str, Any]],
+    *,
+    exact: bool,
+) -> Plan:
+    """The plan for some calls; `exact`: a budget is split, so that every cost has to be known first."""
+    shares = {
+        key: share_of(call) if exact and not call.is_elsewhere else Share(_bytes_of(call) * call.count, 1)
+        for key, call in calls.items()
+    }
+    counts = {key: count for key, (_, count) in asked.items()}
+    plan = Plan(calls, {key: one for key, (one, _) in asked.items()}, tuners, shares, counts, [])
+    if not exact:
+        plan.rough.extend(key for key in reversed(plan.rank()) if not calls[key].is_elsewhere)
+    return plan
 
 
 def _bytes_of(call: FoundCall) -> float:
@@ -88,16 +118,14 @@ def _bytes_of(call: FoundCall) -> float:
     return float(sum(math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 4) for leaf in leaves))
 
 
-def seeds_for(call: FoundCall, asked: AskedCall) -> list[Any]:
+def seeds_for(plan: Plan, key: Key) -> list[Any]:
     """Cfgs of similar calls, as text; a race of few candidates needs none."""
-    if call.is_elsewhere:
+    if (plan.counts[key] or 0) <= FEW:
         return []
+    call = plan.calls[key]
     with call.restored():
-        request = ask(replace(call.inv, override_cfg=None), call.kernel, asked.objective)
-        offered = candidates(request)
-        if len(offered) <= FEW:
-            return []
-        found = warm_start_configs(call.selectors[0].stores(), request, offered)
+        request = ask(replace(call.inv, override_cfg=None), call.kernel, plan.asked[key].objective)
+        found = warm_start_configs(call.selectors[0].stores(), request, candidates(request))
     try:
         return [codec.encode(cfg) for cfg in found]
     except ConfigTypeError:

@@ -22,9 +22,12 @@ class Rules:
     silent_seconds: float = 1800.0
     # Attempts that may end with their worker.
     deaths: int = 2
-    # Times that work may be refused where some worker took work of its kind, and rounds where none did.
-    refusals: int = 24
+    # Times that work may be refused, and rounds in which all work of a kind was refused, where none was ever taken.
+    refusals: int = 40
     rounds: int = 3
+    # Refused work is sent again when a worker of use is free, and at the latest after these seconds, doubled each time.
+    refused_seconds: float = 0.1
+    refused_longest: float = 5.0
     # Tasks that wait in the pool for each worker that is at work, so that it need not wait for this process.
     ahead: float = 0.25
 
@@ -41,6 +44,8 @@ class Work:
     attempts: int = 0
     deaths: int = 0
     refusals: int = 0
+    # Refused: the latest time for another attempt.
+    again_at: float = 0.0
     reason: str = ""
 
     @property
@@ -104,6 +109,10 @@ class Schedule:
         """Work that was not sent yet, in order."""
         return (*self._waiting, *self._refused)
 
+    def reorder(self, rank: Mapping[Key, int]) -> None:
+        """Puts the work that waits into the order of its first calls."""
+        self._waiting.sort(key=lambda work: min(rank[key] for key in work.calls))
+
     def next(self, now: float) -> Work | None:
         """The work to send now; None where that has to wait."""
         if self._is_closed:
@@ -113,12 +122,21 @@ class Schedule:
         if ready is not None:
             self._waiting.remove(ready)
             return ready
-        if self._refused and self.under_way < self._useful:
-            return self._refused.pop(0)
+        again = self._refused_next(now)
+        if again is not None:
+            self._refused.remove(again)
+            return again
         idle = self.workers is None or self.under_way < self.workers
         if idle and not self._waiting and not self._refused:
             return next((work for work in self._late(now) if not work.was_repeated), None)
         return None
+
+    def _refused_next(self, now: float) -> Work | None:
+        """Refused work to be sent now: a worker of use is free, or it has waited long enough."""
+        if not self._refused:
+            return None
+        first = min(self._refused, key=lambda work: work.again_at)
+        return first if self.under_way < self._useful or now >= first.again_at else None
 
     def _is_ready(self, work: Work) -> bool:
         return not any(self._inner.get(key, set()) & self._open - set(work.calls) for key in work.calls)
@@ -172,20 +190,17 @@ class Schedule:
         self._open -= gone
         work.calls = tuple(key for key in work.calls if key not in gone)
 
-    def refused(self, work: Work, reason: str) -> list[Work]:
+    def refused(self, work: Work, reason: str, now: float) -> list[Work]:
         """Notes that a worker refused; the work that is hopeless now."""
-        work.refusals += 1
+        pause = min(self.rules.refused_longest, self.rules.refused_seconds * 2**work.refusals)
+        work.refusals, work.again_at = work.refusals + 1, now + pause
         work.reason = reason
         if work.sent:
             return []
         self._refused.append(work)
-        if self._is_closed:
+        if self._is_closed or work.refusals >= self.rules.refusals:
             hopeless = [work]
-        elif work.kind in self._taken:
-            hopeless = [work] if work.refusals >= self.rules.refusals else []
-        elif any(other.kind == work.kind for other in self._under_way.values()) or any(
-            other.kind == work.kind for other in self._waiting
-        ):
+        elif work.kind in self._taken or self._has_other(work.kind):
             hopeless = []
         else:
             self._rounds[work.kind] = self._rounds.get(work.kind, 0) + 1
@@ -194,6 +209,10 @@ class Schedule:
         for one in hopeless:
             self.give_up(one)
         return hopeless
+
+    def _has_other(self, kind: str) -> bool:
+        """Is other work of this kind under way, or waiting for its first attempt?"""
+        return any(work.kind == kind for work in (*self._under_way.values(), *self._waiting))
 
     def died(self, work: Work, reason: str) -> list[Work]:
         """Notes that an attempt ended without an answer; the work that gets no other attempt."""
@@ -234,7 +253,8 @@ class Schedule:
         return others
 
     def seconds_until_late(self, now: float) -> float:
-        """Seconds until some work is late; infinite where none is under way."""
+        """Seconds until some work is late or is to be sent again; infinite where there is none."""
         works = dict.fromkeys(self._under_way.values())
         times = [max(work.sent.values()) + self._patience(work) - now for work in works if not work.was_repeated]
+        times += [work.again_at - now for work in self._refused]
         return max(0.0, min(times, default=math.inf))

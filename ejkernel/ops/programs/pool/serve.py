@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any
 
 from ...tuning.worker.protocol import Message, Receiver, Sender
 from ...tuning.worker.settle import settle_in
+from .by_name import named
 from .courier import said
 
 
@@ -28,20 +26,12 @@ def main() -> None:
             sender.send("hello")
             continue
         try:
-            answer = _function(message.head["function"])(*message.head["texts"])
+            answer = named(message.head["function"])(*message.head["texts"])
         # Of any class: the other side gets its words.
         except Exception as error:
             sender.send("failed", message=said(error))
         else:
             sender.send("done", [answer.encode()])
-
-
-def _function(path: str) -> Callable[..., str]:
-    module, _, name = path.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
 
 
 def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, final
 from ...core import codec
 from ...core.abstract import abstractify
 from ...core.candidates import candidates, revived
-from ...core.cfg import same
+from ...core.cfg import distinct, same
 from ...core.errors import ConfigTypeError, SignatureError
 from ...core.invocation import Invocation
 from ...core.kernel import versioned
@@ -31,8 +31,12 @@ from .task import AskedCall
 _SETTINGS = ("warmup", "iters", "seed", "seconds", "effort")
 
 
-def asked_call(call: FoundCall) -> AskedCall:
-    """A call as it travels; a `SignatureError` says why it cannot."""
+def asked_call(call: FoundCall) -> tuple[AskedCall, int | None]:
+    """A call as it travels, and its number of candidates where that is known here.
+
+    A `SignatureError` says why it cannot travel.
+    """
+    count = None
     selector = call.selectors[0]
     with call.restored():
         objective: Objective = "forward+backward" if selector.policy.validate_backward else "forward"
@@ -42,8 +46,10 @@ def asked_call(call: FoundCall) -> AskedCall:
         check_round_trip(signature, call.key)
         if not call.is_elsewhere:
             request = ask(inv, call.kernel, objective)
-            _check_cfg(request, candidates(request)[0])
-    return AskedCall(call.key, signature, objective, code_of(call.kernel))
+            cfgs = candidates(request)
+            _check_cfg(request, cfgs[0])
+            count = len(distinct(cfgs))
+    return AskedCall(call.key, signature, objective, code_of(call.kernel)), count
 
 
 def _check_cfg(request: Request, cfg: Any) -> None:

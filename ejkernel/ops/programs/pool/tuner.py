@@ -23,8 +23,9 @@ from ..interrupts import Interrupts
 from ..results import Entry
 from .courier import Arrived, Courier, PoolBroken, check_pool, workers_of
 from .elsewhere import kept_entry, known_entry
+from .engines import suited
 from .keeper import RecordKeeper
-from .plan import Plan, seeds_for, shares_of, together_for
+from .plan import Plan, planned, seeds_for, together_for
 from .schedule import Rules, Schedule, Work
 from .task import AskedCall, Outcome, Reply, Task
 from .totals import PoolTotals, WorkerTotals
@@ -67,7 +68,8 @@ class PoolTuner(BatchTuner):
         check_pool(options.pool)
         super().__init__(device, options, deadline=deadline, confirms=confirms)
         # A pool with workers that begin late, such as jobs in a queue, brings rules of its own.
-        rules = getattr(options.pool, "rules", None)
+        self._pool = suited(options.pool)
+        rules = getattr(self._pool, "rules", None)
         self._rules = rules if isinstance(rules, Rules) else Rules()
         self._totals = PoolTotals()
         self._keeper = RecordKeeper()
@@ -76,13 +78,16 @@ class PoolTuner(BatchTuner):
         return self._totals.lines()
 
     def _tune_all(self, calls: Sequence[FoundCall], interrupts: Interrupts, ahead: TracedAhead) -> None:
-        pool = self.options.pool
+        pool = self._pool
         plan = self._plan(calls, interrupts)
-        hint = getattr(pool, "calls_per_task", None)
+        workers = workers_of(pool)
         # Under a budget the seconds of a call are known when it is sent.
-        together = together_for(len(plan.calls), workers_of(pool)) if self.deadline == math.inf else 1
-        works = plan.works(hint if isinstance(hint, int) and hint > 0 else together)
-        schedule = Schedule(works, inner=plan.inner, workers=workers_of(pool), rules=self._rules)
+        together = together_for(len(plan.calls), workers) if self.deadline == math.inf else 1
+        hint = getattr(pool, "calls_per_task", None)
+        if isinstance(hint, int) and hint > 0:
+            # A task that is dear to start has many calls, as long as every worker gets one.
+            together = max(together, min(hint, math.ceil(len(plan.calls) / (workers or 1))))
+        schedule = Schedule(plan.works(together), inner=plan.inner, workers=workers, rules=self._rules)
         with contextlib.closing(Courier(pool, run_task)) as courier:
             campaign = _Campaign(plan, schedule, courier)
             try:
@@ -94,7 +99,7 @@ class PoolTuner(BatchTuner):
 
     def _plan(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> Plan:
         """The calls that can travel; the others are named, or settled here where there is nothing to measure."""
-        asked: dict[Key, AskedCall] = {}
+        asked: dict[Key, tuple[AskedCall, int | None]] = {}
         tuners: dict[Key, dict[str, Any]] = {}
         for call in calls:
             interrupts.check()
@@ -104,12 +109,12 @@ class PoolTuner(BatchTuner):
             # A kernel that is not written as it should be is named like one that cannot travel.
             except OpsError as error:
                 self._name(call.key, f"it cannot be sent to another process: {error}")
-        shares = shares_of([call for call in calls if call.key in asked], exact=self.deadline < math.inf)
-        for call in calls:
-            if call.key in asked and shares[call.key].count == 0:
+                continue
+            if asked[call.key][1] == 1:
                 self.entries[call.key] = self._tuned(call, None)
                 del asked[call.key]
-        return Plan({call.key: call for call in calls if call.key in asked}, asked, tuners, shares)
+        going = {call.key: call for call in calls if call.key in asked}
+        return planned(going, asked, tuners, exact=self.deadline < math.inf)
 
     def _turn(self, campaign: _Campaign) -> None:
         """Sends what can be sent, and takes what came back."""
@@ -129,6 +134,10 @@ class PoolTuner(BatchTuner):
             self._end(campaign, schedule.left, f"the budget of {self.options.seconds:g} s was spent")
         if schedule.under_way:
             self._show(campaign)
+            # While workers are busy there is time to find out which call is worth most.
+            if campaign.plan.estimate({key for work in schedule.waiting() for key in work.calls}):
+                schedule.reorder(campaign.plan.rank())
+                now = time.perf_counter()
             until = min(_LOOK_SECONDS, schedule.seconds_until_late(now), max(0.0, self._left() + _GRACE_SECONDS))
             arrived = courier.receive(until)
             if arrived is not None:
@@ -178,7 +187,7 @@ class PoolTuner(BatchTuner):
             plan.asked[key],
             seconds=seconds,
             repetitions=self.options.repetitions,
-            seeds=seeds_for(plan.calls[key], plan.asked[key]),
+            seeds=seeds_for(plan, key),
             inside=inside,
         )
 
@@ -219,7 +228,7 @@ class PoolTuner(BatchTuner):
         if missing:
             self._give_up(campaign, schedule.died(work, f"the worker {reply.worker} did not answer for it"))
         else:
-            self._give_up(campaign, schedule.refused(work, left[0].why))
+            self._give_up(campaign, schedule.refused(work, left[0].why, time.perf_counter()))
 
     def _keep(self, campaign: _Campaign, outcome: Outcome, worker: str, totals: WorkerTotals) -> None:
         call = campaign.plan.calls[outcome.key]
