@@ -30,7 +30,7 @@ from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Exec
 from ejkernel.ops.core.cfg import same
 from ejkernel.ops.core.variants import levels
 from ejkernel.ops.programs.batch import BatchTuner
-from ejkernel.ops.programs.confirm import NOT_SLOWER, Form, Step
+from ejkernel.ops.programs.confirm import NOT_SLOWER, Form, ProgramStep
 
 KERNELS = ("Attention", "LayerNorm", "LinearCrossEntropy", "Matmul", "RaggedDot", "RmsNorm", "Softmax")
 PAIRS = 200
@@ -132,7 +132,7 @@ def study(seed: int, seconds: float) -> Iterator[dict[str, Any]]:
     after = {key: entry.cfg for key, entry in result.by_key().items()}
     kept = [key for key, cfg in before.items() if not same(after[key], cfg)]
     yield {"seed": seed, "changed": len(before), "kept": len(kept), "step": str(result.confirmation)}
-    step = Step(fn, args, {}, math.inf)
+    step = ProgramStep(fn, args, {}, math.inf)
     for key in kept:
         tuned, without = step.compiled([after, {**after, key: before[key]}])
         yield {"seed": seed, "change": f"{key.op_id} {before[key]} -> {after[key]}", **compared(tuned, without)}

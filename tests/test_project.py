@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tokenize
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -351,6 +352,19 @@ def test_importing_costs_little_beside_jax(tmp_path):
     print(f"import jax {1e3 * jax_s:.0f} ms, package {1e3 * package_s:.1f} ms, everyday names {1e3 * names_s:.1f} ms")
     assert package_s < 0.05 * jax_s
     assert names_s < 0.25 * jax_s
+
+
+# Names.
+
+
+def test_no_two_classes_have_one_name():
+    """A class that other modules may name is found by its name alone; those of one module alone begin with `_`."""
+    places = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path.relative_to(PACKAGE)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 # Language.

@@ -14,7 +14,7 @@ from ..ops.store.maintenance import verify
 from ..ops.store.persistent import PersistentCache
 from ..ops.store.snapshot import FORMAT
 from . import changing, sharing
-from .entries import Row, add_store, note_if_nothing, record_of, selected, store_paths, why_newer
+from .entries import EntryRow, add_store, note_if_nothing, record_of, selected, store_paths, why_newer
 from .errors import CommandError, Status
 from .filters import Filter, add_filters, filter_of
 from .parsing import Command, Group, Parser
@@ -40,7 +40,7 @@ def _list(options: argparse.Namespace) -> int:
     return Status.DONE
 
 
-def _cells(row: Row) -> Sequence[str]:
+def _cells(row: EntryRow) -> Sequence[str]:
     figures = summary_of_entry(row.summary)
     gain = "-" if figures is None else figures.gain_cell()
     cfg, source = formatting.short(row.raw["cfg"]), str(row.raw.get("source", "hand"))
@@ -95,7 +95,7 @@ def _show(options: argparse.Namespace) -> int:
     return Status.DONE
 
 
-def _begins(row: Row, text: str) -> bool:
+def _begins(row: EntryRow, text: str) -> bool:
     """Is this its call key, the beginning of it, or its operation, with or without the package in front?"""
     named = Filter(op=text).fits(row) or Filter(op=f"*.{text}").fits(row)
     return row.key.call_key.startswith(text) or named

@@ -10,7 +10,7 @@ from typing import Any
 from ..ops.store import files
 from ..ops.store.maintenance import Merged, compact, merge, prune
 from ..ops.store.snapshot import Snapshot, line, spell
-from .entries import Row, add_store, note_if_nothing, opened, refuse_newer, selected, store_paths, target
+from .entries import EntryRow, add_store, note_if_nothing, opened, refuse_newer, selected, store_paths, target
 from .errors import CommandError, Status, UsageError
 from .filters import add_filters, filter_of
 from .parsing import Command, Parser
@@ -53,7 +53,7 @@ def _prune(options: argparse.Namespace) -> int:
     if not options.dry_run:
         for path in sorted({row.path for row in gone}):
             # The filter sees each entry again, since another process may have put a better one meanwhile.
-            prune(opened(path), where=lambda key, raw, path=path: wanted.fits(Row(key, raw, path)))  # type: ignore[misc]
+            prune(opened(path), where=lambda key, raw, path=path: wanted.fits(EntryRow(key, raw, path)))  # type: ignore[misc]
     if options.json:
         write_json([row.key._asdict() for row in gone])
         return Status.DONE

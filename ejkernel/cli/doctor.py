@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from . import examining
 from .errors import Status
-from .examining import Finding
+from .examining import HealthFinding
 from .parsing import Command, Parser
 from .screen import write, write_json
 
 _MARKS = {"ok": ("ok  ", ""), "note": ("note", "dim"), "fix": ("fix ", "bad")}
 # Run in this order; each examines one thing.
-CHECKS: tuple[Callable[[], Iterable[Finding]], ...] = (
+CHECKS: tuple[Callable[[], Iterable[HealthFinding]], ...] = (
     examining.installation,
     examining.settings,
     examining.devices,
@@ -47,12 +47,12 @@ def run(options: argparse.Namespace) -> int:
     return Status.FOUND if wrong else Status.DONE
 
 
-def _seen() -> Iterator[Finding]:
+def _seen() -> Iterator[HealthFinding]:
     for check in CHECKS:
         yield from check()
 
 
-def _show(finding: Finding) -> None:
+def _show(finding: HealthFinding) -> None:
     mark, style = _MARKS[finding.state]
     write(f"{mark}  {finding.name:<14}{finding.text}", style)
     if finding.advice:

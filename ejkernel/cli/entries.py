@@ -30,7 +30,7 @@ _TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EntryRow:
     """One entry, as far as a list shows it."""
 
     key: Key
@@ -113,7 +113,7 @@ def note_if_nothing(paths: Iterable[str], store: str | None) -> None:
         say(f"nothing is kept in {store or default_folder()} yet; run `ejkernel demo`, or a program that tunes")
 
 
-def rows_of(path: str) -> Iterator[Row]:
+def rows_of(path: str) -> Iterator[EntryRow]:
     """Every entry of a store that is whole; what is damaged, or newer than this version, is named and left alone."""
     real = files.resolved(path)
     for _ in range(_TRIES):
@@ -138,7 +138,7 @@ def rows_of(path: str) -> Iterator[Row]:
         say(f"ejkernel: warning: {path} is damaged ({why}); `ejkernel cache verify` names it, the rest is listed")
     if snapshot.newer:
         say(f"ejkernel: warning: {path} can be read in part: {snapshot.newer}; install the newer ejkernel-ops")
-    yield from (Row(read_key(name), raw, path) for name, raw in found.items())
+    yield from (EntryRow(read_key(name), raw, path) for name, raw in found.items())
 
 
 def _entry_data(path: str) -> bytes | None:
@@ -150,7 +150,7 @@ def _entry_data(path: str) -> bytes | None:
     return None if content is None else content.data
 
 
-def record_of(row: Row) -> Record | None:
+def record_of(row: EntryRow) -> Record | None:
     """The full record of the tuning behind an entry, or None; one that cannot be read is named."""
     path = EntryLog(files.resolved(row.path)).record_path(row.key, row.raw)
     try:
@@ -167,7 +167,7 @@ def why_newer(path: str) -> str:
     return "" if content is None else read(content.data).newer
 
 
-def selected(paths: Iterable[str], fits: Callable[[Row], bool]) -> list[Row]:
+def selected(paths: Iterable[str], fits: Callable[[EntryRow], bool]) -> list[EntryRow]:
     """The entries of some stores that fit, sorted by operation, device and call."""
     # No row is garbage, and the collector's search for garbage takes a sixth of the time.
     collects = gc.isenabled()

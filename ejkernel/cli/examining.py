@@ -26,7 +26,7 @@ _NOISY = 0.2
 
 
 @dataclass(frozen=True)
-class Finding:
+class HealthFinding:
     """One line of the report."""
 
     state: Literal["ok", "note", "fix"]
@@ -36,30 +36,30 @@ class Finding:
     advice: str = ""
 
 
-def installation() -> Iterator[Finding]:
+def installation() -> Iterator[HealthFinding]:
     """Versions, and whether another package lies over this one."""
     from ..ops._version import __version__
 
-    yield Finding("ok", "ejkernel-ops", f"{__version__}, Python {platform.python_version()}")
+    yield HealthFinding("ok", "ejkernel-ops", f"{__version__}, Python {platform.python_version()}")
     other = _version("ejkernel")
     if other is not None:
-        yield Finding(
+        yield HealthFinding(
             *("fix", "ejkernel", f"{other}: another distribution that shares the import name lies in the same place"),
             "pip uninstall ejkernel ejkernel-ops && pip install ejkernel-ops",
         )
     jax, jaxlib = _version("jax"), _version("jaxlib")
     if jax is None or jaxlib is None:
-        yield Finding("fix", "jax", "not installed", "pip install jax, or jax[cuda12] for an NVIDIA GPU")
+        yield HealthFinding("fix", "jax", "not installed", "pip install jax, or jax[cuda12] for an NVIDIA GPU")
         return
     low, high = SUPPORTED_JAX
     wanted = f"at least {'.'.join(map(str, low))} and below {'.'.join(map(str, high))}"
     if low <= _minor(jax) < high:
-        yield Finding("ok", "jax", f"{jax}, jaxlib {jaxlib}")
+        yield HealthFinding("ok", "jax", f"{jax}, jaxlib {jaxlib}")
     else:
-        yield Finding("fix", "jax", f"{jax} is not supported", f"install JAX of {wanted}")
+        yield HealthFinding("fix", "jax", f"{jax} is not supported", f"install JAX of {wanted}")
 
 
-def settings() -> Iterator[Finding]:
+def settings() -> Iterator[HealthFinding]:
     """Settings that the environment makes."""
     from ..ops.core.errors import RecordFormatError, SettingError
     from ..ops.settings import Settings
@@ -67,24 +67,28 @@ def settings() -> Iterator[Finding]:
     try:
         found = Settings.read()
     except SettingError as error:
-        yield Finding("fix", "settings", str(error), "correct the variable, or unset it")
+        yield HealthFinding("fix", "settings", str(error), "correct the variable, or unset it")
         return
     if not found.autotune:
-        yield Finding("note", "settings", "EJKERNEL_OPS_AUTOTUNE=off: nothing is tuned")
+        yield HealthFinding("note", "settings", "EJKERNEL_OPS_AUTOTUNE=off: nothing is tuned")
     if found.tune_seconds is not None:
-        yield Finding("note", "settings", f"a process tunes for {found.tune_seconds:g} s at most")
+        yield HealthFinding("note", "settings", f"a process tunes for {found.tune_seconds:g} s at most")
     if found.lock is not None:
         from ..ops.store.lock_file import read_lock
 
         try:
             lock = read_lock(found.lock)
         except (RecordFormatError, OSError) as error:
-            yield Finding("fix", "settings", f"EJKERNEL_OPS_LOCK: {error}", "freeze the program again, or unset it")
+            yield HealthFinding(
+                "fix", "settings", f"EJKERNEL_OPS_LOCK: {error}", "freeze the program again, or unset it"
+            )
         else:
-            yield Finding("note", "settings", f"every call must be in the lock {found.lock}: {len(lock.entries)} calls")
+            yield HealthFinding(
+                "note", "settings", f"every call must be in the lock {found.lock}: {len(lock.entries)} calls"
+            )
 
 
-def devices() -> Iterator[Finding]:
+def devices() -> Iterator[HealthFinding]:
     """Devices that JAX sees."""
     try:
         import jax
@@ -93,7 +97,7 @@ def devices() -> Iterator[Finding]:
     # ImportError: no JAX, or parts of two versions. RuntimeError: a backend that was asked for does not start.
     except (ImportError, RuntimeError) as error:
         first = (str(error).splitlines() or [""])[0]
-        yield Finding("fix", "devices", f"JAX finds none: {first}", "see that JAX_PLATFORMS and the driver fit")
+        yield HealthFinding("fix", "devices", f"JAX finds none: {first}", "see that JAX_PLATFORMS and the driver fit")
         return
     from ..ops.core.device import device_fingerprint, get_device_platform
 
@@ -101,14 +105,14 @@ def devices() -> Iterator[Finding]:
     for device in found:
         kinds[device_fingerprint(device)] = kinds.get(device_fingerprint(device), 0) + 1
     for kind, number in kinds.items():
-        yield Finding("ok", "devices", f"{number} of {kind}")
+        yield HealthFinding("ok", "devices", f"{number} of {kind}")
     has_card = Path("/proc/driver/nvidia/version").exists()
     if has_card and all(get_device_platform(device) != "gpu" for device in found):
         advice = "pip install 'jax[cuda12]', or unset JAX_PLATFORMS"
-        yield Finding("fix", "devices", "there is an NVIDIA driver, and JAX sees no GPU", advice)
+        yield HealthFinding("fix", "devices", "there is an NVIDIA driver, and JAX sees no GPU", advice)
 
 
-def clock() -> Iterator[Finding]:
+def clock() -> Iterator[HealthFinding]:
     """The clock that a tuning reads here, and the difference that it shows between two equal programs now."""
     try:
         import jax
@@ -131,7 +135,9 @@ def clock() -> Iterator[Finding]:
         record = Tuner[float](iters=9, isolate=False).tune(TuningJob(twin, (x,), {}, (0.0, 1e-20)))
     except (TuningError, RuntimeError) as error:
         first = (str(error).splitlines() or [""])[0]
-        yield Finding("fix", "clock", f"nothing can be measured here: {first}", "run a small JAX program to see why")
+        yield HealthFinding(
+            "fix", "clock", f"nothing can be measured here: {first}", "run a small JAX program to see why"
+        )
         return
     samples = sorted(s for trial in record.trials for s in trial.samples_s)
     middle = samples[len(samples) // 2]
@@ -143,12 +149,12 @@ def clock() -> Iterator[Finding]:
     )
     if spread > _NOISY:
         advice = "other programs are running, or the clock rate changes: tune when the machine is quiet"
-        yield Finding("note", "clock", text, advice)
+        yield HealthFinding("note", "clock", text, advice)
     else:
-        yield Finding("ok", "clock", text)
+        yield HealthFinding("ok", "clock", text)
 
 
-def cache() -> Iterator[Finding]:
+def cache() -> Iterator[HealthFinding]:
     """The cache folder: can it be written, what is in it, is it sound."""
     from ..ops.core.errors import SettingError, StoreError
     from ..ops.settings import default_folder
@@ -165,12 +171,12 @@ def cache() -> Iterator[Finding]:
     if not folder.exists():
         above = next(parent for parent in folder.parents if parent.exists())
         if os.access(above, os.W_OK):
-            yield Finding("ok", "cache", f"{folder} does not exist yet; the first tuning makes it")
+            yield HealthFinding("ok", "cache", f"{folder} does not exist yet; the first tuning makes it")
         else:
-            yield Finding("fix", "cache", f"{folder} does not exist and cannot be made", advice)
+            yield HealthFinding("fix", "cache", f"{folder} does not exist and cannot be made", advice)
         return
     if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
-        yield Finding("fix", "cache", f"{folder} is not a folder that can be read", advice)
+        yield HealthFinding("fix", "cache", f"{folder} is not a folder that can be read", advice)
         return
     writable = os.access(folder, os.W_OK)
     sizes = [entry.stat().st_size for entry in folder.rglob("*") if entry.is_file()]
@@ -184,18 +190,22 @@ def cache() -> Iterator[Finding]:
         else:
             entries += seen.entries
         for damage in wrong:
-            yield Finding("fix", "cache", damage if path in damage else f"{path}: {damage}", "ejkernel cache verify")
+            yield HealthFinding(
+                "fix", "cache", damage if path in damage else f"{path}: {damage}", "ejkernel cache verify"
+            )
     text = f"{folder}: {entries} entries, {sum(sizes) / 1e6:.1f} MB"
     if writable:
-        yield Finding("ok", "cache", f"read-write, {text}")
+        yield HealthFinding("ok", "cache", f"read-write, {text}")
     else:
-        yield Finding("fix", "cache", f"read-only, {text}", advice)
+        yield HealthFinding("fix", "cache", f"read-only, {text}", advice)
     aside = [entry for entry in folder.rglob("*") if entry.name.endswith(".damaged") or ".json.damaged-" in entry.name]
     if aside:
-        yield Finding("note", "cache", f"{len(aside)} damaged files were set aside", f"look, then remove: {aside[0]}")
+        yield HealthFinding(
+            "note", "cache", f"{len(aside)} damaged files were set aside", f"look, then remove: {aside[0]}"
+        )
 
 
-def packs() -> Iterator[Finding]:
+def packs() -> Iterator[HealthFinding]:
     """Packs that selectors look into."""
     if _version("jax") is None:
         return
@@ -212,12 +222,12 @@ def packs() -> Iterator[Finding]:
     for pack in found_packs(paths) if paths is not None else ():
         report = verify_pack(pack.path)
         if report.is_sound:
-            yield Finding("ok", "pack", f"{report.entries} entries, {report.path}")
+            yield HealthFinding("ok", "pack", f"{report.entries} entries, {report.path}")
         else:
-            yield Finding("fix", "pack", f"{report.damage}", "make it again, or remove it")
+            yield HealthFinding("fix", "pack", f"{report.damage}", "make it again, or remove it")
 
 
-def remote() -> Iterator[Finding]:
+def remote() -> Iterator[HealthFinding]:
     """The remote of the settings: is it there, how long does it take, and are its entries believed?"""
     from ..ops.core.errors import OpsError, SettingError
     from ..ops.settings import Settings
@@ -237,23 +247,27 @@ def remote() -> Iterator[Finding]:
         store.objects.names("")
         seconds = time.perf_counter() - start
     except (OpsError, OSError) as error:
-        yield Finding("fix", "remote", str(error), "correct EJKERNEL_OPS_REMOTE and what its driver needs, or unset it")
+        yield HealthFinding(
+            "fix", "remote", str(error), "correct EJKERNEL_OPS_REMOTE and what its driver needs, or unset it"
+        )
         return
     way = "read and written" if settings.remote_write else "read"
-    yield Finding("ok", "remote", f"{store} answers in {seconds:.2f} s, and is {way}")
+    yield HealthFinding("ok", "remote", f"{store} answers in {seconds:.2f} s, and is {way}")
     if store.signer is None:
         advice = "set EJKERNEL_OPS_REMOTE_KEY to the team's key to have signed entries believed"
-        yield Finding("note", "remote", "no key is set, so each of its entries is measured before it is used", advice)
+        yield HealthFinding(
+            "note", "remote", "no key is set, so each of its entries is measured before it is used", advice
+        )
 
 
-def extras() -> Iterator[Finding]:
+def extras() -> Iterator[HealthFinding]:
     """Optional packages."""
     for name, (distribution, purpose) in EXTRAS.items():
         found = _version(distribution)
         if found is not None:
-            yield Finding("ok", "extra", f"{distribution} {found} ({purpose})")
+            yield HealthFinding("ok", "extra", f"{distribution} {found} ({purpose})")
         else:
-            yield Finding(
+            yield HealthFinding(
                 "note", "extra", f"{name} is not installed ({purpose})", f"pip install 'ejkernel-ops[{name}]'"
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .entries import Row
+from .entries import EntryRow
 from .errors import CommandError, Status
 from .filters import Filter
 from .parsing import Command, Parser
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     with on_device(options.device):
         selector = None if is_function(options.target) else default_selector()
         program = program_at(options.target, selector, trust=options.trust)
-        calls = [call for call in program.calls if wanted.fits(Row(call.key, {}, ""))]
+        calls = [call for call in program.calls if wanted.fits(EntryRow(call.key, {}, ""))]
         if not calls:
             held = ", ".join(sorted({call.key.op_id for call in program.calls})) or "none that a selector answers"
             raise CommandError(f"no call of {options.target} fits; its kernel calls are: {held}")

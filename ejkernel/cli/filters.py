@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ..ops.core.key import Key
-from .entries import Row
+from .entries import EntryRow
 from .parsing import Parser
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
@@ -32,12 +32,12 @@ class Filter:
         """Does every entry fit?"""
         return self == Filter()
 
-    def fits(self, row: Row) -> bool:
+    def fits(self, row: EntryRow) -> bool:
         """Does the entry fit every field that was given?"""
         fits = self._fits_key(row.key) and self._fits_age(row) and self._fits_gain(row)
         return fits and self._fits_environment(row)
 
-    def _fits_environment(self, row: Row) -> bool:
+    def _fits_environment(self, row: EntryRow) -> bool:
         known = row.raw.get("environment")
         text = ", ".join(f"{name} {value}" for name, value in known.items()) if isinstance(known, dict) else ""
         return self.environment is None or self.environment.lower() in text.lower()
@@ -48,7 +48,7 @@ class Filter:
             self.device is None or self.device.lower() in key.device.lower()
         )
 
-    def _fits_age(self, row: Row) -> bool:
+    def _fits_age(self, row: EntryRow) -> bool:
         if self.older_than is None and self.newer_than is None:
             return True
         # An entry without a date has no age that could be too much or too little.
@@ -57,7 +57,7 @@ class Filter:
         age = datetime.now(UTC) - row.when
         return (self.older_than is None or age > self.older_than) and (self.newer_than is None or age < self.newer_than)
 
-    def _fits_gain(self, row: Row) -> bool:
+    def _fits_gain(self, row: EntryRow) -> bool:
         if self.min_gain is None and self.max_gain is None:
             return True
         gain = row.gain

@@ -22,7 +22,7 @@ TARGET = (
 
 
 @dataclass(frozen=True)
-class Program:
+class NamedProgram:
     """The kernel calls of a program; a function with its arguments where the user gave one to be traced."""
 
     calls: Sequence[Any] = ()
@@ -45,7 +45,7 @@ def add_trust(parser: Parser) -> None:
     )
 
 
-def program_at(target: str, selector: Any, *, trust: bool = False, elsewhere: bool = False) -> Program:
+def program_at(target: str, selector: Any, *, trust: bool = False, elsewhere: bool = False) -> NamedProgram:
     """The program at a target. `selector` chooses for the calls of a recording; a function has selectors of its own.
 
     `elsewhere` takes the calls of a recording that were made on other devices too.
@@ -70,10 +70,10 @@ def program_at(target: str, selector: Any, *, trust: bool = False, elsewhere: bo
         )
     _importable()
     calls, left_out = read_calls(target, selector, elsewhere=elsewhere)
-    return Program(tuple(calls), tuple(left_out))
+    return NamedProgram(tuple(calls), tuple(left_out))
 
 
-def _looked_through(target: str) -> Program:
+def _looked_through(target: str) -> NamedProgram:
     from ..ops.programs.find import find, find_while
 
     function = function_at(target)
@@ -81,9 +81,9 @@ def _looked_through(target: str) -> Program:
     given = pair(made)
     if given is None:
         unseen = f"calls of an executor with a chooser of its own: {found.unseen}" if found.unseen else ""
-        return Program(found.calls, (unseen,) if unseen else ())
+        return NamedProgram(found.calls, (unseen,) if unseen else ())
     fn, args, kwargs = given
-    return Program(call(target, lambda: find(fn, args, kwargs)).calls, (), fn, args, kwargs)
+    return NamedProgram(call(target, lambda: find(fn, args, kwargs)).calls, (), fn, args, kwargs)
 
 
 def pair(made: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None:

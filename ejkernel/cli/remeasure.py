@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .entries import Row, add_store, target
+from .entries import EntryRow, add_store, target
 from .errors import CommandError, Status
 from .filters import Filter
 from .parsing import Command, Parser
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
 
     store: Any = target(options.store)
     wanted = Filter(op=options.op)
-    keys = [key for key in map(Key._make, store.keys()) if wanted.fits(Row(key, {}, ""))]
+    keys = [key for key in map(Key._make, store.keys()) if wanted.fits(EntryRow(key, {}, ""))]
     keys = [key for key in keys if key.call_key.startswith(options.call or "")]
     if not keys:
         raise CommandError("no entry fits; `ejkernel cache list` shows all, and `ejkernel tune` makes new ones")

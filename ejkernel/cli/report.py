@@ -6,7 +6,7 @@ import argparse
 import os
 from dataclasses import replace
 
-from .entries import Row
+from .entries import EntryRow
 from .errors import CommandError, Status
 from .filters import Filter
 from .parsing import Command, Parser
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if not os.path.isdir(os.path.dirname(os.path.abspath(options.output))):
         raise CommandError(f"{options.output} cannot be written: its folder does not exist")
     subject, wanted = subject_of(source, options.title), Filter(op=options.op)
-    calls = tuple(one for one in subject.calls if wanted.fits(Row(one.key, {}, "")))
+    calls = tuple(one for one in subject.calls if wanted.fits(EntryRow(one.key, {}, "")))
     if options.op and not calls:
         held = ", ".join(sorted({one.key.op_id for one in subject.calls})) or "none"
         raise CommandError(f"no call of {source} fits --op {options.op}; its operations are: {held}")

@@ -12,12 +12,12 @@ from typing import Any
 from ..ops.core.key import Key
 from ..ops.settings import default_folder
 from ..ops.store.remote.compiler_files import FileChange, pull_files, push_files
-from ..ops.store.remote.exchange import Change, pull, push
+from ..ops.store.remote.exchange import EntryChange, pull, push
 from ..ops.store.remote.folding import compact_remote
 from ..ops.store.remote.objects import is_url
 from ..ops.store.remote.remote_store import RemoteStore
 from ..ops.store.snapshot import Raw
-from .entries import Row, refuse_newer, selected, store_paths, target
+from .entries import EntryRow, refuse_newer, selected, store_paths, target
 from .errors import CommandError, Status, UsageError
 from .filters import add_filters, filter_of
 from .parsing import Command, Parser
@@ -45,7 +45,7 @@ def _arguments(parser: Parser) -> None:
 
 def _push(options: argparse.Namespace) -> int:
     remote = _remote(options, write=True)
-    changes: list[Change | FileChange] = [*_pushed(options, remote)]
+    changes: list[EntryChange | FileChange] = [*_pushed(options, remote)]
     if options.compiler:
         changes += push_files(_folder(options.compiler), remote, dry_run=options.dry_run)
     return _told(options, changes)
@@ -53,7 +53,7 @@ def _push(options: argparse.Namespace) -> int:
 
 def _pull(options: argparse.Namespace) -> int:
     remote = _remote(options)
-    changes: list[Change | FileChange] = [*_pulled(options, remote)]
+    changes: list[EntryChange | FileChange] = [*_pulled(options, remote)]
     if options.compiler:
         changes += pull_files(os.path.expanduser(options.compiler), remote, dry_run=options.dry_run)
     return _told(options, changes)
@@ -62,14 +62,14 @@ def _pull(options: argparse.Namespace) -> int:
 def _sync(options: argparse.Namespace) -> int:
     remote = _remote(options, write=True)
     # Pulled first: an entry that the remote has newer is not pushed over.
-    changes: list[Change | FileChange] = [*_pulled(options, remote), *_pushed(options, remote)]
+    changes: list[EntryChange | FileChange] = [*_pulled(options, remote), *_pushed(options, remote)]
     if options.compiler:
         changes += pull_files(os.path.expanduser(options.compiler), remote, dry_run=options.dry_run)
         changes += push_files(_folder(options.compiler), remote, dry_run=options.dry_run)
     return _told(options, changes)
 
 
-def _pushed(options: argparse.Namespace, remote: RemoteStore) -> list[Change]:
+def _pushed(options: argparse.Namespace, remote: RemoteStore) -> list[EntryChange]:
     wanted = filter_of(options)
     local = _local(options.local)
     if not local:
@@ -77,13 +77,13 @@ def _pushed(options: argparse.Namespace, remote: RemoteStore) -> list[Change]:
     return push(
         local,
         remote,
-        fits=lambda key, raw: wanted.fits(Row(key, raw, "")),
+        fits=lambda key, raw: wanted.fits(EntryRow(key, raw, "")),
         prefer=options.prefer,
         dry_run=options.dry_run,
     )
 
 
-def _pulled(options: argparse.Namespace, remote: RemoteStore) -> list[Change]:
+def _pulled(options: argparse.Namespace, remote: RemoteStore) -> list[EntryChange]:
     wanted = filter_of(options)
     local, into = _local(options.local), target(options.local)
     refuse_newer(into, (key.op_id for key in local))
@@ -91,7 +91,7 @@ def _pulled(options: argparse.Namespace, remote: RemoteStore) -> list[Change]:
         local,
         into,
         remote,
-        fits=lambda key, raw: wanted.fits(Row(key, raw, str(remote))),
+        fits=lambda key, raw: wanted.fits(EntryRow(key, raw, str(remote))),
         prefer=options.prefer,
         dry_run=options.dry_run,
     )
@@ -125,7 +125,7 @@ def opened_remote(url: str, *, write: bool = False) -> RemoteStore:
     return remote
 
 
-def _told(options: argparse.Namespace, changes: Sequence[Change | FileChange]) -> int:
+def _told(options: argparse.Namespace, changes: Sequence[EntryChange | FileChange]) -> int:
     if options.json:
         write_json([_as_dict(change) for change in changes])
     else:
@@ -137,7 +137,7 @@ def _told(options: argparse.Namespace, changes: Sequence[Change | FileChange]) -
     return Status.FOUND if any(change.what == "refused" for change in changes) else Status.DONE
 
 
-def _as_dict(change: Change | FileChange) -> dict[str, Any]:
+def _as_dict(change: EntryChange | FileChange) -> dict[str, Any]:
     if isinstance(change, FileChange):
         return asdict(change)
     return {"way": change.way, "what": change.what, "why": change.why, **change.key._asdict()}

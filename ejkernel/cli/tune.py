@@ -13,7 +13,7 @@ from typing import Any
 
 from .errors import CommandError, Status
 from .parsing import Command, Parser
-from .program import TARGET, Program, add_device, add_trust, is_function, on_device, program_at
+from .program import TARGET, NamedProgram, add_device, add_trust, is_function, on_device, program_at
 from .screen import say, write, write_json
 
 # As `Tuner(effort=...)` names them; written here because help must not wait for JAX.
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
             )
         if shard is not None:
             # A part of the calls is no program that could be run before and after.
-            program = Program(calls=_part(program.calls, *shard), notes=program.notes)
+            program = NamedProgram(calls=_part(program.calls, *shard), notes=program.notes)
         confirm = _has_values(program) if options.confirm is None else options.confirm
         result = _tuned(program, replace(tuning, confirm=confirm))
         lost = _why_lost(program, selector)
@@ -153,7 +153,7 @@ def _part(calls: Sequence[Any], one: int, all_of_them: int) -> tuple[Any, ...]:
     return tuple(sorted(calls, key=lambda call: call.key)[one - 1 :: all_of_them])
 
 
-def _has_values(program: Program) -> bool:
+def _has_values(program: NamedProgram) -> bool:
     """Can the program be run on the arguments that were given with it?"""
     from ..ops.timing.inputs import flatten_call, is_concrete
 
@@ -161,7 +161,7 @@ def _has_values(program: Program) -> bool:
     return program.fn is not None and bool(leaves) and all(map(is_concrete, leaves))
 
 
-def _tuned(program: Program, tuning: Any) -> Any:
+def _tuned(program: NamedProgram, tuning: Any) -> Any:
     from ..ops import autotune
     from ..ops.programs.autotune import tune_calls
 
@@ -199,7 +199,7 @@ def summary(result: Any) -> dict[str, Any]:
     }
 
 
-def _why_lost(program: Program, selector: Any) -> str:
+def _why_lost(program: NamedProgram, selector: Any) -> str:
     """Reason why a store did not keep what was tuned for it; empty where all is kept."""
     selectors = [selector] if selector is not None else [s for call in program.calls for s in call.selectors]
     reasons = (getattr(s.persistent, "reason", "") for s in selectors)

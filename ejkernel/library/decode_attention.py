@@ -28,7 +28,7 @@ from .arguments import (
 from .attention_arguments import in_range, lengths_of, scale_of
 from .call import plan, planned, program
 from .decode_attention_pages import by_pages, pages_refuse
-from .decode_attention_ways import Sight, looped, split, whole
+from .decode_attention_ways import CacheSight, looped, split, whole
 from .examples import drawn
 from .extent import too_large
 from .reverse import recomputed
@@ -79,7 +79,7 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
         interpret: bool = False,
     ) -> jax.Array:
         """The computation by the cfg's implementation."""
-        sight = Sight(window, soft_cap, scale)
+        sight = CacheSight(window, soft_cap, scale)
         given = [x for x in (q, k_pages, v_pages, lengths, page_table, sinks) if x is not None]
 
         def of(way: Callable[..., jax.Array], **how: Any) -> Callable[..., jax.Array]:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .decode_attention_ways import Sight, finished, grouped
+from .decode_attention_ways import CacheSight, finished, grouped
 from .narrow import exp_in
 from .triton.decode import parts_of_pages
 
@@ -16,7 +16,7 @@ _PAGE = 64
 
 
 def by_pages(
-    q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight: Sight, *, cfg: Any, interpret: bool
+    q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight: CacheSight, *, cfg: Any, interpret: bool
 ) -> jax.Array:
     """Parts of the pages by the kernel, joined by XLA."""
     if table is None:

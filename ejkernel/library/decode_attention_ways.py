@@ -13,7 +13,7 @@ from .varying import varying_like
 
 
 @dataclass(frozen=True)
-class Sight:
+class CacheSight:
     """Static options of a call: the keys before its own place that a query sees, cap and scale of scores."""
 
     window: int | None
@@ -26,7 +26,9 @@ def grouped(q: jax.Array, heads: int) -> jax.Array:
     return q.reshape(*q.shape[:2], heads, -1, q.shape[-1])
 
 
-def partial_of(q: Any, k: Any, v: Any, start: Any, lengths: Any, sight: Sight, *, fused: bool) -> tuple[Any, Any, Any]:
+def partial_of(
+    q: Any, k: Any, v: Any, start: Any, lengths: Any, sight: CacheSight, *, fused: bool
+) -> tuple[Any, Any, Any]:
     """Largest score, sum of exponentials and weighted values of keys (batch, some, heads, head_dim) from `start` on.
 
     `fused` multiplies and adds up instead of calling a product, so that a gather of keys may be in the same program.
@@ -92,13 +94,13 @@ def pages_of(pages: jax.Array, table: jax.Array | None) -> jax.Array:
     return taken.reshape(table.shape[0], -1, *pages.shape[2:])
 
 
-def whole(q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight: Sight, *, fused: bool) -> jax.Array:
+def whole(q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight: CacheSight, *, fused: bool) -> jax.Array:
     """All keys at once."""
     part = partial_of(grouped(q, k.shape[2]), pages_of(k, table), pages_of(v, table), 0, lengths, sight, fused=fused)
     return finished(part, sinks, q.shape, q.dtype)
 
 
-def split(q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight: Sight, *, parts: int) -> jax.Array:
+def split(q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight: CacheSight, *, parts: int) -> jax.Array:
     """Keys in so many parts side by side, joined at the end: few sequences keep many cores busy."""
     keys, values = (pages_of(x, table) for x in (k, v))
     missing = -keys.shape[1] % parts
@@ -117,7 +119,7 @@ def split(q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight: S
     return finished(part, sinks, q.shape, q.dtype)
 
 
-def looped(q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight: Sight, *, block: int) -> jax.Array:
+def looped(q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight: CacheSight, *, block: int) -> jax.Array:
     """Some keys after the other, as far as the longest sequence goes: what a table has room for costs nothing."""
     near = grouped(q, k.shape[2])
     if table is None:

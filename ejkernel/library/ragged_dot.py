@@ -328,10 +328,10 @@ def _outer_way(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array
         # Whole tiles of rows: their matrices are added up in memory, so few are better.
         way = functools.partial(tiled_outer, tile=512)
         return way if cfg.implementation == "mosaic" else in_parts(way, 1)
-    from .ragged_dot_triton import Tile, triton_outer
+    from .ragged_dot_triton import TritonTile, triton_outer
 
     # Its blocks are of the matrix, so the rows of a group, however few, do not bound them.
-    tile = Tile(128, 128, 64 if cfg.block_k == 64 else 32, 8, 3)
+    tile = TritonTile(128, 128, 64 if cfg.block_k == 64 else 32, 8, 3)
     return lambda *args, **kwargs: triton_outer(*args, tile=tile, interpret=interpret, **kwargs)
 
 
@@ -384,10 +384,10 @@ def _mosaic_tile(cfg: RaggedDotConfig) -> tiles.Tile:
 
 
 def _tile(cfg: RaggedDotConfig) -> Any:
-    from .ragged_dot_triton import Tile
+    from .ragged_dot_triton import TritonTile
 
     blocks = (cfg.block_m or 64, cfg.block_n or 128, cfg.block_k or 32)
-    return Tile(*blocks, cfg.num_warps or 4, cfg.num_stages or 3)
+    return TritonTile(*blocks, cfg.num_warps or 4, cfg.num_stages or 3)
 
 
 def _named(inv: Invocation[Any, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _NEIGHBOURS = 8
 
 
 @dataclass(frozen=True)
-class Tile:
+class TritonTile:
     """Block sizes and launch parameters, all blocks powers of two."""
 
     m: int
@@ -31,7 +31,7 @@ class Tile:
     warps: int
     stages: int
 
-    def holding(self, elements: int, itemsize: int) -> Tile:
+    def holding(self, elements: int, itemsize: int) -> TritonTile:
         """The same, with a smaller inner block where so many elements of each step do not fit its stages."""
         held = elements * self.k * itemsize * self.stages
         return self if held <= _SHARED_BYTES else replace(self, k=max(16, self.k // 2))
@@ -43,7 +43,7 @@ def triton(
     sizes: Any,
     rest: Any = None,
     *,
-    tile: Tile,
+    tile: TritonTile,
     transposed: bool,
     dtype: Any,
     interpret: bool,
@@ -81,7 +81,7 @@ def _product(
     stop_ref: Any,
     rhs_ref: Any,
     *refs: Any,
-    tile: Tile,
+    tile: TritonTile,
     transposed: bool,
     groups: int,
     grid: tuple[int, int],
@@ -128,7 +128,7 @@ def _neighbourly(number: Any, tiles: int, columns: int) -> tuple[Any, Any]:
 
 
 def triton_outer(
-    lhs: Any, out: Any, sizes: Any, rest: Any = None, *, tile: Tile, dtype: Any, interpret: bool
+    lhs: Any, out: Any, sizes: Any, rest: Any = None, *, tile: TritonTile, dtype: Any, interpret: bool
 ) -> jax.Array:
     """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix.
 
@@ -153,7 +153,7 @@ def triton_outer(
     return made
 
 
-def _outer(start_ref: Any, stop_ref: Any, lhs_ref: Any, *refs: Any, tile: Tile) -> None:
+def _outer(start_ref: Any, stop_ref: Any, lhs_ref: Any, *refs: Any, tile: TritonTile) -> None:
     *out_refs, made_ref = refs
     depth, width = lhs_ref.shape[1], out_refs[0].shape[1]
     group = pl.program_id(2)

@@ -677,7 +677,7 @@ class DeviceClock:
 
 def stepped(clock):
     """A step of one program, timed by a clock."""
-    step = module.Step(lambda x: x + 1, (X,), {}, math.inf)
+    step = module.ProgramStep(lambda x: x + 1, (X,), {}, math.inf)
     step._clock = clock
     return step, *step.compiled([{}, {}])
 

@@ -34,7 +34,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TuningVerdict:
     """The outcome of a tuning in one word, and in the sentence that tables, explanations and pages show."""
 
     kind: Kind
@@ -97,53 +97,55 @@ def _quantile(values: Sequence[float], quantile: float) -> float:
     return sorted(values)[int((len(values) - 1) * quantile)]
 
 
-def verdict(record: Record) -> Verdict:
+def verdict(record: Record) -> TuningVerdict:
     """The outcome of a tuning, as all texts say it."""
     if record.winner is None:
         why = {"deadline": "the time was up before anything was measured", "failed": "no candidate can be used"}
-        return Verdict("unmeasured", why.get(record.stop, "nothing was measured"))
+        return TuningVerdict("unmeasured", why.get(record.stop, "nothing was measured"))
     # A tuner of the user's own, or another process, keeps its samples to itself.
     if not record.trials[record.winner].samples_s:
-        return Verdict("unmeasured", "another tuner or process decided; its samples are not here")
+        return TuningVerdict("unmeasured", "another tuner or process decided; its samples are not here")
     if record.note:
-        return Verdict("changed", record.note)
+        return TuningVerdict("changed", record.note)
     faster = _seemingly_faster(record)
     if record.heuristic is None:
         if faster:
-            return Verdict("noisy", f"too noisy to tell: {_others(record, faster)}; {_WHAT_TO_DO}")
+            return TuningVerdict("noisy", f"too noisy to tell: {_others(record, faster)}; {_WHAT_TO_DO}")
         timed = sum(bool(trial.samples_s) for trial in record.trials)
-        return Verdict("faster" if timed > 1 else "same", f"the fastest of {timed} that were timed")
+        return TuningVerdict("faster" if timed > 1 else "same", f"the fastest of {timed} that were timed")
     if record.winner == record.heuristic:
         return _heuristic_stays(record, faster)
     if record.gain is None:
         text = "the heuristic cfg could not be timed beside it"
-        return Verdict(
+        return TuningVerdict(
             "noisy" if faster else "faster", f"too noisy to tell: {_others(record, faster)}" if faster else text
         )
     return verdict_of_gain(record.gain, _others(record, faster) if faster else "")
 
 
-def verdict_of_gain(gain: tuple[float, float, float], doubt: str = "") -> Verdict:
+def verdict_of_gain(gain: tuple[float, float, float], doubt: str = "") -> TuningVerdict:
     """The verdict where only the gain is known, as in the entry of a store; `doubt` names faster losers."""
     middle, low, high = gain
     if low == middle == high == 1.0:
-        return Verdict("same", "nothing beats the heuristic cfg")
+        return TuningVerdict("same", "nothing beats the heuristic cfg")
     interval = f"{low:.2f} to {high:.2f} with 95%"
     if low <= 1.0 or doubt:
         what = f"{middle:.2f} times as fast as the heuristic cfg, {interval}"
-        return Verdict("noisy", f"too noisy to tell: {what}{'; ' + doubt if doubt else ''}; {_WHAT_TO_DO}")
-    return Verdict("faster", f"{middle:.2f} times as fast as the heuristic cfg ({interval})")
+        return TuningVerdict("noisy", f"too noisy to tell: {what}{'; ' + doubt if doubt else ''}; {_WHAT_TO_DO}")
+    return TuningVerdict("faster", f"{middle:.2f} times as fast as the heuristic cfg ({interval})")
 
 
-def _heuristic_stays(record: Record, faster: Sequence[int]) -> Verdict:
+def _heuristic_stays(record: Record, faster: Sequence[int]) -> TuningVerdict:
     if faster:
-        return Verdict("noisy", f"too noisy to tell: {_others(record, faster)}; the heuristic cfg stays; {_WHAT_TO_DO}")
+        return TuningVerdict(
+            "noisy", f"too noisy to tell: {_others(record, faster)}; the heuristic cfg stays; {_WHAT_TO_DO}"
+        )
     tied = len([place for place in record.tied if place != record.winner])
     also = f"; {tied} cannot be told from it" if tied else ""
     timed = sum(bool(trial.samples_s) for trial in record.trials)
     if timed == 1:
-        return Verdict("same", "the heuristic cfg is the only one that could be timed")
-    return Verdict("same", f"nothing beats the heuristic cfg{also}")
+        return TuningVerdict("same", "the heuristic cfg is the only one that could be timed")
+    return TuningVerdict("same", f"nothing beats the heuristic cfg{also}")
 
 
 def _seemingly_faster(record: Record) -> list[int]:

@@ -128,7 +128,7 @@ class Form:
 
 
 @final
-class Step:
+class ProgramStep:
     """A program with arguments to run it on, compiled under one choice of cfgs or another."""
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], deadline: float) -> None:
@@ -265,7 +265,7 @@ def confirm(
     new = {key: change.after for key, change in changes.items()}
     kept, note = set(changes), ""
     try:
-        step = Step(fn, args, kwargs, deadline)
+        step = ProgramStep(fn, args, kwargs, deadline)
         before, after = step.compiled([old, new])
         found = step.compare(after, before)
         if not found.is_improvement:
@@ -286,7 +286,7 @@ def _others(changes: Mapping[Key, Change], kept: Collection[Key]) -> tuple[Key, 
     return tuple(key for key in changes if key not in kept)
 
 
-def _one_by_one(step: Step, before: Form, changes: Mapping[Key, Change]) -> tuple[set[Key], Form, str]:
+def _one_by_one(step: ProgramStep, before: Form, changes: Mapping[Key, Change]) -> tuple[set[Key], Form, str]:
     """The changes that make the program faster, each on top of those before it; and why not all were tried."""
     kept: set[Key] = set()
     best, noisy = before, False

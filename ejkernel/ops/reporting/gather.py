@@ -15,7 +15,7 @@ from ..core.description import described_in
 from ..core.errors import ConfigTypeError, RecordFormatError, SettingError
 from ..core.key import Key
 from ..core.record import Record
-from ..core.standing import Verdict, verdict, verdict_of_gain
+from ..core.standing import TuningVerdict, verdict, verdict_of_gain
 from ..store import files
 from ..store.store import KeepsRecords, Store, peek
 from .summary import TuningSummary, summary_of, summary_of_entry
@@ -54,13 +54,13 @@ class CallFacts:
 
     # Asked for by several parts of a page.
     @functools.cached_property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> TuningVerdict:
         """The outcome of its tuning."""
         if self.record is not None:
             return verdict(self.record)
         if self.figures is not None and self.figures.gain is not None:
             return verdict_of_gain(self.figures.gain)
-        return Verdict("unmeasured", self.note or "not measured: no record of a tuning was kept")
+        return TuningVerdict("unmeasured", self.note or "not measured: no record of a tuning was kept")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ Prefer = Literal["newest", "fastest"]
 
 
 @dataclass(frozen=True)
-class Change:
+class EntryChange:
     """One entry of an exchange: what becomes of it, and why."""
 
     what: What
@@ -38,7 +38,7 @@ Fits = Callable[[Key, Raw], bool]
 
 def push(
     local: Entries, remote: RemoteStore, *, fits: Fits, prefer: Prefer = "newest", dry_run: bool = False
-) -> list[Change]:
+) -> list[EntryChange]:
     """Brings local entries to a remote, signed where it has a key."""
     remote.refuse_unless_written()
     fitting = {key: raw for key, raw in local.items() if fits(key, raw)}
@@ -51,7 +51,7 @@ def push(
             what, why = "replaced", "the entry there is not signed"
         if what != "kept" and raw.get("owner", os.getuid()) != os.getuid():
             what, why = "refused", "another user put it here; let that user push it"
-        changes.append(Change(what, key, why, "push"))
+        changes.append(EntryChange(what, key, why, "push"))
         if what in ("added", "replaced"):
             wanted.append((key, raw))
     if not dry_run:
@@ -61,7 +61,7 @@ def push(
 
 def pull(
     local: Entries, into: Store, remote: RemoteStore, *, fits: Fits, prefer: Prefer = "newest", dry_run: bool = False
-) -> list[Change]:
+) -> list[EntryChange]:
     """Brings the signed entries of a remote into a local store; an unsigned one would be believed there."""
     changes = []
     for key, (raw, trusted) in sorted(remote_entries(remote).items(), key=lambda pair: pair[0]):
@@ -70,7 +70,7 @@ def pull(
         what, why = _judged(raw, local.get(key), prefer)
         if what != "kept" and not trusted:
             what, why = "refused", _unsigned(raw, remote)
-        changes.append(Change(what, key, why, "pull"))
+        changes.append(EntryChange(what, key, why, "pull"))
         if what in ("added", "replaced") and not dry_run:
             into.keep(key, StoredEntry.of(raw, raw["cfg"], trusted=True))
     return changes
