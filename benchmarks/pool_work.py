@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ejkernel.ops import Invocation, Kernel, Record, Trial
-from ejkernel.ops.programs.pool.task import Outcome, Reply, Task
+from ejkernel.ops.programs.pool.task import Reply, Task, TaskOutcome
 
 # Seconds of a call that sleeps instead of computing.
 SLEEP_SECONDS = 0.5
@@ -50,7 +50,7 @@ def sleeping(text: str) -> str:
         time.sleep(SLEEP_SECONDS)
         trials = (Trial(1, samples_s=(2e-6,)), Trial(2, samples_s=(1e-6,)))
         record = Record(dict(call.key._asdict()), trials=trials, winner=1, heuristic=0, gain=(2.0, 2.0, 2.0))
-        outcomes.append(Outcome(call.key, record.as_json(), seconds=SLEEP_SECONDS))
+        outcomes.append(TaskOutcome(call.key, record.as_json(), seconds=SLEEP_SECONDS))
     return Reply("asleep", tuple(outcomes), task.device, SLEEP_SECONDS * len(outcomes)).dumps()
 
 

@@ -18,7 +18,7 @@ from ejkernel.ops.core import device as devices
 from ejkernel.ops.core.request import ask
 from ejkernel.ops.programs.pool.courier import workers_of
 from ejkernel.ops.programs.pool.engines import suited
-from ejkernel.ops.programs.pool.schedule import Rules
+from ejkernel.ops.programs.pool.schedule import ScheduleRules
 from ejkernel.ops.programs.pool.worker import run_task
 
 
@@ -105,7 +105,7 @@ class Inline:
 
 
 # Patience of seconds, for tests with workers that hang.
-QUICK = Rules(straggler_seconds=3.0, silent_seconds=120.0)
+QUICK = ScheduleRules(straggler_seconds=3.0, silent_seconds=120.0)
 
 
 class Aged:

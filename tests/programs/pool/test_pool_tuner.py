@@ -25,7 +25,7 @@ from ejkernel.ops import (
 from ejkernel.ops.core import device as devices
 from ejkernel.ops.execution.recording import Recording
 from ejkernel.ops.programs.found_call import FoundCall
-from ejkernel.ops.programs.pool.task import Outcome, Reply, Task
+from ejkernel.ops.programs.pool.task import Reply, Task, TaskOutcome
 from ejkernel.ops.programs.pool.worker import run_task
 
 EXECUTOR = Executor(ConfigSelectorChain(ConfigCache(), tuner=Tuner(0, 1, isolate=False)))
@@ -42,7 +42,7 @@ class Around(Adding):
 
 def untuned(text):
     """A worker that names every call."""
-    return Reply("fake", tuple(Outcome(call.key, why="not today") for call in Task.loads(text).calls)).dumps()
+    return Reply("fake", tuple(TaskOutcome(call.key, why="not today") for call in Task.loads(text).calls)).dumps()
 
 
 def sizes(pool):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fakes_programs import key_of
 
-from ejkernel.ops.programs.pool.schedule import Rules, Schedule, Work
+from ejkernel.ops.programs.pool.schedule import Schedule, ScheduleRules, Work
 
-RULES = Rules(straggler_seconds=10.0, silent_seconds=100.0, ahead=0.0)
+RULES = ScheduleRules(straggler_seconds=10.0, silent_seconds=100.0, ahead=0.0)
 
 
 def works(*names, **about):

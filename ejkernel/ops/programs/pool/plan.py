@@ -30,7 +30,7 @@ _TOGETHER, _TASKS_EACH = 8, 4
 
 
 @dataclass(frozen=True)
-class Plan:
+class PoolPlan:
     """The calls of a program that can travel."""
 
     calls: Mapping[Key, FoundCall]
@@ -100,14 +100,14 @@ def planned(
     tuners: Mapping[Key, Mapping[str, Any]],
     *,
     exact: bool,
-) -> Plan:
+) -> PoolPlan:
     """The plan for some calls; `exact`: a budget is split, so that every cost has to be known first."""
     shares = {
         key: share_of(call) if exact and not call.is_elsewhere else Share(_bytes_of(call) * call.count, 1)
         for key, call in calls.items()
     }
     counts = {key: count for key, (_, count) in asked.items()}
-    plan = Plan(calls, {key: one for key, (one, _) in asked.items()}, tuners, shares, counts, [])
+    plan = PoolPlan(calls, {key: one for key, (one, _) in asked.items()}, tuners, shares, counts, [])
     if not exact:
         plan.rough.extend(key for key in reversed(plan.rank()) if not calls[key].is_elsewhere)
     return plan
@@ -118,7 +118,7 @@ def _bytes_of(call: FoundCall) -> float:
     return float(sum(math.prod(leaf.shape) * getattr(leaf.dtype, "itemsize", 4) for leaf in leaves))
 
 
-def seeds_for(plan: Plan, key: Key) -> list[Any]:
+def seeds_for(plan: PoolPlan, key: Key) -> list[Any]:
     """Cfgs of similar calls, as text; a race of few candidates needs none."""
     if (plan.counts[key] or 0) <= FEW:
         return []

@@ -12,7 +12,7 @@ from ...core.key import Key
 
 
 @dataclass(frozen=True)
-class Rules:
+class ScheduleRules:
     """Limits of a schedule."""
 
     # Work that runs so many times as long as usual is sent once more, where nothing else waits; seconds at least.
@@ -64,9 +64,9 @@ class Schedule:
         *,
         inner: Mapping[Key, Iterable[Key]] | None = None,
         workers: int | None = None,
-        rules: Rules | None = None,
+        rules: ScheduleRules | None = None,
     ) -> None:
-        self.rules = rules or Rules()
+        self.rules = rules or ScheduleRules()
         # None: the pool does not say; then everything is sent at once, and the pool keeps the order.
         self.workers = workers
         self._waiting = list(works)

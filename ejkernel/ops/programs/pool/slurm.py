@@ -18,7 +18,7 @@ from ...core.errors import IsolationError, SettingError
 from ...core.shown import Shown
 from .by_name import call, name_of, places
 from .engines import engine
-from .schedule import Rules
+from .schedule import ScheduleRules
 
 # Starting Python and JAX takes seconds in each job, and a queue takes more: so many calls share a job at most.
 _CALLS_IN_A_JOB = 8
@@ -84,7 +84,7 @@ class SlurmPool(Shown, Executor):
         self.workers = workers
         self.calls_per_task = calls_per_task
         # A job that waits in the queue is no straggler, and SLURM ends one that runs longer than its time.
-        self.rules = Rules(straggler_seconds=math.inf, silent_seconds=math.inf)
+        self.rules = ScheduleRules(straggler_seconds=math.inf, silent_seconds=math.inf)
         self._executor = executor or _executor(cluster, folder, {"timeout_min": _TIMEOUT_MINUTES, **asks})
         self._lock = threading.Lock()
         self._futures: list[JobFuture] = []

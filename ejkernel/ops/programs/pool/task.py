@@ -68,7 +68,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """The end of one call: a record, or the reason why there is none."""
 
     key: Key
@@ -86,7 +86,7 @@ class Reply:
     """A worker's answer to a task."""
 
     worker: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[TaskOutcome, ...]
     device: str = ""
     seconds: float = 0.0
 
@@ -100,7 +100,7 @@ class Reply:
         """The reply behind a text; a `RecordFormatError` says what it is instead."""
         data = _read(text, REPLY)
         try:
-            outcomes = [Outcome(**{**one, "key": Key(*one["key"])}) for one in data.pop("outcomes")]
+            outcomes = [TaskOutcome(**{**one, "key": Key(*one["key"])}) for one in data.pop("outcomes")]
             return Reply(**data, outcomes=tuple(outcomes))
         except (KeyError, TypeError, ValueError) as error:
             raise RecordFormatError(f"the reply is damaged: {error!r}") from error

@@ -25,9 +25,9 @@ from .courier import Arrived, Courier, PoolBroken, check_pool, workers_of
 from .elsewhere import kept_entry, known_entry
 from .engines import suited
 from .keeper import RecordKeeper
-from .plan import Plan, planned, seeds_for, together_for
-from .schedule import Rules, Schedule, Work
-from .task import AskedCall, Outcome, Reply, Task
+from .plan import PoolPlan, planned, seeds_for, together_for
+from .schedule import Schedule, ScheduleRules, Work
+from .task import AskedCall, Reply, Task, TaskOutcome
 from .totals import PoolTotals, WorkerTotals
 from .travelling import asked_call, plain_tuner, rebuilt_record
 from .worker import run_task
@@ -48,7 +48,7 @@ _LONGEST_PAUSE = 1.0
 class _Campaign:
     """One round of sending: what goes, in which order, and the pool."""
 
-    plan: Plan
+    plan: PoolPlan
     schedule: Schedule
     courier: Courier
 
@@ -70,7 +70,7 @@ class PoolTuner(BatchTuner):
         # A pool with workers that begin late, such as jobs in a queue, brings rules of its own.
         self._pool = suited(options.pool)
         rules = getattr(self._pool, "rules", None)
-        self._rules = rules if isinstance(rules, Rules) else Rules()
+        self._rules = rules if isinstance(rules, ScheduleRules) else ScheduleRules()
         self._totals = PoolTotals()
         self._keeper = RecordKeeper()
 
@@ -97,7 +97,7 @@ class PoolTuner(BatchTuner):
             finally:
                 self._keeper.keep_again()
 
-    def _plan(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> Plan:
+    def _plan(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> PoolPlan:
         """The calls that can travel; the others are named, or settled here where there is nothing to measure."""
         asked: dict[Key, tuple[AskedCall, int | None]] = {}
         tuners: dict[Key, dict[str, Any]] = {}
@@ -176,7 +176,7 @@ class PoolTuner(BatchTuner):
         part = allotted(first, rest, plan.shares, left * (campaign.schedule.workers or 1), self._taken) or left
         return max(0.1, min(part, left / len(work.calls)) * _FOR_TUNING)
 
-    def _asked(self, plan: Plan, key: Key, seconds: float | None) -> AskedCall:
+    def _asked(self, plan: PoolPlan, key: Key, seconds: float | None) -> AskedCall:
         """A call as it travels now: with what similar calls found, and the cfgs of the kernels inside it."""
         inside = [
             (other.op_id, other.call_key, codec.encode(self.entries[other].cfg))
@@ -230,7 +230,7 @@ class PoolTuner(BatchTuner):
         else:
             self._give_up(campaign, schedule.refused(work, left[0].why, time.perf_counter()))
 
-    def _keep(self, campaign: _Campaign, outcome: Outcome, worker: str, totals: WorkerTotals) -> None:
+    def _keep(self, campaign: _Campaign, outcome: TaskOutcome, worker: str, totals: WorkerTotals) -> None:
         call = campaign.plan.calls[outcome.key]
         if call.is_elsewhere and outcome.record is None:
             totals.failed += 1
@@ -253,7 +253,7 @@ class PoolTuner(BatchTuner):
     def _known(self, call: FoundCall) -> Entry | None:
         return known_entry(call) if call.is_elsewhere else super()._known(call)
 
-    def _entry_of(self, call: FoundCall, outcome: Outcome) -> Entry:
+    def _entry_of(self, call: FoundCall, outcome: TaskOutcome) -> Entry:
         first = call.selectors[0]
         if call.is_elsewhere and outcome.record is not None:
             return kept_entry(call, outcome.record)

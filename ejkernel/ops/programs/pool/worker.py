@@ -16,7 +16,7 @@ from ...core.errors import ConfigTypeError, RecordFormatError, SignatureError
 from ...core.key import Key
 from ...core.record import Record
 from .courier import said
-from .task import PROTOCOL, AskedCall, Outcome, Reply, Task, asked_by
+from .task import PROTOCOL, AskedCall, Reply, Task, TaskOutcome, asked_by
 
 if TYPE_CHECKING:
     import jax
@@ -51,7 +51,7 @@ def run_task(text: str) -> str:
 
 
 def _refused(here: str, keys: Sequence[Key], why: str) -> str:
-    return Reply(here, tuple(Outcome(key, why=why[:_LONGEST], refused=True) for key in keys)).dumps()
+    return Reply(here, tuple(TaskOutcome(key, why=why[:_LONGEST], refused=True) for key in keys)).dumps()
 
 
 def _device_for(task: Task) -> tuple[jax.Device | None, str]:
@@ -78,11 +78,11 @@ def _device_for(task: Task) -> tuple[jax.Device | None, str]:
     return None, f"has no {task.device}; it has {', '.join(there)}"
 
 
-def _outcomes(task: Task, device: jax.Device, here: str) -> list[Outcome]:
+def _outcomes(task: Task, device: jax.Device, here: str) -> list[TaskOutcome]:
     from ...tuning.progress import told_elsewhere
     from ...tuning.worker.process import kept_workers
 
-    found: list[Outcome] = []
+    found: list[TaskOutcome] = []
     with kept_workers(), told_elsewhere(), _without_warnings():
         for asked in task.calls:
             start = time.perf_counter()
@@ -91,11 +91,11 @@ def _outcomes(task: Task, device: jax.Device, here: str) -> list[Outcome]:
             except SignatureError as error:
                 if not found:
                     time.sleep(task.pause)
-                outcome = Outcome(asked.key, why=f"the worker {here}: {error}"[:_LONGEST], refused=True)
+                outcome = TaskOutcome(asked.key, why=f"the worker {here}: {error}"[:_LONGEST], refused=True)
             # Whatever a kernel raises: the call is named, and the others are tuned.
             except Exception as error:
-                outcome = Outcome(asked.key, why=said(error))
-            found.append(Outcome(**{**vars(outcome), "seconds": time.perf_counter() - start}))
+                outcome = TaskOutcome(asked.key, why=said(error))
+            found.append(TaskOutcome(**{**vars(outcome), "seconds": time.perf_counter() - start}))
     return found
 
 
@@ -113,7 +113,7 @@ def _without_warnings() -> Iterator[None]:
         yield
 
 
-def _tuned(task: Task, asked: AskedCall, device: jax.Device) -> Outcome:
+def _tuned(task: Task, asked: AskedCall, device: jax.Device) -> TaskOutcome:
     from ...config.cache import ConfigCache, Plain, overlay_cache
     from ...config.selection import AutotunePolicy, ConfigSelectorChain
     from ...core.request import ask
@@ -135,8 +135,8 @@ def _tuned(task: Task, asked: AskedCall, device: jax.Device) -> Outcome:
         decision = selector.tune(inv, kernel, asked.repetitions, seconds=asked.seconds)
     if decision.record is None:
         why = dict(decision.misses).get("autotune", "") or "nothing was measured"
-        return Outcome(asked.key, failed=_plain(decision.failed), why=why[:_LONGEST])
-    return Outcome(asked.key, _plain(decision.record))
+        return TaskOutcome(asked.key, failed=_plain(decision.failed), why=why[:_LONGEST])
+    return TaskOutcome(asked.key, _plain(decision.record))
 
 
 def _plain(record: Record | None) -> dict[str, Any] | None:
