@@ -33,7 +33,7 @@ from .invocation_of import invocation_of
 from .kernel_run import KernelRun
 from .labels import PREFIX
 from .plan import Plan, Program
-from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, is_short, place_of, with_keywords, with_state
+from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, is_short, place_of, placed, with_keywords, with_state
 from .static_values import as_it_is_now
 from .table import (
     CompiledEntry,
@@ -44,7 +44,7 @@ from .table import (
     tracing,
     tree_signature,
 )
-from .tree_key import group_key, placed, tree_key
+from .tree_key import group_key, tree_key
 
 
 class ConfigChooser(Protocol):
@@ -255,7 +255,8 @@ class Executor(Generic[Cfg, Out]):
         key = (kernel_key(kernel), taken.shape, options.key(), batch, frames_in_force(), device)
         entry = self._table.find(key)
         if entry is None:
-            self._advice.count_statics(kernel, taken)
+            if taken.statics:
+                self._advice.count_statics(kernel, taken)
             entry = self._table.add(key, self._build(kernel, taken, options, batch, device))
         out = self._enter(entry, key, kernel, taken)
         self._shorten(kernel, args, kwargs, key)
@@ -320,7 +321,8 @@ class Executor(Generic[Cfg, Out]):
         key = (front, taken.shape, frames_in_force(), device)
         entry = self._table.find(key)
         if entry is None:
-            self._advice.count_statics(kernel, taken)
+            if taken.statics:
+                self._advice.count_statics(kernel, taken)
             entry = self._table.add(key, self._build_planned(front, kernel, taken, device))
         out = self._enter(entry, key, kernel, taken, plan)
         self._table.shorten(short, key, -1)

@@ -129,3 +129,11 @@ def _is_key(value: Any) -> bool:
         return False
     _KEYS.add(type(value))
     return True
+
+
+def placed(short: Any, leaves: Sequence[Any], several_kinds: bool | None) -> Any:
+    """A short key with the policy overrides in force, and the place where that matters."""
+    frames = frames_in_force()
+    if frames:
+        short = (short, frames)
+    return (short, place_of(leaves)) if several_kinds else short

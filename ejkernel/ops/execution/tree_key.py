@@ -9,7 +9,7 @@ import jax
 
 from ..core.kernel import Kernel
 from .arguments import RESERVED
-from .short_key import frames_in_force, is_short, of_tree, place_of, with_state
+from .short_key import is_short, of_tree, placed, with_state
 
 
 def group_key(
@@ -46,11 +46,3 @@ def tree_key(
     except (TypeError, ValueError):
         return None
     return short, found[1]
-
-
-def placed(short: Any, leaves: Sequence[Any], several_kinds: bool | None) -> Any:
-    """A short key with the policy overrides in force, and the place where that matters."""
-    frames = frames_in_force()
-    if frames:
-        short = (short, frames)
-    return (short, place_of(leaves)) if several_kinds else short
