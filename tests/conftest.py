@@ -24,12 +24,17 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import hypothesis
 import jax
 import pytest
 from jax._src.lru_cache import LRUCache
 
 from ejkernel.ops import registry
 from ejkernel.ops.execution.default import forget_default
+
+# How long an example takes, or its drawing, says something about the machine alone.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 
 # A third of what the suite compiles was compiled before, by another test, and nearly all of it by an earlier run. JAX
 # keeps programs in this folder, by their text and all else that a compiler's result depends on.
