@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from fakes import Blocks
 
 from ejkernel.cli.main import run
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Invocation, Kernel, OperationStores, Record, Trial
+from ejkernel.ops.core.description import readable
 from ejkernel.ops.core.device import device_fingerprint
 from ejkernel.ops.core.errors import SignatureError
 from ejkernel.ops.core.kernel import versioned
@@ -167,6 +170,41 @@ def test_a_call_that_cannot_be_rebuilt_says_why(store, change, why):
     key, record = keep(store, 1)
     with pytest.raises(SignatureError, match=why):
         rebuilt_call(key, dataclasses.replace(record, **change), None)
+
+
+HOSTILE = ["[" * 100_000, '["float", "no number"]', '["float", "0x1p99999"]', "9" * 5000]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=len)
+def test_a_part_that_no_writer_makes_is_a_sentence_and_shown_as_it_stands(store, text):
+    """A hand or an enemy wrote the record: no crash, neither where the call is rebuilt nor where it is shown."""
+    key, record = keep(store, 1)
+    changed = dataclasses.replace(record, key={**record.key, "call.args[0]": text})
+    with pytest.raises(SignatureError, match="cannot be made again"):
+        rebuilt_call(key, changed, None)
+    assert readable(text) == text
+
+
+@pytest.mark.parametrize("change", ["another user owns it", "others may write it"])
+def test_nothing_is_imported_that_another_users_record_names(store, tmp_path, monkeypatch, change):
+    """The entry is this user's own, but its record is not: it is skipped, and the reason names --calls."""
+    if change == "another user owns it" and os.getuid() != 0:
+        pytest.skip("needs root, to give a file to another user")
+    (tmp_path / "planted_kernel.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    _, record = keep(store, 1, runner_up=8)
+    (path,) = (tmp_path / "stores").glob("*.json.d/records/*.json")
+    path.write_text(path.read_text().replace(record.kernel, "planted_kernel:Kernel"))
+    if change == "another user owns it":
+        os.chown(path, 65534, 65534)
+    else:
+        path.chmod(0o666)
+
+    (found,) = remeasure(store)
+
+    assert (found.state, "planted_kernel" in sys.modules) == ("skipped", False)
+    assert "another user's" in found.why
+    assert "--calls" in found.why
 
 
 def test_a_call_with_another_key_now_is_refused(store):

@@ -216,6 +216,14 @@ def test_a_file_of_something_else_is_a_sentence(tmp_path):
             report(tmp_path / "other.json", tmp_path / "page.html")
 
 
+def test_a_file_that_is_too_large_to_be_ours_is_not_read(tmp_path):
+    """A sparse file of 200 GB is named, and takes no memory."""
+    with open(tmp_path / "other.json", "wb") as file:
+        file.truncate(200 << 30)
+    with pytest.raises(OpsError, match=r"other\.json is not read: it has 214,748,364,800 bytes"):
+        report(tmp_path / "other.json", tmp_path / "page.html")
+
+
 def test_a_folder_is_no_page(tmp_path):
     """The message names a file in it."""
     with pytest.raises(ValueError, match=r"is a folder; give the path of a file, such as .*report\.html"):

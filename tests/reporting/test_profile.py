@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,18 @@ def test_a_trace_of_something_else_is_a_sentence(trace, tmp_path):
         (tmp_path / "half.xplane.pb").write_bytes(whole.read()[:5000])
     with pytest.raises(OpsError, match=r"is no trace of jax\.profiler that can be read"):
         attribute(tmp_path / "half.xplane.pb")
+
+
+def test_a_pipe_or_a_huge_file_among_traces_is_a_sentence(tmp_path):
+    """Neither is waited for or read: any user may have put it into a shared folder."""
+    os.mkfifo(tmp_path / "pipe.xplane.pb")
+    with pytest.raises(OpsError, match="it is not a plain file"):
+        attribute(tmp_path)
+    os.unlink(tmp_path / "pipe.xplane.pb")
+    with open(tmp_path / "huge.xplane.pb", "wb") as file:
+        file.truncate(200 << 30)
+    with pytest.raises(OpsError, match="may have"):
+        attribute(tmp_path)
 
 
 def test_a_trace_without_a_program_says_what_to_do(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -14,6 +15,7 @@ from fakes_store import Disk, entries, keep, key, never_small, on, store, told, 
 
 from ejkernel.ops.core.errors import ConfigTypeError, RecordFormatError
 from ejkernel.ops.store import bundle, files
+from ejkernel.ops.store.maintenance import prune, verify
 from ejkernel.ops.store.persistent import StoreWarning
 from ejkernel.ops.store.snapshot import LARGEST_SEQ, key_hash, line, seal, spell
 
@@ -53,6 +55,77 @@ def test_a_fold_works_again_after_a_quota_is_lifted(tmp_path):
     assert "no copy can be made" in said[0]
     assert len(list(tmp_path.glob("ops.json.damaged-*"))) == 1
     assert set(entries(path)) == {spell(key("two"))}
+
+
+def test_a_key_that_no_writer_makes_is_listed_as_it_stands(tmp_path):
+    """`%ff` is the spelling of no text: keys, folds and prunes pass it on, and every other entry is served."""
+    name = spell(key("mark")).replace("mark", "%ff")
+    sealed = seal(name, {"cfg": 1, "seq": 1, "writer": "0"})
+    (tmp_path / "ops.json").write_text("{\n" + line(name, sealed) + '\n"~format": 1\n}\n')
+    cache = store(tmp_path)
+    keep(cache, "two", 2)
+
+    assert [call_key for _, _, call_key in cache.keys()] == ["%ff", "two"]
+    assert (prune(cache, device="another"), verify(cache).entries, value(cache, "two")) == (0, 2, 2)
+
+
+@pytest.mark.parametrize("limit", [1, 40, 200, 400, 900])
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_files_that_may_not_grow_lose_nothing(tmp_path, monkeypatch, limit, large):
+    """A limit on the size of files cuts a write in the middle, as a full disk does; later everything is written."""
+    if large:
+        never_small(monkeypatch)
+    cache = store(tmp_path)
+    keep(cache, "before", 1)
+    told_of = {"before": 1}
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, old[1]))
+    try:
+        with told():
+            for name in ("one", "two"):
+                keep(cache, name, 1)
+                told_of |= {name: 1} if cache.status == "read-write" else {}
+            with contextlib.suppress(OSError):
+                cache.fold()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+    fresh = store(tmp_path)
+    assert {name: value(fresh, name) for name in told_of} == told_of
+    assert verify(fresh).is_sound
+    assert list(tmp_path.rglob("*.tmp")) == []
+    keep(cache, "after", 1)
+    assert [value(store(tmp_path), name) for name in ("one", "two", "after")] == [1, 1, 1]
+
+
+ACTS = {
+    "put": lambda cache: keep(cache, "new", 1),
+    "fold": lambda cache: cache.fold(),
+    "get": lambda cache: value(cache, "waiting"),
+    "verify": verify,
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_fault_at_any_operation_leaves_no_descriptor_open(tmp_path, monkeypatch, act):
+    """A long program that meets a failing disk again and again does not run out of them."""
+    never_small(monkeypatch)
+    number, disk = 0, Disk()
+    while disk.count >= number:
+        number, disk = number + 1, Disk()
+        place = tmp_path / str(number)
+        writing = store(place)
+        keep(writing, "folded", 1)
+        writing.fold()
+        keep(writing, "waiting", 2)
+        cache = store(place)
+        before = os.listdir("/proc/self/fd")
+        disk.fail_at(number, errno.EIO)
+        with on(disk), told(), contextlib.suppress(OSError):
+            ACTS[act](cache)
+        assert len(os.listdir("/proc/self/fd")) == len(before), (number, disk.log[number - 1])
+
+    assert number > 5
 
 
 def test_a_number_of_thousands_of_digits_is_a_type_error(tmp_path):

@@ -45,9 +45,9 @@ def lying(tmp_path, monkeypatch):
 @pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 def test_processes_without_locks_lose_nothing(lying, large):
     """Four processes put at once and fold at once, and every put is found by a process that opens the store later."""
-    found = lying(f"together(4, 40, one_key=False, large={large})")
+    found = lying(f"together(4, 25, one_key=False, large={large})")
 
-    assert (found["acknowledged"], found["lost"], found["in file"], found["ended well"]) == (160, 0, 160, 4)
+    assert (found["acknowledged"], found["lost"], found["in file"], found["ended well"]) == (100, 0, 100, 4)
 
 
 def test_folds_without_locks_beside_puts_lose_nothing(lying):

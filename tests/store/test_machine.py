@@ -134,7 +134,7 @@ class TwoCachesPastTheThreshold(TwoCaches):
     small = False
 
 
-QUICK = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 LONG = settings(QUICK, max_examples=300, stateful_step_count=50)
 
 TestTwoCaches = TwoCaches.TestCase

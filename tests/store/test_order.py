@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from fakes_store import entries, entry_files, keep, key, never_small, store, value
+from fakes_store import entries, entry_files, keep, key, never_small, store, told, value
 
 from ejkernel.ops.store import entry_log, persistent
+from ejkernel.ops.store.maintenance import prune
 from ejkernel.ops.store.store import StoredEntry
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -184,3 +185,39 @@ def test_a_date_that_comes_with_the_entry_is_kept_and_does_not_decide(tmp_path, 
 
     found = store(tmp_path).lookup(key("one"))
     assert (found.cfg, found.when) == ("from long ago", "2001-01-01T00:00:00+00:00")
+
+
+def test_a_put_that_is_pruned_before_it_is_acknowledged_is_put_again(tmp_path, monkeypatch):
+    """Another process prunes it between the write and the look at it: the put wins, without a warning."""
+    never_small(monkeypatch)
+    cache, other = store(tmp_path), store(tmp_path)
+    real, pruned = cache._ledger.holds, []
+
+    def holds(found, sealed):
+        if not pruned:
+            pruned.append(prune(other, where=lambda each, raw: True))
+        return real(found, sealed)
+
+    monkeypatch.setattr(cache._ledger, "holds", holds)
+    keep(cache, "one", 1)
+
+    assert (pruned, cache.status) == ([1], "read-write")
+    assert value(store(tmp_path), "one") == 1
+
+
+def test_a_folder_that_drops_what_is_written_is_named(tmp_path, monkeypatch):
+    """An entry that is gone twice in a row is not acknowledged, and this process still has it."""
+    never_small(monkeypatch)
+    cache, other = store(tmp_path), store(tmp_path)
+    real = cache._ledger.holds
+
+    def holds(found, sealed):
+        prune(other, where=lambda each, raw: True)
+        return real(found, sealed)
+
+    monkeypatch.setattr(cache._ledger, "holds", holds)
+    with told() as said:
+        keep(cache, "one", 1)
+
+    assert (cache.status, value(cache, "one"), len(said)) == ("memory-only", 1, 1)
+    assert "does not keep what is written there" in said[0]

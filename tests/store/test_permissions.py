@@ -95,6 +95,21 @@ def test_the_umask_says_who_may_read_and_only_the_owner_writes(tmp_path, umask, 
     assert mode(tmp_path / "new") == mode(cache.path + ".d") == 0o755 & ~mask
 
 
+@as_root
+@pytest.mark.parametrize("mask", [0o777, 0o400], ids=oct)
+def test_a_umask_that_takes_the_owners_permissions_makes_no_put_unreadable(shared, mask):
+    """What is acknowledged is read by the next process of that user, from files and folders that it can open."""
+    work = """
+cache = store(folder / "new")
+keep(cache, "one", 1)
+fresh = store(folder / "new")
+answer = [cache.status, value(fresh, "one"), cache.fold(), value(store(folder / "new"), "one")]
+"""
+    shared.chmod(0o777)
+
+    assert as_nobody(shared, work, umask=mask) == [["read-write", 1, True, 1], []]
+
+
 @pytest.mark.parametrize(("given", "expected"), [(0o600, 0o600), (0o640, 0o640), (0o644, 0o644)], ids=oct)
 def test_permissions_to_read_that_a_user_gave_the_file_stay(tmp_path, umask, given, expected):
     """A fold replaces the content of the file, not who may read it."""
@@ -363,7 +378,7 @@ def test_without_a_home_no_folder_named_after_it_appears(tmp_path, monkeypatch):
 def test_a_user_without_a_home_is_served_from_memory(shared, home):
     """With HOME unset, or naming nothing that can be made, one warning names path and setting."""
     lines = f"""
-del os.environ["EJKERNEL_PERSISTENT_CACHE_DIR"]
+del os.environ["EJKERNEL_PERSISTENT_CACHE_DIR"], os.environ["XDG_CACHE_HOME"]
 if {home!r} == "unset": del os.environ["HOME"]
 os.chdir({str(shared)!r})
 cache = PersistentCache("matmul")

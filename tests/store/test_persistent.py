@@ -295,7 +295,7 @@ def test_the_file_can_be_loaded_at_any_moment(tmp_path):
     code = (
         "import sys; from ejkernel.ops import PersistentCache\n"
         "cache = PersistentCache(sys.argv[1])\n"
-        "for i in range(150): cache.put('dev', 'op', str(i), {'n': i, 'pad': 'x' * 500})\n"
+        "for i in range(60): cache.put('dev', 'op', str(i), {'n': i, 'pad': 'x' * 1500})\n"
         "print('done', flush=True)\n"
     )
     path = tmp_path / "ops.json"
@@ -307,7 +307,7 @@ def test_the_file_can_be_loaded_at_any_moment(tmp_path):
         assert writer.wait() == 0
 
     assert sizes == sorted(sizes)
-    assert len(entries(path)) == 150
+    assert len(entries(path)) == 60
 
 
 @pytest.mark.parametrize(
@@ -612,11 +612,11 @@ for i in range(int(sys.argv[3])):
 """
 
 
-def test_four_processes_lose_nothing(tmp_path):
-    """Two hundred puts of four processes at once are all there."""
+def test_two_processes_lose_nothing(tmp_path):
+    """A hundred puts of two processes at once are all there."""
     path = str(tmp_path / "ops.json")
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(child(WRITER, path, name, "50")) for name in "abcd"]
+        writers = [stack.enter_context(child(WRITER, path, name, "50")) for name in "ab"]
         for writer in writers:
             assert writer.stdout.readline() == "ready\n"
         for writer in writers:
@@ -624,8 +624,8 @@ def test_four_processes_lose_nothing(tmp_path):
             writer.stdin.flush()
         answers = [writer.stdout.read().split() for writer in writers]
 
-    assert answers == [[str(i) for i in range(50)]] * 4
-    assert len(entries(path)) == 200
+    assert answers == [[str(i) for i in range(50)]] * 2
+    assert len(entries(path)) == 100
 
 
 @pytest.mark.parametrize("acknowledged", [1, 7, 30])

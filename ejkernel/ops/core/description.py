@@ -43,11 +43,10 @@ def _short(parts: Mapping[str, str]) -> dict[str, str]:
 def readable(text: str) -> str:
     """One part of a key as Python would write it: `float32[8,128]`, `2.0`, `'relu'`."""
     try:
-        form = json.loads(text)
-    # Arrays and containers are written as text already.
-    except ValueError:
+        return _plain(json.loads(text))
+    # Arrays and containers are written as text already; a record that a hand wrote may hold any text at all.
+    except (ValueError, OverflowError, RecursionError):
         return text
-    return _plain(form)
 
 
 def _plain(form: Any) -> str:

@@ -68,10 +68,18 @@ def open_plain(path: str, flags: int, mode: int = 0o644) -> int:
             raise NotPlainError(errno.EINVAL, "it is not a plain file", path)
         if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
             raise NotPlainError(errno.EMLINK, "it is a hard link to another file", path)
+        if flags & os.O_CREAT:
+            open_to_owner(descriptor, found)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_to_owner(descriptor: int, found: os.stat_result) -> None:
+    """Gives the owner of a new file its permissions back where the umask took them: else no process could read it."""
+    if found.st_mode & 0o600 != 0o600 and found.st_uid == os.getuid():
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode) | 0o600)
 
 
 def read(path: str, limit: int) -> Content | None:

@@ -67,7 +67,8 @@ def _make_one(path: str) -> None:
             os.mkdir(name, 0o755 | shared_bits(around), dir_fd=folder)
         except FileExistsError:
             return
-        if _is_groups(around):
-            # Whatever the umask: the folder around it asks for it.
-            made = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            os.chmod(name, stat.S_IMODE(made.st_mode) | 0o020, dir_fd=folder)
+        mode = stat.S_IMODE(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        # Whatever the umask: its owner must be able to use it, and its group where the folder around it asks for that.
+        wanted = mode | 0o700 | (0o020 if _is_groups(around) else 0)
+        if mode != wanted:
+            os.chmod(name, wanted, dir_fd=folder)

@@ -34,7 +34,10 @@ def rebuilt_call(key: Key, record: Record, selector: Any) -> FoundCall:
     Imports the kernel's module. The call must come out with the key that it is kept under.
     """
     if not record.kernel:
-        raise SignatureError("its record does not name the kernel")
+        raise SignatureError(
+            "its record does not name the kernel, or is another user's, of which nothing is imported; name the program "
+            "or a recording with --calls"
+        )
     parts = {name[5:]: text for name, text in record.key.items() if name.startswith("call.")}
     if not parts:
         raise SignatureError("its record does not describe the call")
@@ -83,11 +86,10 @@ def _value(name: str, parts: Mapping[str, str]) -> Any:
         shape = tuple(int(size) for size in array[2].split(",") if size)
         return jax.ShapeDtypeStruct(shape, jnp.dtype(array[1]))
     try:
-        form = json.loads(text)
-    # A sharded array, or another form that only the program itself can make.
-    except ValueError as error:
-        raise SignatureError(f"{name} is {text}, which cannot be made again from its name") from error
-    return _plain(form, name)
+        return _plain(json.loads(text), name)
+    # A sharded array, or another form that only the program itself can make; or a text that a hand wrote.
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise SignatureError(f"{name} is {text[:200]}, which cannot be made again from its name") from error
 
 
 def _plain(form: Any, name: str) -> Any:

@@ -16,6 +16,7 @@ from ..core.errors import ConfigTypeError, RecordFormatError, SettingError
 from ..core.key import Key
 from ..core.record import Record
 from ..core.standing import Verdict, verdict, verdict_of_gain
+from ..store import files
 from ..store.store import KeepsRecords, Store, peek
 from .summary import TuningSummary, summary_of, summary_of_entry
 
@@ -165,7 +166,7 @@ def _of_path(path: Path, title: str) -> Subject:
 
         return _of_result(AutotuningResult.load(path), title)
     if kind == "record":
-        return subject_of(Record.loads(path.read_text(encoding="utf-8")), title)
+        return subject_of(Record.loads(_content(path).decode()), title)
     if kind == "pack":
         return _of_store(read_pack(path), title)
     if kind == "store":
@@ -175,14 +176,23 @@ def _of_path(path: Path, title: str) -> Subject:
     )
 
 
+def _content(path: Path) -> bytes:
+    try:
+        content = files.read(files.resolved(str(path)))
+    except (files.NotPlainError, files.TooLargeError) as error:
+        raise RecordFormatError(f"{path} is not read: {error.strerror}") from error
+    return b"" if content is None else content.data
+
+
 def _kind(path: Path) -> str:
     if not path.is_file():
         return "store"
+    content = _content(path)
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(content)
     # Not JSON as a whole: a store may be damaged in part, anything else is not ours.
     except (ValueError, RecursionError):
-        return "store" if Path(f"{path}.d").is_dir() or b'"~format"' in path.read_bytes()[-64:] else ""
+        return "store" if Path(f"{path}.d").is_dir() or b'"~format"' in content[-64:] else ""
     if not isinstance(data, dict):
         return ""
     if "autotuning result" in str(data.get("kind", "")):

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core import plain_file
 from ..core.errors import RecordFormatError
+from ..core.folder_walk import NotPlainError, resolved
+from ..core.plain_file import TooLargeError
 from ..execution.labels import extract_labels_from_hlo_text
 
 # Numbers of fields in XLA's xplane.proto and hlo.proto, which never change their meaning.
@@ -26,6 +29,8 @@ _STAT_KIND, _STAT_BYTES = 1, 6
 _MODULE, _COMPUTATIONS, _COMPUTATION_ID, _INSTRUCTIONS = 1, 3, 5, 2
 _NAME, _METADATA, _OP_NAME, _CALLED = 1, 7, 2, 38
 _HLO_PROTO = b"Hlo Proto"
+# JAX's reader takes no more.
+_LARGEST = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,12 @@ def operations(path: str | os.PathLike[str]) -> list[Operation]:
     found: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
     for file in trace_files(path):
         try:
-            programs = _labels(memoryview(Path(file).read_bytes()))
-            data = jax.profiler.ProfileData.from_file(file)
-        # Cut off in the middle, or something else altogether.
-        except (RuntimeError, ValueError, IndexError) as error:
+            content = plain_file.read(resolved(file), _LARGEST)
+            text = b"" if content is None else content.data
+            programs = _labels(memoryview(text))
+            data = jax.profiler.ProfileData.from_serialized_xspace(text)
+        # Cut off in the middle, or something else altogether, such as a pipe or a file of many gigabytes.
+        except (RuntimeError, ValueError, IndexError, NotPlainError, TooLargeError) as error:
             raise RecordFormatError(f"{file} is no trace of jax.profiler that can be read: {error}") from error
         with warnings.catch_warnings():
             # Types of JAX's reader have no module, of which Python 3.13 warns where they are first used; a warning that

@@ -48,6 +48,8 @@ _PENDING = 512
 _PENDING_SHARE = 1 / 64
 # A temporary file that is older was left by a process that died.
 _STALE_SECONDS = 3600.0
+# Up to this size the old snapshot stays in memory until the new one was read.
+_HELD_TWICE = 1 << 24
 # Another process may fold between two looks; more often than this in a row something else is wrong.
 _TRIES = 8
 # An entry file that was folded stays so long; where so many newer ones are there only for the shorter time, and for
@@ -182,17 +184,14 @@ class EntryLog:
         self._known = {name: entry for name, entry in self._known.items() if name in there}
 
     def _load(self, *, thoroughly: bool = False) -> None:
-        # The old file goes out of memory before the new one comes in.
-        self._snapshot, self._snapshot_id, self._snapshot_owner = Snapshot(), None, -1
-        try:
-            content = files.read(self.path)
-        except OSError:
-            # Nothing is known now: the next use must look again, whatever the counter says.
-            self._count = None
-            raise
+        if self._snapshot_id is not None and self._snapshot_id[3] > _HELD_TWICE:
+            # The old file goes out of memory before the new one comes in; if that fails, the next use must look again.
+            self._snapshot, self._snapshot_id, self._count = Snapshot(), None, None
+        content = files.read(self.path)
         self._held = set()
         self._is_sound = True
         if content is None:
+            self._snapshot, self._snapshot_id, self._snapshot_owner = Snapshot(), None, -1
             return
         # A line of a large file is checked when it is asked for; all of them are once one was found damaged.
         thoroughly = thoroughly or len(content.data) <= SMALL

@@ -94,13 +94,15 @@ def write(
 
 
 def _keep_mode(folder: int, name: str, descriptor: int) -> None:
+    new = os.fstat(descriptor)
     try:
         old = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
+        plain_file.open_to_owner(descriptor, new)
         return
     # Permissions to read that a user gave the own file stay; those of a link or of another user's file are not taken.
     wanted = stat.S_IMODE(old.st_mode) & ~0o022
-    if stat.S_ISREG(old.st_mode) and old.st_uid == os.getuid() and wanted != stat.S_IMODE(os.fstat(descriptor).st_mode):
+    if stat.S_ISREG(old.st_mode) and old.st_uid == os.getuid() and wanted != stat.S_IMODE(new.st_mode):
         os.fchmod(descriptor, wanted)
 
 

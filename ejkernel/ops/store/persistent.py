@@ -10,6 +10,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, Literal, get_args
@@ -133,7 +134,11 @@ class PersistentCache(Shown, Generic[Cfg]):
             path = self._ledger.record_path(key, found.raw)
             try:
                 content = files.read(path, files.LARGEST_RECORD)
-                return None if content is None else Record.loads(content.data.decode(), self._load_cfg)
+                if content is None:
+                    return None
+                loaded = Record.loads(content.data.decode(), self._load_cfg)
+                # What another user wrote names nothing that could be imported.
+                return loaded if content.author in (os.getuid(), 0) else replace(loaded, kernel="")
             # ValueError: damaged, or of another format. The cfg stands without it.
             except (OSError, ValueError, TypeError, RecursionError) as error:
                 self._say(f"the record in {path} cannot be read: {error}")
@@ -233,8 +238,8 @@ class PersistentCache(Shown, Generic[Cfg]):
         except (OSError, TypeError, ValueError) as error:
             self._say(f"the record of {key} could not be written beside {self.path}: {error}")
 
-    def _flush(self) -> None:
-        """Writes what is not on disk yet."""
+    def _flush(self, *, is_second: bool = False) -> None:
+        """Writes what is not on disk yet; what is gone right after that once more."""
         was, self.status, self.reason = self.status, "read-write", ""
         written: dict[Key, tuple[dict[str, Any], Record | None, Raw]] = {}
         self._up_to_date()
@@ -258,10 +263,14 @@ class PersistentCache(Shown, Generic[Cfg]):
             return
         if self._ledger.wants_folding:
             self._fold()
-        self._look_after(written)
+        if self._look_after(written) and not is_second and self.status == "read-write":
+            # Another process has pruned it this very moment. Twice in a row is no accident.
+            self._flush(is_second=True)
+        elif self._unwritten and self.status == "read-write":
+            self._degrade("memory-only", f"{self._ledger.folder} does not keep what is written there")
 
-    def _look_after(self, written: Mapping[Key, tuple[dict[str, Any], Record | None, Raw]]) -> None:
-        """Takes back the acknowledgement of a put that a reader would not get: another user's file is in its way."""
+    def _look_after(self, written: Mapping[Key, tuple[dict[str, Any], Record | None, Raw]]) -> bool:
+        """Takes back the acknowledgement of puts that a reader would not get; were there any?"""
         try:
             gone = [key for key, (_, _, sealed) in written.items() if not self._ledger.holds(key, sealed)]
         except OSError as error:
@@ -269,8 +278,7 @@ class PersistentCache(Shown, Generic[Cfg]):
             gone = list(written)
         for key in gone:
             self._unwritten[key] = written[key][:2]
-        if gone and self.status == "read-write":
-            self._degrade("memory-only", f"{self._ledger.folder} does not keep what is written there")
+        return bool(gone)
 
     def _fold(self) -> bool:
         try:

@@ -45,7 +45,11 @@ def read_key(text: str) -> Key:
     device, op_id = sys.intern(device), sys.intern(op_id)
     if "%" not in op_id and "%" not in call_key:
         return Key(device, op_id, call_key)
-    return Key(device, unquote(op_id, errors="surrogatepass"), unquote(call_key, errors="surrogatepass"))
+    try:
+        return Key(device, unquote(op_id, errors="surrogatepass"), unquote(call_key, errors="surrogatepass"))
+    # A hand or another program wrote it: no writer of ours makes such bytes.
+    except UnicodeDecodeError:
+        return Key(device, op_id, call_key)
 
 
 def key_hash(name: str) -> str:

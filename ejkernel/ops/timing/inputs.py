@@ -64,6 +64,16 @@ def concrete(leaves: Any, rng: np.random.Generator, *, fresh_floats: bool = Fals
     return tuple(drawn.get(i, leaf) for i, leaf in enumerate(leaves))
 
 
+def shapes_of_drawn(leaves: Any, *, fresh_floats: bool = False) -> tuple[Any, ...]:
+    """The arrays to run on in another process: the given ones where they have values, else shapes to draw there."""
+    return tuple(
+        jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype))
+        if not is_concrete(leaf) or (fresh_floats and is_float(leaf))
+        else leaf
+        for leaf in leaves
+    )
+
+
 def random_like(leaf: Any, rng: np.random.Generator) -> Any:
     """Random values of this array's shape, dtype and, where it has devices, sharding."""
     return draw([leaf], int(rng.integers(2**31)))[0]

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ..core.record import Objective
-from ..core.stable import short_hash
+from ..core.stable import jax_dtype, short_hash
 from .inputs import FlatCall, draw, is_float
 
 # A computation that looks at values while it is traced; the others are no reason to run it without jit.
@@ -189,6 +189,21 @@ class Cotangents:
             made = jax.tree_util.tree_unflatten(tree, [drawn.get(i, 0) for i in range(len(leaves))])
             self._known = _signature(shapes), made
         return self._known[1]
+
+
+class CotangentShapes(Cotangents):
+    """Cotangents without values, for programs that are exported: the process that runs them draws its own."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=0)
+
+    def like(self, shapes: Any) -> Any:
+        """Shapes like these outputs; integers have none."""
+        made = jax.tree_util.tree_map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype)) if is_float(leaf) else 0, shapes
+        )
+        self._known = None, made
+        return made
 
 
 def _signature(shapes: Any) -> Any:

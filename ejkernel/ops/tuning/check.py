@@ -29,14 +29,21 @@ def inputs_of(job: TuningJob, seed: int) -> tuple[FlatCall, tuple[Any, ...]]:
     return call, leaves
 
 
-def drawn_inputs_of(job: TuningJob, seed: int) -> tuple[FlatCall, tuple[Any, ...], Drawn]:
-    """The same, and which of the arrays another process can draw for itself."""
+def drawn_inputs_of(job: TuningJob, seed: int, *, shapes: bool = False) -> tuple[FlatCall, tuple[Any, ...], Drawn]:
+    """The same, and which of the arrays another process can draw for itself.
+
+    `shapes`: those are not drawn here, where they need not be placed.
+    """
     args, kwargs = job.args, job.kwargs
     if job.example is not None:
         args, kwargs = job.example(np.random.default_rng(seed))
     call = inputs.flatten_call(args, kwargs)
     fresh = job.fresh_floats and job.example is None
-    made = inputs.concrete(call.leaves, np.random.default_rng(seed), fresh_floats=fresh)
+    made = (
+        inputs.shapes_of_drawn(call.leaves, fresh_floats=fresh)
+        if shapes and job.place is tuple
+        else inputs.concrete(call.leaves, np.random.default_rng(seed), fresh_floats=fresh)
+    )
     places = tuple(i for i, (leaf, given) in enumerate(zip(made, call.leaves, strict=True)) if leaf is not given)
     # As `concrete` draws them.
     return call, job.place(made), Drawn(int(np.random.default_rng(seed).integers(2**31)), places)
@@ -149,6 +156,7 @@ class Checker:
         seed: int,
         reference: Reference | None = None,
         drawn: Drawn = _NONE_DRAWN,
+        shapes: bool = False,
         given: Sequence[CheckCase] = (),
         observer: StepObserver | None = None,
     ) -> None:
@@ -159,6 +167,8 @@ class Checker:
         self._reference = reference
         self._observer: StepObserver = observer or NoObserver()
         self._drawn = drawn
+        # Are inputs that another process can draw left to it?
+        self._shapes = shapes
         self._cases = list(given)
         # The reference has answered, or there is none.
         self._answered = reference is None
@@ -168,7 +178,7 @@ class Checker:
         if not self._cases:
             self._cases.append(CheckCase(self._leaves, self.job.tolerance, drawn=self._drawn))
             if len(self.candidates) > 1:
-                _, leaves, drawn = drawn_inputs_of(self.job, self._seed + 1)
+                _, leaves, drawn = drawn_inputs_of(self.job, self._seed + 1, shapes=self._shapes)
                 if any(a is not b for a, b in zip(leaves, self._leaves, strict=True)):
                     self._cases.append(CheckCase(leaves, self.job.tolerance, drawn=drawn))
         return self._cases

@@ -49,6 +49,7 @@ class CandidateCompiler:
         builder: ProgramBuilder | None = None,
         prior: PriorResults | None = None,
         observer: StepObserver | None = None,
+        cotangents: Cotangents | None = None,
     ) -> None:
         self.job = job
         self.candidates = candidates
@@ -61,7 +62,7 @@ class CandidateCompiler:
         self._prior: PriorResults = prior or NoPriorResults()
         self._observer: StepObserver = observer or NoObserver()
         self._tag = secrets.token_hex(4)
-        self._cotangents = Cotangents(seed)
+        self._cotangents = cotangents or Cotangents(seed)
         # Candidates that were compiled quickly, and how they are compiled for speed.
         self._quick: dict[int, Callable[[], Any]] = {}
         # The candidate that was lowered first to each text.

@@ -121,6 +121,17 @@ def test_a_listing_that_was_dropped_is_asked_for_again(tmp_path):
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"listed": 1e999, "names": []}', "{}"], ids=len)
+def test_a_listing_that_is_damaged_is_asked_for_anew(tmp_path, content):
+    """As if there were none."""
+    listings = shared(tmp_path)
+    listings.folder.mkdir(parents=True)
+    (listings.folder / f"{key_hash('entries/x')}.json").write_text(content)
+    asked, ask = counting()
+
+    assert (listings.get("entries/x", ask, wait=1.0), asked) == (["a"], [1])
+
+
 PLANTED = {"a link": os.symlink, "a hard link": os.link, "a pipe": lambda target, name: os.mkfifo(name)}
 
 

@@ -236,6 +236,18 @@ def test_a_remote_of_a_newer_version_is_left_alone():
         put(objects, 1)
 
 
+@pytest.mark.parametrize("mark", [b"[" * 100_000, b'{"format": 1e999}', b'{"format": {}}', b"\xff"], ids=len)
+def test_a_remote_with_a_mark_that_no_writer_makes_is_left_alone(mark):
+    """One warning says so; neither the look-up nor the put ends in anything else."""
+    objects = MemoryObjects()
+    objects.data[layout.MARK] = mark
+    with remote_warnings() as said:
+        assert remote(objects).lookup(KEY) is None
+    assert "cannot be read" in said[0]
+    with pytest.raises(StoreError, match="cannot be read"):
+        put(objects, 1)
+
+
 # Writing.
 
 

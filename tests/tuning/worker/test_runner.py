@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Isolation, Kernel, Tuner, autotune_recorded
 from ejkernel.ops.core.errors import IsolationError, SettingError, TuningError
+from ejkernel.ops.timing import inputs, program
 from ejkernel.ops.tuning.job import TuningJob
 from ejkernel.ops.tuning.tuner import IsolationWarning
 from ejkernel.ops.tuning.worker import process
@@ -441,3 +442,16 @@ def test_the_end_of_the_parent_is_the_end_of_its_worker(tmp_path):
     # Readable once the process has ended.
     assert select.select([watched], [], [], 60)[0] == [watched]
     os.close(watched)
+
+
+@pytest.mark.parametrize("objective", ["forward", "forward+backward"])
+def test_inputs_are_drawn_in_the_worker_alone(monkeypatch, objective):
+    """Tracing needs shapes: this process keeps its device and its memory for the program."""
+    drawn = []
+    monkeypatch.setattr(inputs, "draw", lambda leaves, seed: drawn.append(leaves))
+    monkeypatch.setattr(program, "draw", lambda leaves, seed: drawn.append(leaves))
+    shapes = (jax.ShapeDtypeStruct((8,), jnp.float32),)
+    job = TuningJob(doubling, shapes, {}, ["right", "other"], reference=lambda x: x * 2, objective=objective)
+    record = Tuner(isolate=True).tune(job)
+    assert [trial.status for trial in record.trials] == ["ok", "ok"]
+    assert drawn == []

@@ -21,8 +21,8 @@ from ...core.request import Request, ask
 from ...core.stable import jax_dtype
 from ...core.trace_context import TraceContext
 from ...execution import signatures
-from ...timing.inputs import FlatCall, flatten_call, is_float
-from ...timing.program import Cotangents, first_line, stage
+from ...timing.inputs import FlatCall, flatten_call
+from ...timing.program import CotangentShapes, first_line, stage
 from ...tuning.job import TuningJob
 from ...tuning.worker.export import EXPORTED, export
 from ...tuning.worker.main import take_device
@@ -44,20 +44,6 @@ def main() -> None:
     os._exit(0)
 
 
-class Shapes(Cotangents):
-    """Cotangents without values: tracing needs none."""
-
-    def like(self, shapes: Any) -> Any:
-        """Shapes of the outputs that have gradients."""
-        self._known = (
-            None,
-            jax.tree_util.tree_map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype)) if is_float(leaf) else 0, shapes
-            ),
-        )
-        return self._known[1]
-
-
 @dataclass(frozen=True)
 class RebuiltCall:
     """A call as its kernel makes it here."""
@@ -66,7 +52,7 @@ class RebuiltCall:
     surroundings: TraceContext
     job: TuningJob
     flat: FlatCall
-    cotangents: Shapes
+    cotangents: CotangentShapes
 
     @staticmethod
     def read(about: Mapping[str, Any], device: jax.Device) -> RebuiltCall:
@@ -78,7 +64,7 @@ class RebuiltCall:
             if list(request.key) != about["key"]:
                 raise SignatureError(f"it has another key here, {request.key}")
             job = job_for(request, ())
-        return RebuiltCall(request, surroundings, job, flatten_call(job.args, job.kwargs), Shapes(0))
+        return RebuiltCall(request, surroundings, job, flatten_call(job.args, job.kwargs), CotangentShapes())
 
 
 @final

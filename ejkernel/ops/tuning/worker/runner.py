@@ -15,6 +15,7 @@ from ... import _jax
 from ...core.device import default_device
 from ...core.errors import NotExportedError
 from ...core.record import Record, Trial
+from ...timing.program import CotangentShapes
 from ...timing.race import conclude
 from ..candidates import CandidateSet
 from ..check import Checker, drawn_inputs_of
@@ -72,9 +73,9 @@ class WorkerRunner:
         self._demanded = demanded
         self._observer: StepObserver = observer or NoObserver()
         self.candidates = CandidateSet(observer)
-        call, leaves, drawn = drawn_inputs_of(job, seed)
+        # Tracing needs shapes alone, and the worker draws what it runs on.
+        call, leaves, drawn = drawn_inputs_of(job, seed, shapes=True)
         self._builder = ExportingBuilder(export_platform(device), isolation.imports, elsewhere=_elsewhere(job))
-        reference: Reference | None = None
         portable: dict[int, PortableProgram] = {}
         if job.reference is not None:
             reference = Reference(job.reference, call, leaves, platform=device.platform)
@@ -84,7 +85,10 @@ class WorkerRunner:
                     n: export(one, self._builder.platform, isolation.imports) for n, one in reference.staged.items()
                 }
         self._structure = portable[NUMBER].structure if portable else None
-        here = None if portable else reference
+        here = None
+        if job.reference is not None and not portable:
+            call, leaves, drawn = drawn_inputs_of(job, seed)
+            here = Reference(job.reference, call, leaves, platform=device.platform)
         self._compiler = CandidateCompiler(
             *(job, self.candidates, call, leaves),
             seed=seed,
@@ -93,8 +97,11 @@ class WorkerRunner:
             builder=self._builder,
             prior=prior,
             observer=observer,
+            cotangents=CotangentShapes(),
         )
-        self._checker = Checker(job, self.candidates, leaves, seed=seed, reference=here, drawn=drawn)
+        self._checker = Checker(
+            job, self.candidates, leaves, seed=seed, reference=here, drawn=drawn, shapes=here is None
+        )
         settings = worker_settings(device, isolation)
         self._compile_ahead: Callable[[bytes], None] = lambda data: compile_ahead(data, **settings)
         self.session = WorkerSession(
