@@ -88,6 +88,9 @@ class PoolTuner(BatchTuner):
                 while schedule.is_busy:
                     interrupts.check()
                     self._turn(campaign)
+            except KeyboardInterrupt:
+                self._save(campaign)
+                raise
             finally:
                 self._keeper.keep_again()
 
@@ -197,7 +200,20 @@ class PoolTuner(BatchTuner):
             inside=inside,
         )
 
+    def _save(self, campaign: _Campaign) -> None:
+        """Keeps the answers that have arrived and were not taken, or not to the end."""
+        for arrived in campaign.courier.unsettled():
+            with contextlib.suppress(ValueError):
+                reply = Reply.loads(arrived.text)
+                for outcome in reply.outcomes:
+                    if outcome.record is not None and outcome.key not in self.entries:
+                        self._keep(campaign, outcome, reply.worker, self._totals.of(reply.worker))
+
     def _take(self, campaign: _Campaign, arrived: Arrived) -> None:
+        self._read(campaign, arrived)
+        campaign.courier.settle(arrived.number)
+
+    def _read(self, campaign: _Campaign, arrived: Arrived) -> None:
         work = campaign.schedule.came_back(arrived.number)
         if work is None:
             return
