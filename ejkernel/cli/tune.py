@@ -195,6 +195,7 @@ def summary(result: Any) -> dict[str, Any]:
             for entry in result.entries
         ],
         "notes": list(result.notes),
+        "workers": list(result.workers),
         "confirmation": None if result.confirmation is None else str(result.confirmation),
     }
 
