@@ -88,17 +88,21 @@ class PoolTuner(BatchTuner):
                 while schedule.is_busy:
                     interrupts.check()
                     self._turn(campaign)
+            except KeyboardInterrupt:
+                self._save(campaign)
+                raise
             finally:
                 self._keeper.keep_again()
 
     def _together(self, left: int) -> int:
         """The number of calls that share a task while so many are left."""
-        asked_for, workers = getattr(self._pool, "calls_per_task", None), workers_of(self._pool)
-        if isinstance(asked_for, int) and asked_for > 0:
-            # As long as every worker gets a task.
-            return min(asked_for, math.ceil(left / (workers or 1)))
+        workers, asked_for = workers_of(self._pool), getattr(self._pool, "calls_per_task", None)
         # Under a budget the seconds of a call are known when it is sent.
-        return 1 if self.deadline < math.inf else together_for(left, workers)
+        together = together_for(left, workers) if self.deadline == math.inf else 1
+        if isinstance(asked_for, int) and asked_for > 0:
+            # A task that is dear to start has many calls, as long as every worker gets one.
+            together = max(together, min(asked_for, math.ceil(left / (workers or 1))))
+        return together
 
     def _plan(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> Plan:
         """The calls that can travel; the others are named, or settled here where there is nothing to measure."""
@@ -196,7 +200,20 @@ class PoolTuner(BatchTuner):
             inside=inside,
         )
 
+    def _save(self, campaign: _Campaign) -> None:
+        """Keeps the answers that have arrived and were not taken, or not to the end."""
+        for arrived in campaign.courier.unsettled():
+            with contextlib.suppress(ValueError):
+                reply = Reply.loads(arrived.text)
+                for outcome in reply.outcomes:
+                    if outcome.record is not None and outcome.key not in self.entries:
+                        self._keep(campaign, outcome, reply.worker, self._totals.of(reply.worker))
+
     def _take(self, campaign: _Campaign, arrived: Arrived) -> None:
+        self._read(campaign, arrived)
+        campaign.courier.settle(arrived.number)
+
+    def _read(self, campaign: _Campaign, arrived: Arrived) -> None:
         work = campaign.schedule.came_back(arrived.number)
         if work is None:
             return
