@@ -48,7 +48,7 @@ docs: ## build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 .ci/env newest python -m mkdocs build --strict
 
 engines: ## run the tests that start an engine, a server, a browser or a framework
-	@.ci/env newest python -m pytest -m 'engines and not slow'
+	@.ci/env engines python -m pytest -m 'engines and not slow'
 
 SHORT :=
 
@@ -59,6 +59,6 @@ pins: ## write the constraints of every leg anew, from the newest versions that 
 	@.ci/pins
 
 clean: ## remove the environments and everything built or cached here
-	rm -rf .venv-oldest .venv-middle .venv-newest .venv-lowest
+	rm -rf .venv-oldest .venv-middle .venv-newest .venv-lowest .venv-engines
 	rm -rf build dist site .compiled .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,7 +11,7 @@ import tomllib
 import pytest
 from fakes import REPOSITORY
 
-LEGS = {"oldest": "0.10", "middle": "0.11", "newest": "0.12", "lowest": "0.10"}
+LEGS = {"oldest": "0.10", "middle": "0.11", "newest": "0.12", "lowest": "0.10", "engines": "0.12"}
 # What the scripts call, so that no interpreter of this machine is found beside it.
 TOOLS = ("bash", "env", "dirname", "sed", "cat", "cksum", "cut", "mkdir", "cp")
 
@@ -135,6 +135,8 @@ def test_everything_that_is_asked_for_is_pinned():
     for leg in ("oldest", "middle", "newest"):
         assert requirements("", "docs", "frameworks", "plot", "pydantic", "test", "dev").keys() <= pins(leg).keys()
     assert requirements("", "plot", "pydantic", "test").keys() <= pins("lowest").keys()
+    for extra in ("dask", "mpi", "notebooks", "pools", "ray", "servers", "slurm"):
+        assert requirements(extra).keys() <= pins("engines").keys()
 
 
 def test_the_lowest_leg_has_the_lower_bounds():

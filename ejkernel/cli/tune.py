@@ -40,7 +40,8 @@ def arguments(parser: Parser) -> None:
     parser.add_argument(
         "--pool",
         metavar="N|ENGINE",
-        help="tune on N processes of this machine (processes:gpu:0,gpu:1 names devices), or on an engine",
+        help="tune on N processes of this machine (processes:gpu:0,gpu:1 names devices), or on an engine: "
+        "dask:ADDRESS, ray, ray:ADDRESS, slurm:workers=8 (submitit's options), mpi",
     )
     parser.add_argument(
         "--shard", metavar="I/N", help="tune the I-th of N parts of the calls (1/8 to 8/8); jobs share the --store"
@@ -195,6 +196,7 @@ def summary(result: Any) -> dict[str, Any]:
             for entry in result.entries
         ],
         "notes": list(result.notes),
+        "workers": list(result.workers),
         "confirmation": None if result.confirmation is None else str(result.confirmation),
     }
 

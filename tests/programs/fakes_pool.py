@@ -74,6 +74,14 @@ def named_in(result):
     return found
 
 
+def is_running(process):
+    """Is there such a process, and is it more than remains?"""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def selecting(folder=None, **settings):
     """A selector whose tunings are quick, with a store in a folder."""
     tuner = settings.pop("tuner", None) or Tuner(0, 1, isolate=False)

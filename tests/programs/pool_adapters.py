@@ -19,6 +19,7 @@ import pytest
 from fakes_pool import Inline
 
 from ejkernel.ops import LocalPool, RayPool, SlurmPool
+from ejkernel.ops.programs.pool.engines import opened
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,11 @@ def slurm(workers):
             pool.shutdown(cancel_futures=True)
 
 
+def mpi(workers):
+    """The processes beside this one; `test_mpi.py` runs the suite in a program of `mpiexec`."""
+    return opened("mpi")
+
+
 ADAPTERS = {
     "inline": Adapter(lambda workers: contextlib.nullcontext(Inline()), has_processes=False),
     "threads": Adapter(ThreadPoolExecutor, has_processes=False),
@@ -111,6 +117,9 @@ ADAPTERS = {
     # A job is a process that imports JAX, so calls share one.
     "slurm": Adapter(slurm, at_length={"killed": 6, "calls_per_task": 5}),
 }
+# A worker that dies ends the whole program, so there are no troubles to be had.
+if "EJKERNEL_TESTS_MPI" in os.environ:
+    ADAPTERS["mpi"] = Adapter(mpi, has_processes=False)
 
 # The default suite has the first, and troubles on our own processes.
 EVERY = [

@@ -138,7 +138,7 @@ def test_a_notebook_has_one_line_that_becomes_the_outcome(monkeypatch):
         return Handle()
 
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(progress, "_notebook_display", lambda: display)
+    monkeypatch.setattr(progress, "notebook_display", lambda: display)
     with shown("<b>op</b>", 60.0, "auto") as watch:
         watch(Step("compiling", 1, 3))
         watch(Step("timing", 2, 3, 1e-3, 2.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 import time
 from typing import Any, TextIO
@@ -10,10 +11,11 @@ from typing import Any, TextIO
 from ..core import formatting
 from ..core.key import Key
 from ..core.standing import verdict
+from ..tuning.progress import NotebookLine, notebook_display
 from .results import AutotuningResult, Entry
 
-# A line that changes more often than this cannot be read.
-_LEAST_SECONDS = 0.2
+# A line that changes more often than this cannot be read; a notebook's travels through two processes.
+_LEAST_SECONDS = 0.3
 
 
 class Progress:
@@ -27,11 +29,15 @@ class Progress:
         self._start = time.perf_counter()
         self._number = 0
         self._shown = -math.inf
+        display = notebook_display() if on and not self._live else None
+        # One line of a notebook, written over and over while a pool is at work.
+        self._notebook = None if display is None else NotebookLine("", None, display)
 
     @property
     def is_live(self) -> bool:
         """Is there a line that is written over, and is it time to?"""
-        return self._live and time.perf_counter() - self._shown >= _LEAST_SECONDS
+        written_over = self._live or self._notebook is not None
+        return written_over and time.perf_counter() - self._shown >= _LEAST_SECONDS
 
     def tuning(self, key: Key) -> None:
         """The next call's turn has come."""
@@ -44,13 +50,15 @@ class Progress:
         by = f" by {worker}" if worker else ""
         self._line(f"{self._place()}: {entry.op_id_v} {entry.call_key}: {_outcome(entry)}{by}")
 
-    def under_way(self, running: int, where: str, failed: int, gain: float | None, until: float) -> None:
+    def under_way(self, running: int, where: str, failed: int, gain: float | None, left: str) -> None:
         """Tasks that a pool is at, and what has come of it so far."""
         self._shown = time.perf_counter()
         parts = [f"{self._number} of {self.total} done", f"{running} running{where}"]
         parts += [f"{failed} failed"] if failed else []
         parts += [] if gain is None else [f"{gain:.2f}x so far"]
-        parts += [] if until == math.inf else [f"{max(until - time.perf_counter(), 0):.0f} s left"]
+        parts += [left] if left else []
+        if self._notebook is not None:
+            self._notebook.write(", ".join(parts))
         self._line(", ".join(parts), passing=True)
 
     def skipped(self, key: Key, why: str) -> None:
@@ -81,6 +89,9 @@ class Progress:
             return
         # Back to the beginning of the line, and the rest of it cleared.
         before, after = ("\r\x1b[K" if self._live else ""), ("" if passing else "\n")
+        if passing:
+            # A line that wraps cannot be written over.
+            text = text[: shutil.get_terminal_size().columns - 1]
         self._stream.write(f"{before}{text}{after}")
         self._stream.flush()
 

@@ -49,6 +49,7 @@ def written(result: AutotuningResult) -> str:
         "device": result.device,
         "interrupted": result.interrupted,
         "notes": list(result.notes),
+        **({"workers": list(result.workers)} if result.workers else {}),
         **({} if result.confirmation is None else {"confirmation": _confirmation_json(result.confirmation)}),
     }
     fields = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
@@ -85,7 +86,9 @@ def parsed(text: str, cfg_types: Mapping[str, Any], device: str | None) -> Autot
         entries = tuple(_entry(item, cfg_types) for item in data["entries"])
         notes, confirmed = tuple(map(str, data["notes"])), data.get("confirmation")
         confirmation = None if confirmed is None else _confirmation(confirmed)
-        return AutotuningResult(data["device"], entries, data["interrupted"], notes, confirmation)
+        # Results without a pool, and those of an earlier version, have no workers.
+        workers = tuple(map(str, data.get("workers", ())))
+        return AutotuningResult(data["device"], entries, data["interrupted"], notes, confirmation, workers)
     except (KeyError, TypeError, AttributeError) as error:
         # A cfg that does not fit the type that was given for it is not the file's fault.
         if isinstance(error, ConfigTypeError):

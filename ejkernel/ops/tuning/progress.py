@@ -195,7 +195,7 @@ def shown(title: str, seconds: float | None, wanted: Progress) -> Iterator[Watch
         with contextlib.closing(Line(title, seconds, stream)) as line:
             yield line
         return
-    display = _notebook_display()
+    display = notebook_display()
     if _told_elsewhere.get() and display is None:
         yield unseen
         return
@@ -221,7 +221,7 @@ def _print(text: str) -> None:
         print(f"ejkernel: {text}", file=sys.stderr, flush=True)
 
 
-def _notebook_display() -> Callable[..., Any] | None:
+def notebook_display() -> Callable[..., Any] | None:
     """IPython's function that shows a value, where this process is a notebook's kernel; else None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -6,7 +6,7 @@ import pytest
 from fakes_pool import Adding, Aged, Other, Troubled, Turns, calls_of, keys_of, named_in, on, selecting
 from pool_adapters import EVERY
 
-from ejkernel.ops import OperationStores, autotune
+from ejkernel.ops import AutotuningResult, OperationStores, autotune
 
 
 @pytest.fixture(scope="module", params=EVERY)
@@ -44,6 +44,7 @@ def test_every_worker_has_a_line_in_the_result(pool):
     result = autotune(calls_of(2), tuning=on(pool, selecting()))
     assert sum(int(line.partition(": ")[2].partition(" ")[0]) for line in result.workers) == 2
     assert result.workers[0] in result.table()
+    assert AutotuningResult.loads(result.dumps()).workers == result.workers
 
 
 def test_what_is_known_is_not_sent(pool, tmp_path):

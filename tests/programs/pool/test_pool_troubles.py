@@ -5,24 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from pathlib import Path
 
 import pytest
-from fakes_pool import Other, Troubled, calls_of, keys_of, named_in, on, selecting
+from fakes_pool import Other, Troubled, calls_of, is_running, keys_of, named_in, on, selecting
 from pool_adapters import ADAPTERS, WITH_PROCESSES
 
 from ejkernel.ops import OperationStores, autotune
 from ejkernel.ops.core.key import Key
 from ejkernel.ops.store import files
 from ejkernel.ops.store.persistent import StoreWarning
-
-
-def is_running(process):
-    """Is there such a process, and is it more than remains?"""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def troubles(adapter, folder, monkeypatch, *, calls, workers, killed, calls_per_task=None):

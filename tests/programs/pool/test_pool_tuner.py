@@ -132,6 +132,23 @@ def test_ctrl_c_keeps_what_is_done_and_stops_the_pool(tmp_path):
     assert sum("not tuned: interrupted" in note for note in result.notes) == 4
 
 
+def test_an_answer_that_is_being_read_when_ctrl_c_comes_is_kept(tmp_path):
+    """It has arrived, so it is done: it is read once more before the rest is named."""
+    selector = selecting(tmp_path)
+    adopt, times = selector.adopt, iter(range(1))
+
+    def interrupted(*args):
+        if next(times, None) is not None:
+            raise KeyboardInterrupt
+        return adopt(*args)
+
+    selector.adopt = interrupted
+    result = autotune(calls_of(2), tuning=on(Inline(), selector))
+    assert result.interrupted
+    assert len(result.entries) == len(OperationStores(tmp_path).keys()) == 1
+    assert len(result.notes) == 1
+
+
 def test_a_budget_ends_the_whole():
     """A pool that does not answer is left when the time is up, and its calls are named."""
 

@@ -98,9 +98,19 @@ class Courier:
                 if left > 0:
                     continue
                 return None
-            future = self._futures.pop(number, None)
+            # It stays until it is settled: Ctrl-C may come while it is read.
+            future = self._futures.get(number)
             if future is not None:
                 return _arrived(number, future)
+
+    def settle(self, number: int) -> None:
+        """Forgets an attempt that arrived, once all of it is kept."""
+        self._futures.pop(number, None)
+
+    def unsettled(self) -> list[Arrived]:
+        """The attempts that ended and were not settled."""
+        ended = [number for number, future in self._futures.items() if getattr(future, "done", bool)()]
+        return [_arrived(number, self._futures[number]) for number in ended]
 
     def where(self, number: int) -> str:
         """The worker that an attempt runs on, where the pool's futures say so."""

@@ -16,7 +16,7 @@ _CONNECT_SECONDS = 30.0
 
 @final
 class DaskPool:
-    """A client of a Dask cluster, whose scheduler and workers are the user's.
+    """A client of a Dask cluster; its scheduler and its workers are the user's.
 
     Dask takes a function of the same text for the same value: asked again, it gives the first answer, or waits for the
     worker that hangs. Here each submission is a new one.

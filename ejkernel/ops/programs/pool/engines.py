@@ -18,7 +18,7 @@ ENGINES = {
     "ray": "ray",
     "slurm": "slurm",
 }
-# Packages whose own pools need more than `submit` to serve well; the module's `adapted(pool)` gives that.
+# Packages with pools of their own that need more than `submit` to serve well; the module's `adapted(pool)` gives that.
 _ADAPTED = {"distributed": "dask", "submitit": "slurm"}
 
 

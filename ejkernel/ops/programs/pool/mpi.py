@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from ...core.errors import MissingExtraError, SettingError
+from .by_name import places
 from .engines import engine
 
 _COMMAND = "mpiexec -n 5 python -m mpi4py.futures -m ejkernel.cli tune ... --pool mpi"
@@ -26,5 +27,6 @@ def opened(rest: str) -> contextlib.AbstractContextManager[Any]:
     # The library would start processes itself, and end this one where it cannot.
     if world.Get_size() < 2:
         raise SettingError(f"this process is alone: start it and its workers as one MPI program, {_COMMAND}")
-    found: contextlib.AbstractContextManager[Any] = futures.MPIPoolExecutor()
+    # Workers need the kernels' modules, and not the program itself.
+    found: contextlib.AbstractContextManager[Any] = futures.MPIPoolExecutor(main=False, path=places())
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -68,11 +68,12 @@ class PoolPlan:
                 self.shares[key] = share_of(self.calls[key])
         return was_rough
 
-    def works(self, together: int) -> list[Work]:
-        """The calls in tasks, the costliest first; up to so many calls of one kernel in one."""
+    def works(self, together: Callable[[int], int]) -> list[Work]:
+        """The calls in tasks, the costliest first; how many of one kernel share one, by the number of calls left."""
         inner = self.inner
         works: list[Work] = []
         latest: dict[tuple[str, str], Work] = {}
+        left = len(self.calls)
         for key in self.rank():
             call = self.calls[key]
             kind = f"{self.asked[call.key].signature['kernel']} on {call.key.device}"
@@ -80,18 +81,22 @@ class PoolPlan:
             found = latest.get((kind, repr(self.tuners[call.key])))
             # Kernels inside kernels go by themselves, since others wait for them.
             alone = bool(inner[call.key] or call.outer)
-            if found is None or alone or len(found.calls) >= together:
+            if found is None or alone or len(found.calls) >= together(left + len(found.calls)):
                 found = Work((), kind)
                 works.append(found)
                 if not alone:
                     latest[kind, repr(self.tuners[call.key])] = found
             found.calls = (*found.calls, call.key)
+            left -= 1
         return works
 
 
-def together_for(calls: int, workers: int | None) -> int:
-    """Calls of one kernel that share a task: one, unless there are many more calls than workers."""
-    return 1 if not workers else max(1, min(_TOGETHER, calls // (_TASKS_EACH * workers)))
+def together_for(left: int, workers: int | None) -> int:
+    """Calls of one kernel that share a task: one, unless many more calls are left than there are workers.
+
+    Tasks get smaller towards the end, so that the workers end together.
+    """
+    return 1 if not workers else max(1, min(_TOGETHER, left // (_TASKS_EACH * workers)))
 
 
 def planned(

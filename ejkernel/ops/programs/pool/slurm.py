@@ -61,7 +61,7 @@ class JobFuture(Future[str]):
 
 @final
 class SlurmPool(Shown, Executor):
-    """An executor whose tasks are jobs of SLURM; `cluster="local"` runs them as processes of this machine.
+    """An executor with jobs of SLURM for tasks; `cluster="local"` runs them as processes of this machine.
 
     `workers` is how many jobs there are at once, in the queue or running. `asks` goes to submitit as it is:
     `slurm_partition`, `gpus_per_node`, `cpus_per_task`, `mem_gb`, `timeout_min`. The folder must be one that this
@@ -159,8 +159,9 @@ class SlurmPool(Shown, Executor):
 
 def run_job(name: str, texts: Sequence[str], searched: Sequence[str], owner: int) -> str:
     """A job's whole work."""
-    if (started_by := os.environ.get("SUBMITIT_LOCAL_JOB_ID")) is not None:
-        _end_with(owner, int(started_by))
+    job = engine("submitit", "slurm").JobEnvironment()
+    if job.cluster == "local":
+        _end_with(owner, int(job.job_id))
     return call(name, texts, searched)
 
 

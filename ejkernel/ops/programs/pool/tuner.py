@@ -80,22 +80,29 @@ class PoolTuner(BatchTuner):
     def _tune_all(self, calls: Sequence[FoundCall], interrupts: Interrupts, ahead: TracedAhead) -> None:
         pool = self._pool
         plan = self._plan(calls, interrupts)
-        workers = workers_of(pool)
-        # Under a budget the seconds of a call are known when it is sent.
-        together = together_for(len(plan.calls), workers) if self.deadline == math.inf else 1
-        hint = getattr(pool, "calls_per_task", None)
-        if isinstance(hint, int) and hint > 0:
-            # A task that is dear to start has many calls, as long as every worker gets one.
-            together = max(together, min(hint, math.ceil(len(plan.calls) / (workers or 1))))
-        schedule = Schedule(plan.works(together), inner=plan.inner, workers=workers, rules=self._rules)
+        works = plan.works(self._together)
+        schedule = Schedule(works, inner=plan.inner, workers=workers_of(pool), rules=self._rules)
         with contextlib.closing(Courier(pool, run_task)) as courier:
             campaign = _Campaign(plan, schedule, courier)
             try:
                 while schedule.is_busy:
                     interrupts.check()
                     self._turn(campaign)
+            except KeyboardInterrupt:
+                self._save(campaign)
+                raise
             finally:
                 self._keeper.keep_again()
+
+    def _together(self, left: int) -> int:
+        """The number of calls that share a task while so many are left."""
+        workers, asked_for = workers_of(self._pool), getattr(self._pool, "calls_per_task", None)
+        # Under a budget the seconds of a call are known when it is sent.
+        together = together_for(left, workers) if self.deadline == math.inf else 1
+        if isinstance(asked_for, int) and asked_for > 0:
+            # A task that is dear to start has many calls, as long as every worker gets one.
+            together = max(together, min(asked_for, math.ceil(left / (workers or 1))))
+        return together
 
     def _plan(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> PoolPlan:
         """The calls that can travel; the others are named, or settled here where there is nothing to measure."""
@@ -111,7 +118,9 @@ class PoolTuner(BatchTuner):
                 self._name(call.key, f"it cannot be sent to another process: {error}")
                 continue
             if asked[call.key][1] == 1:
-                self.entries[call.key] = self._tuned(call, None)
+                # Nothing to measure.
+                self.entries[call.key] = entry = self._tuned(call, None)
+                self._progress.tuned(entry, "this process")
                 del asked[call.key]
         going = {call.key: call for call in calls if call.key in asked}
         return planned(going, asked, tuners, exact=self.deadline < math.inf)
@@ -191,7 +200,20 @@ class PoolTuner(BatchTuner):
             inside=inside,
         )
 
+    def _save(self, campaign: _Campaign) -> None:
+        """Keeps the answers that have arrived and were not taken, or not to the end."""
+        for arrived in campaign.courier.unsettled():
+            with contextlib.suppress(ValueError):
+                reply = Reply.loads(arrived.text)
+                for outcome in reply.outcomes:
+                    if outcome.record is not None and outcome.key not in self.entries:
+                        self._keep(campaign, outcome, reply.worker, self._totals.of(reply.worker))
+
     def _take(self, campaign: _Campaign, arrived: Arrived) -> None:
+        self._read(campaign, arrived)
+        campaign.courier.settle(arrived.number)
+
+    def _read(self, campaign: _Campaign, arrived: Arrived) -> None:
         work = campaign.schedule.came_back(arrived.number)
         if work is None:
             return
@@ -307,4 +329,13 @@ class PoolTuner(BatchTuner):
         totals = self._result().totals
         gain = totals.heuristic_s / totals.tuned_s if totals.tuned_s else None
         failed = len(self._skipped) + sum(bool(entry.note) for entry in self.entries.values())
-        self._progress.under_way(len(numbers), where, failed, gain, self.deadline)
+        self._progress.under_way(len(numbers), where, failed, gain, self._time_left(campaign.schedule))
+
+    def _time_left(self, schedule: Schedule) -> str:
+        """The rest of the budget, else an estimate by the calls so far."""
+        if self.deadline < math.inf:
+            return f"{max(0.0, self._left()):.0f} s left"
+        if not self._taken:
+            return ""
+        calls = sum(len(work.calls) for work in schedule.left)
+        return f"about {calls * sum(self._taken) / len(self._taken) / max(1, schedule.under_way):.0f} s left"

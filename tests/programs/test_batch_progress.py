@@ -1,0 +1,88 @@
+"""Lines about the tuning of many calls on a pool."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from ejkernel.ops import Entry
+from ejkernel.ops.programs import progress
+from ejkernel.ops.programs.progress import Progress
+
+ENTRY = Entry("op@v1", "00", 1, source="heuristics", note="nothing to measure")
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def shown(stream):
+    """A progress of ten calls, one of them done by a worker."""
+    found = Progress(on=True, stream=stream)
+    found.total = 10
+    found.tuned(ENTRY, "node:12")
+    return found
+
+
+def test_a_log_has_a_line_for_each_call_with_its_worker():
+    """Passing lines are for terminals."""
+    stream = io.StringIO()
+    found = shown(stream)
+    assert not found.is_live
+    found.under_way(3, "", 0, None, "")
+    assert stream.getvalue() == "1 of 10: op@v1 00: not tuned: nothing to measure by node:12\n"
+
+
+def test_a_terminal_has_the_whole_in_one_line(monkeypatch):
+    """Done, running where, failed, gain so far and the time left, written over each time."""
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = Terminal()
+    found = shown(stream)
+    assert found.is_live
+    found.under_way(3, " (gpu:0, gpu:1)", 2, 1.234, "80 s left")
+    line = stream.getvalue().rpartition("\r\x1b[K")[2]
+    assert line == "1 of 10 done, 3 running (gpu:0, gpu:1), 2 failed, 1.23x so far, 80 s left"
+    assert not found.is_live
+
+
+def test_a_line_that_is_written_over_does_not_wrap(monkeypatch):
+    """It is cut at the width of the terminal."""
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    shown(stream).under_way(3, f" ({'gpu:0, ' * 20})", 0, None, "")
+    assert len(stream.getvalue().rpartition("\r\x1b[K")[2]) == 39
+
+
+def test_a_notebook_has_that_line_too(monkeypatch):
+    """In a place of its own that is updated."""
+    written = []
+
+    class Handle:
+        def update(self, shown, raw):
+            written.append(shown["text/plain"])
+
+    def display(shown, **settings):
+        written.append(shown["text/plain"])
+        return Handle()
+
+    monkeypatch.setattr(progress, "notebook_display", lambda: display)
+    found = shown(io.StringIO())
+    assert found.is_live
+    found.under_way(3, "", 0, 2.0, "")
+    found.under_way(2, "", 0, 2.0, "")
+    assert written == ["1 of 10 done, 3 running, 2.00x so far", "1 of 10 done, 2 running, 2.00x so far"]
+
+
+@pytest.mark.parametrize("display", [None, print])
+def test_without_progress_nothing_is_written(monkeypatch, display):
+    """Neither on the stream nor in a notebook."""
+    monkeypatch.setattr(progress, "notebook_display", lambda: display)
+    stream = Terminal()
+    found = Progress(on=False, stream=stream)
+    found.under_way(3, "", 0, None, "")
+    assert not found.is_live
+    assert stream.getvalue() == ""
