@@ -237,13 +237,15 @@ def library_cases() -> Iterator[Case]:
 
 
 def _calls(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    arrays = {key: value for key, value in kwargs.items() if isinstance(value, jax.Array)}
+    # Numbers that may be arrays are no constants of the bare program either: another one must not compile.
+    arrays = {key: value for key, value in kwargs.items() if isinstance(value, jax.Array) or key == "temperature"}
     static = {key: value for key, value in kwargs.items() if key not in arrays}
-    given = [arg for arg in args if isinstance(arg, jax.Array)]
+    given = [arg for arg in args if isinstance(arg, (jax.Array, float))]
 
     def whole(*xs: Any, **more: Any) -> Any:
         left = iter(xs)
-        return function(*(next(left) if isinstance(arg, jax.Array) else arg for arg in args), **more, **static)
+        whole = [next(left) if isinstance(arg, (jax.Array, float)) else arg for arg in args]
+        return function(*whole, **more, **static)
 
     bare = jax.jit(whole)
     return lambda: function(*args, **arrays, **static), lambda: bare(*given, **arrays)

@@ -278,7 +278,7 @@ def append_to_pages(
 
     def written(executor: Any) -> tuple[jax.Array, jax.Array]:
         page_size, count = keys.shape[1], keys.shape[0]
-        place = sizes[:, None] + jnp.arange(k.shape[1], dtype=jnp.int32)
+        place = sizes[:, None] + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
         page = jnp.take_along_axis(table, jnp.minimum(place // page_size, table.shape[1] - 1), axis=1)
         # A page that is not there is beyond the last, where nothing is written; JAX counts negative ones from the end.
         page = jnp.where((place < room) & (page >= 0), page, count)

@@ -35,12 +35,12 @@ def partial_of(
     """
     queries = q.shape[1]
     place = start + jnp.arange(k.shape[1], dtype=jnp.int32)
-    own = lengths[:, None] - queries + jnp.arange(queries, dtype=jnp.int32)
+    own = lengths[:, None] - queries + jnp.arange(queries, dtype=jnp.int32)[None]
     seen = place[None, None, :] <= own[:, :, None]
     if sight.window is not None:
         seen = seen & (place[None, None, :] >= own[:, :, None] - sight.window)
     # Places that no sequence uses may hold anything, which zero times it would show, in gradients too.
-    real = (place < lengths[:, None])[:, :, None, None]
+    real = (place[None] < lengths[:, None])[:, :, None, None]
     k, v = (jnp.where(real, x, 0) for x in (k, v))
     if fused:
         wide = q.astype(jnp.float32)[:, :, :, :, None, :]
@@ -76,7 +76,7 @@ def finished(part: Any, sinks: Any, shape: tuple[int, ...], dtype: Any) -> jax.A
     """The result; a sink is a score of each head without a value. A query that sees no key gives zeros."""
     most, sums, mixed = part
     if sinks is not None:
-        sink = sinks.astype(jnp.float32).reshape(most.shape[2:])
+        sink = sinks.astype(jnp.float32).reshape(1, 1, *most.shape[2:])
         larger = jnp.maximum(most, sink)
         factor = jnp.where(most == -jnp.inf, 0, jnp.exp(most - larger))
         # Lifted as the weights are.
@@ -114,7 +114,7 @@ def split(q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight: C
 
     most, sums, mixed = jax.vmap(of_part, in_axes=(1, 1, 0))(keys, values, jnp.arange(parts, dtype=jnp.int32) * size)
     largest = jnp.max(most, axis=0)
-    factor = jnp.where(most == -jnp.inf, 0, jnp.exp(most - jnp.where(largest == -jnp.inf, 0, largest)))
+    factor = jnp.where(most == -jnp.inf, 0, jnp.exp(most - jnp.where(largest == -jnp.inf, 0, largest)[None]))
     part = largest, jnp.sum(sums * factor, axis=0), jnp.sum(mixed * factor[..., None], axis=0)
     return finished(part, sinks, q.shape, q.dtype)
 

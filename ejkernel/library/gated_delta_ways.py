@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .recurrence import decays, in_chunks, left_at_the_end, out_of_chunks, states_of, unit_inverse
+from .rows import across
 from .varying import varying_like
 
 Result = tuple[jax.Array, jax.Array]
@@ -45,7 +46,7 @@ def chunked(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, *, chunk: int
     kept = k * left_at_the_end(g, 3)[..., None]
     added = jnp.einsum("...ck,...cv->...kv", kept, own, precision=how)
     taken = jnp.einsum("...ck,...cl->...kl", kept, of_state, precision=how)
-    moves = jnp.eye(k.shape[-1], dtype=jnp.float32) * jnp.exp(last)[..., None] - taken
+    moves = across(jnp.eye(k.shape[-1], dtype=jnp.float32), taken) * jnp.exp(last)[..., None] - taken
     before, end = states_of(moves, added, state, levels=levels, how=how)
     errors = own - jnp.matmul(of_state, before, precision=how)
     scores = jnp.einsum("...ik,...jk->...ij", q, k, precision=how) * left

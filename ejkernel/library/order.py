@@ -47,7 +47,7 @@ def largest_with(enough: Callable[[jax.Array], jax.Array], like: jax.Array, bits
         # From the least key on the digits only add, so no sum leaves the dtype.
         place = jnp.asarray(info.bits - bits * (number + 1), like.dtype)
         step = jax.lax.shift_left(jnp.ones((), like.dtype), place)
-        tried = low[:, None] + digits * step
+        tried = low[:, None] + (digits * step)[None]
         return low + jnp.sum(enough(tried), axis=-1, dtype=like.dtype) * step
 
     start = jnp.full_like(like[:, 0], info.min)
@@ -65,7 +65,7 @@ def ranks(keys: jax.Array, places: jax.Array) -> jax.Array:
 def first_by_counting(keys: jax.Array, places: jax.Array, k: int) -> jax.Array:
     """Positions of the k that come first, in order: each one's rank is counted, and nothing is sorted."""
     rank = ranks(keys, places)
-    hit = rank[..., None, :] == jnp.arange(k, dtype=jnp.int32)[:, None]
+    hit = rank[..., None, :] == jnp.arange(k, dtype=jnp.int32).reshape(*[1] * (rank.ndim - 1), k, 1)
     position = jax.lax.broadcasted_iota(jnp.int32, hit.shape, hit.ndim - 1)
     return jnp.max(jnp.where(hit, position, 0), axis=-1)
 

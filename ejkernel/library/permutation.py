@@ -21,12 +21,12 @@ def by_counting(groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     # What fills the last block is of a group of its own, behind the others.
     blocks = jnp.pad(groups, (0, -total % _BLOCK), constant_values=count).reshape(-1, _BLOCK)
     earlier = jnp.tril(jnp.ones((_BLOCK, _BLOCK), bool), -1)
-    within = jnp.sum((blocks[:, :, None] == blocks[:, None, :]) & earlier, axis=2, dtype=jnp.int32)
+    within = jnp.sum((blocks[:, :, None] == blocks[:, None, :]) & earlier[None], axis=2, dtype=jnp.int32)
     names = jnp.arange(count + 1, dtype=groups.dtype)
-    counts = jnp.sum(blocks[:, :, None] == names, axis=1, dtype=jnp.int32)
+    counts = jnp.sum(blocks[:, :, None] == names[None, None], axis=1, dtype=jnp.int32)
     before = jnp.cumsum(counts, axis=0) - counts
     sizes = jnp.sum(counts, axis=0)
-    start = before + jnp.cumsum(sizes) - sizes
+    start = before + (jnp.cumsum(sizes) - sizes)[None]
     places = jnp.take_along_axis(start, blocks, axis=1) + within
     return places.reshape(-1)[:total], sizes[:count]
 
@@ -40,7 +40,7 @@ def inverse(places: jax.Array, rows: int) -> jax.Array:
 
 
 def _sizes(groups: jax.Array, count: int) -> jax.Array:
-    return jnp.sum(groups[:, None] == jnp.arange(count, dtype=groups.dtype), axis=0, dtype=jnp.int32)
+    return jnp.sum(groups[:, None] == jnp.arange(count, dtype=groups.dtype)[None], axis=0, dtype=jnp.int32)
 
 
 def gathered_sum(rows: jax.Array, places: jax.Array, weights: jax.Array | None = None) -> jax.Array:

@@ -169,7 +169,7 @@ def _scaled(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:
     # Integers of 8 bits are exact in bfloat16, which has 8, and in float16.
     if scales.ndim == 1:
         made = jnp.matmul(x, weight.astype(x.dtype), preferred_element_type=jnp.float32)
-        return (made * scales.astype(jnp.float32)).astype(x.dtype)
+        return (made * scales.astype(jnp.float32)[None]).astype(x.dtype)
     groups, width = scales.shape
     parts = x.reshape(x.shape[0], groups, -1)
     blocks = weight.reshape(groups, -1, width).astype(x.dtype)
@@ -182,5 +182,5 @@ def _summed(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:
     wide = weight.astype(jnp.float32)
     if scales.ndim == 2:
         wide = wide * spread_scales(scales.astype(jnp.float32), weight.shape, block)
-    made: jax.Array = jnp.sum(x.astype(jnp.float32)[:, :, None] * wide, axis=1)
-    return (made if scales.ndim == 2 else made * scales.astype(jnp.float32)).astype(x.dtype)
+    made: jax.Array = jnp.sum(x.astype(jnp.float32)[:, :, None] * wide[None], axis=1)
+    return (made if scales.ndim == 2 else made * scales.astype(jnp.float32)[None]).astype(x.dtype)

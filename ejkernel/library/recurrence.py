@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .rows import across
 from .varying import varying_like
 
 
@@ -14,7 +15,7 @@ def masked_to(lengths: jax.Array | None, *arrays: jax.Array) -> tuple[jax.Array,
     """The arrays, (batch, length, ...), with zeros beyond each sequence's length, whatever was there."""
     if lengths is None:
         return arrays
-    real = jnp.arange(arrays[0].shape[1]) < lengths[:, None]
+    real = jnp.arange(arrays[0].shape[1])[None] < lengths[:, None]
     return tuple(jnp.where(real.reshape(*real.shape, *[1] * (a.ndim - 2)), a, 0) for a in arrays)
 
 
@@ -40,11 +41,11 @@ def decays(gates: jax.Array) -> jax.Array:
     """
     size = gates.shape[-1]
     place = jnp.arange(size)
-    up_to = (place[:, None] >= place).astype(gates.dtype)
-    after = jnp.where(place[:, None] > place, gates[..., :, None], 0)
+    up_to = (place[:, None] >= place[None]).astype(gates.dtype)
+    after = jnp.where(across(place[:, None] > place[None], gates[..., None]), gates[..., :, None], 0)
     sums = jnp.einsum("il,...lj->...ij", up_to, after, precision=jax.lax.Precision.HIGHEST)
     # Later ones are left out before: they would else be one, and their gradient something.
-    return jnp.exp(jnp.where(place[:, None] >= place, sums, -jnp.inf))
+    return jnp.exp(jnp.where(across(up_to > 0, sums), sums, -jnp.inf))
 
 
 def left_at_the_end(gates: jax.Array, axis: int) -> jax.Array:
@@ -113,7 +114,7 @@ def _small_inverse(lower: jax.Array) -> jax.Array:
         block = row // step
         # The lower half's columns of the upper half, of each pair of blocks.
         between = (block[:, None] % 2 == 1) & (block[:, None] - 1 == block[None, :])
-        part = jnp.where(between, lower, 0)
+        part = jnp.where(across(between, lower), lower, 0)
         made = made - (part if step == 1 else _product(_product(made, part), made))
         step *= 2
     return made

@@ -90,7 +90,7 @@ def spread(tangent: Any, indices: jax.Array) -> jax.Array:
     width, k = tangent.shape[-1], indices.shape[-1]
     if width * k > 1 << 14:
         return jnp.take_along_axis(tangent, indices, axis=-1)
-    place = jnp.arange(width, dtype=jnp.int32)
+    place = jnp.arange(width, dtype=jnp.int32).reshape(*[1] * indices.ndim, width)
     # One sum for each of the k, which are few; transposed it is one sum over k for each of the row.
     hit = indices[..., :, None] == place
     return jnp.sum(jnp.where(hit, tangent[..., None, :], 0), axis=-1)

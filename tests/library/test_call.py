@@ -35,6 +35,8 @@ from ejkernel.library import (
     top_k,
 )
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Tuner, calls_made
+from ejkernel.ops.core.bind import bind
+from ejkernel.ops.core.variants import variant
 
 Q, X, W = normal(1, 8, 2, 4), normal(8, 8), normal(8)
 B = normal(8, 8, dtype="bfloat16")
@@ -110,6 +112,48 @@ def test_nothing_relies_on_promotion_of_ranks(name):
         CALLS[name](Executor(selector))
 
     assert {trial.status for trial in selector.tuner.record.trials} <= {"ok", "invalid"}
+
+
+class Asked:
+    """A chooser that takes the heuristic cfg, and remembers what it was asked for."""
+
+    def __init__(self):
+        self.questions = []
+
+    def choose(self, inv, kernel):
+        self.questions.append((inv, kernel))
+        return variant(kernel, "heuristic_cfg", platform="cpu")(inv)
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_no_way_of_serving_relies_on_promotion_of_ranks(name):
+    """Nor do the functions around their kernels, nor gradients; seen by tracing alone."""
+    asked = Asked()
+    with jax.numpy_rank_promotion("raise"):
+        jax.eval_shape(lambda: SERVING[name](Executor(asked)))
+        for inv, kernel in asked.questions:
+            for cfg in (cfg for cfg in kernel.candidate_cfgs(inv) if kernel.valid_cfg(inv, cfg) is True):
+                fn = bind(kernel, cfg, inv, "cpu")
+                jax.eval_shape(lambda fn=fn, inv=inv: _pulled(fn, inv))
+
+
+def _pulled(fn, inv):
+    args = [None if arg is None else jnp.zeros(arg.shape, arg.dtype) if _is_float(arg) else arg for arg in inv.args]
+
+    def of_floats(*given):
+        left = iter(given)
+        return fn(*(next(left) if arg is not None and _is_float(arg) else arg for arg in args), **inv.kwargs)
+
+    out, pull = jax.vjp(of_floats, *(arg for arg in args if arg is not None and _is_float(arg)))
+    return pull(jax.tree.map(_ones_like, out))
+
+
+def _is_float(x):
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _ones_like(x):
+    return jnp.ones_like(x) if _is_float(x) else np.zeros(x.shape, jax.dtypes.float0)
 
 
 LABELS = jnp.zeros(8, jnp.int32)
