@@ -68,6 +68,33 @@ def test_a_recording_that_others_may_write_imports_nothing_unless_it_is_trusted(
     assert "--trust" not in shell(*words, "recorded.json").err
 
 
+def test_a_recording_that_is_exchanged_after_it_was_found_to_be_ones_own_imports_nothing(shell, tmp_path, monkeypatch):
+    """What is imported is named by the very bytes that were judged, not by what lies there a moment later."""
+    from ejkernel.ops.core.device import device_fingerprint
+    from ejkernel.ops.store import files
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "planted.py").write_text("open('imported', 'w').close()\n")
+    call = {"device": device_fingerprint(), "op_id": "k@v0", "call_key": "1", "kernel": {"class": "planted:K"}}
+    whole = {"kind": "ejkernel.ops recorded calls", "version": 1, "calls": []}
+    recording = tmp_path / "recorded.json"
+    recording.write_text(json.dumps(whole))
+    real = files.read
+
+    def read(path, *limit):
+        content = real(path, *limit)
+        if path == str(recording):
+            recording.write_text(json.dumps({**whole, "calls": [call]}))
+            recording.chmod(0o666)
+        return content
+
+    monkeypatch.setattr(files, "read", read)
+    shell("tune", "recorded.json")
+
+    assert not (tmp_path / "imported").exists()
+    assert recording.stat().st_mode & 0o777 == 0o666
+
+
 def test_a_recorded_call_is_tuned_for_what_its_program_asked(shell, tmp_path, monkeypatch):
     """Forward and backward together, with no option of the command's."""
     from tuned_program import RowSum

@@ -15,6 +15,7 @@ from fakes_store import entry_files, keep, key, never_small, store, told, value
 
 from ejkernel.ops.core.errors import OpsError, StoreError
 from ejkernel.ops.core.record import Record, Trial
+from ejkernel.ops.store import files
 from ejkernel.ops.store.maintenance import compact, verify
 from ejkernel.ops.store.packs import PackWarning, forget_packs, found_packs
 from ejkernel.ops.store.store import StoredEntry
@@ -234,6 +235,24 @@ def test_links_of_ones_own_are_followed(tmp_path):
 
     assert (cache.status, value(cache, "one"), value(store(tmp_path / "disk"), "two")) == ("read-write", 1, 2)
     assert (tmp_path / "ops.json").is_symlink()
+
+
+def test_a_folder_that_is_exchanged_right_after_it_was_judged_is_not_listed(tmp_path, monkeypatch):
+    """The names are those of the folder that was judged, not of the one that its path leads to a moment later."""
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"in {name}").touch()
+    real = files.open_folder
+
+    def judged(folder):
+        descriptor = real(folder)
+        (tmp_path / "mine").rename(tmp_path / "away")
+        (tmp_path / "mine").symlink_to(tmp_path / "theirs")
+        return descriptor
+
+    monkeypatch.setattr(files, "open_folder", judged)
+
+    assert files.names(str(tmp_path / "mine")) == ["in mine"]
 
 
 @as_root
