@@ -158,12 +158,12 @@ def names(folder: str) -> list[str]:
     try:
         # The folder that was judged, whatever its path leads to by now.
         listing = os.open(os.curdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+        try:
+            return os.listdir(listing)
+        finally:
+            os.close(listing)
     finally:
         os.close(place)
-    try:
-        return os.listdir(listing)
-    finally:
-        os.close(listing)
 
 
 def remove(path: str) -> None:
