@@ -173,3 +173,18 @@ def test_a_drawing_is_one(picture: Path) -> None:
     drawn = ElementTree.fromstring(picture.read_text(encoding="utf-8"))
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
     assert not re.search(r"/(home|root|tmp|Users)/", "".join(drawn.itertext()))
+
+
+def test_every_promise_of_the_security_page_names_tests_that_exist():
+    """Each row of the table has one at least; a file is there, and defines the test that is named in it."""
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    table = page.partition("## Promises and their tests")[2].partition("\n## ")[0]
+    rows = [row.rsplit("|", 2)[1] for row in table.splitlines() if row.startswith("| ")][1:]
+    rows = [row for row in rows if "---" not in row]
+    assert len(rows) > 10
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row)
+        assert named, row
+        for file, test in named:
+            text = (ROOT / file).read_text(encoding="utf-8")
+            assert not test or f"def {test}(" in text, (file, test)

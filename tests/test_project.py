@@ -174,6 +174,41 @@ def test_only_one_file_reads_the_environment():
     assert list(found) == ["settings"]
 
 
+# Files of the system, which no user writes; a trace in a new folder; the key file and the pipe that the user names.
+_OTHER_OPENERS = {
+    *("core.device", "timing.memory", "tuning.stopped", "tuning.worker.process", "tuning.worker.settle"),
+    *("timing.profiler", "programs.result_file", "store.remote.signing"),
+}
+
+
+def opened(source: str) -> list[str]:
+    """The places where a text opens a file by itself; a descriptor of the one opener may be wrapped."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        given = ast.unparse(node.args[0]) if node.args else ""
+        is_open = name in ("open", "io.open", "os.fdopen") and "open_plain(" not in given
+        if is_open or re.search(r"\.(read_text|read_bytes|write_text|write_bytes|from_file)$|^np\.(load|save)", name):
+            found.append(f"{node.lineno}: {name}({given[:40]})")
+    return found
+
+
+def test_files_are_opened_by_the_one_opener():
+    """A module that opens files by itself waits for pipes, follows links and reads what has no end."""
+    found = {named(path): opened(path.read_text(encoding="utf-8")) for path in FILES}
+    commands = (PACKAGE / "cli").glob("*.py")
+    found |= {f"cli.{path.stem}": opened(path.read_text(encoding="utf-8")) for path in commands}
+    assert {name: places for name, places in found.items() if places and name not in _OTHER_OPENERS} == {}
+
+
+def test_the_test_of_openers_sees_them():
+    """Whatever the file is reached by."""
+    lines = ["open('a')", "Path(a).read_text()", "open(plain_file.open_plain(a, b))", "np.load(a)", "self.open(a)"]
+    assert [place.split(":")[0] for place in opened("\n".join(lines))] == ["1", "2", "4"]
+
+
 # Named tuples have their API under private names, and `os._exit` is public by its documentation.
 _NOT_PRIVATE = {"_asdict", "_fields", "_make", "_replace", "_exit"}
 

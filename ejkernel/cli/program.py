@@ -60,16 +60,17 @@ def program_at(target: str, selector: Any, *, trust: bool = False, elsewhere: bo
     if target.endswith(".py"):
         stem = os.path.basename(target).removesuffix(".py")
         raise CommandError(f"{target} is a program; name a function in it, {stem}:main, or record it first")
-    from ..ops.execution.recording import is_own
+    from ..ops.execution.recording import ForeignFileError
     from ..ops.programs.recorded import read_calls
 
-    if not trust and not is_own(target):
+    _importable()
+    try:
+        calls, left_out = read_calls(target, selector, elsewhere=elsewhere, only_own=not trust)
+    except ForeignFileError as error:
         raise CommandError(
             f"{target} names modules that this command would import and run, and it is not a file that you alone may "
             "write; read it, then add --trust"
-        )
-    _importable()
-    calls, left_out = read_calls(target, selector, elsewhere=elsewhere)
+        ) from error
     return NamedProgram(tuple(calls), tuple(left_out))
 
 

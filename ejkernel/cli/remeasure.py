@@ -9,7 +9,7 @@ from .entries import EntryRow, add_store, target
 from .errors import CommandError, Status
 from .filters import Filter
 from .parsing import Command, Parser
-from .program import TARGET, add_device, on_device, program_at
+from .program import TARGET, add_device, add_trust, on_device, program_at
 from .screen import say, write, write_json
 
 
@@ -23,6 +23,7 @@ def arguments(parser: Parser) -> None:
     parser.add_argument("--fix", action="store_true", help="tune again what is stale or broken")
     add_device(parser)
     add_store(parser)
+    add_trust(parser)
     parser.add_argument("--quiet", action="store_true", help="the last line alone")
     parser.add_argument("--json", action="store_true", help="for scripts")
 
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     if not keys:
         raise CommandError("no entry fits; `ejkernel cache list` shows all, and `ejkernel tune` makes new ones")
     with on_device(options.device):
-        calls = () if options.calls is None else program_at(options.calls, _selector(store)).calls
+        calls = () if options.calls is None else program_at(options.calls, _selector(store), trust=options.trust).calls
         shown = (lambda one: None) if options.quiet or options.json else (lambda one: _show(one))
         done = remeasure(store, keys=keys, calls=calls, sample=options.sample, seconds=options.seconds, told=shown)
         stale = [one for one in done if one.state in ("stale", "broken")]

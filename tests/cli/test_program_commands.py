@@ -52,10 +52,12 @@ def test_a_program_is_recorded_tuned_explained_frozen_and_packed(shell, tmp_path
 def test_a_recording_that_others_may_write_imports_nothing_unless_it_is_trusted(shell, tmp_path, monkeypatch, words):
     """It names modules, and the current folder is searched first: the command asks for --trust."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "planted", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "planted.py").write_text("open('imported', 'w').close()\n")
     from ejkernel.ops.core.device import device_fingerprint
 
-    call = {"device": device_fingerprint(), "op_id": "k@v0", "call_key": "1", "kernel": {"class": "planted:K"}}
+    call = {"device": device_fingerprint(), "op_id": "k@v0", "call_key": "1", "kernel": "planted:K"}
     whole = {"kind": "ejkernel.ops recorded calls", "version": 1, "calls": [call]}
     (tmp_path / "recorded.json").write_text(json.dumps(whole))
     (tmp_path / "recorded.json").chmod(0o666)
@@ -64,8 +66,39 @@ def test_a_recording_that_others_may_write_imports_nothing_unless_it_is_trusted(
     assert done.status != 0
     assert "--trust" in done.err
     assert not (tmp_path / "imported").exists()
+    assert "--trust" not in shell(*words, "recorded.json", "--trust").err
+    assert (tmp_path / "imported").exists()
     (tmp_path / "recorded.json").chmod(0o644)
     assert "--trust" not in shell(*words, "recorded.json").err
+
+
+def test_a_recording_that_is_exchanged_after_it_was_found_to_be_ones_own_imports_nothing(shell, tmp_path, monkeypatch):
+    """What is imported is named by the very bytes that were judged, not by what lies there a moment later."""
+    from ejkernel.ops.core.device import device_fingerprint
+    from ejkernel.ops.store import files
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "planted", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "planted.py").write_text("open('imported', 'w').close()\n")
+    call = {"device": device_fingerprint(), "op_id": "k@v0", "call_key": "1", "kernel": "planted:K"}
+    whole = {"kind": "ejkernel.ops recorded calls", "version": 1, "calls": []}
+    recording = tmp_path / "recorded.json"
+    recording.write_text(json.dumps(whole))
+    real = files.read
+
+    def read(path, *limit):
+        content = real(path, *limit)
+        if path == str(recording):
+            recording.write_text(json.dumps({**whole, "calls": [call]}))
+            recording.chmod(0o666)
+        return content
+
+    monkeypatch.setattr(files, "read", read)
+    shell("tune", "recorded.json")
+
+    assert not (tmp_path / "imported").exists()
+    assert recording.stat().st_mode & 0o777 == 0o666
 
 
 def test_a_recorded_call_is_tuned_for_what_its_program_asked(shell, tmp_path, monkeypatch):

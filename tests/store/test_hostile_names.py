@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,10 +15,15 @@ from pathlib import Path
 import pytest
 from fakes_store import entry_files, keep, key, never_small, store, told, value
 
+from ejkernel.ops import AutotuningResult
 from ejkernel.ops.core.errors import OpsError, StoreError
 from ejkernel.ops.core.record import Record, Trial
+from ejkernel.ops.execution import recording
+from ejkernel.ops.programs.recorded import recorded_keys
+from ejkernel.ops.store import files
+from ejkernel.ops.store.lock_file import read_lock
 from ejkernel.ops.store.maintenance import compact, verify
-from ejkernel.ops.store.packs import PackWarning, forget_packs, found_packs
+from ejkernel.ops.store.packs import PackWarning, forget_packs, found_packs, read_pack
 from ejkernel.ops.store.store import StoredEntry
 
 NOBODY = 65534
@@ -156,6 +163,60 @@ def test_whatever_lies_where_a_pack_should_be_is_named_and_left_out(tmp_path, pl
     assert (victim.read_bytes(), len(caught)) == (b"mine", 1)
 
 
+READERS = {
+    "a recording": recorded_keys,
+    "a result": AutotuningResult.load,
+    "a lock": read_lock,
+    "a pack": read_pack,
+}
+WRITERS = {
+    "a recording": lambda path: recording._merge(str(path), {key("new"): {}}),
+    "a result": lambda path: AutotuningResult("cpu|x", ()).dump(path),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("name", READERS)
+def test_whatever_lies_where_a_file_of_a_program_should_be_is_an_error_that_names_it(tmp_path, name, plant):
+    """Nothing waits for a pipe or reads a huge file, and another user's link is not followed."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    plant(tmp_path / "file.json", victim)
+    with pytest.raises((OpsError, OSError)) as caught:
+        READERS[name](tmp_path / "file.json")
+
+    said = str(caught.value)
+    expected = {"sparse": "bytes", "foreign_link": "another user's"}.get(plant.__name__, "not a plain file")
+    if plant not in (own_link, hard_link):
+        assert re.search(expected, said)
+    assert victim.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("name", WRITERS)
+def test_whatever_lies_where_a_program_writes_a_file_nothing_hangs_and_no_link_of_others_is_followed(
+    tmp_path, name, plant
+):
+    """A pipe that no process reads is an error; a hard link is replaced, and the file with the other name stays."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    plant(tmp_path / "file.json", victim)
+    with contextlib.suppress(OpsError, OSError):
+        WRITERS[name](tmp_path / "file.json")
+
+    # A link of one's own was made on purpose, and a result goes where it leads.
+    assert victim.read_bytes() == b"mine" or (name, plant) == ("a result", own_link)
+
+
+def test_a_result_goes_into_a_pipe_that_a_process_reads(tmp_path):
+    """As `-o /dev/stdout` and a shell's `>(...)` need it."""
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    AutotuningResult("cpu|x", ()).dump(tmp_path / "pipe")
+    with open(reading, encoding="utf-8") as file:
+        assert AutotuningResult.loads(file.read()).device == "cpu|x"
+
+
 # Another user's links.
 
 
@@ -234,6 +295,24 @@ def test_links_of_ones_own_are_followed(tmp_path):
 
     assert (cache.status, value(cache, "one"), value(store(tmp_path / "disk"), "two")) == ("read-write", 1, 2)
     assert (tmp_path / "ops.json").is_symlink()
+
+
+def test_a_folder_that_is_exchanged_right_after_it_was_judged_is_not_listed(tmp_path, monkeypatch):
+    """The names are those of the folder that was judged, not of the one that its path leads to a moment later."""
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"in {name}").touch()
+    real = files.open_folder
+
+    def judged(folder):
+        descriptor = real(folder)
+        (tmp_path / "mine").rename(tmp_path / "away")
+        (tmp_path / "mine").symlink_to(tmp_path / "theirs")
+        return descriptor
+
+    monkeypatch.setattr(files, "open_folder", judged)
+
+    assert files.names(str(tmp_path / "mine")) == ["in mine"]
 
 
 @as_root

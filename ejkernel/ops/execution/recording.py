@@ -110,11 +110,18 @@ def _merge(path: str, fresh: Mapping[Key, Mapping[str, Any]]) -> None:
         files.write(path, ("{" + head + lines + "\n]}\n").encode(), durable=False)
 
 
-def read_file(path: str) -> dict[Key, dict[str, Any]]:
-    """The calls of a file by key, none where there is no file."""
+class ForeignFileError(RecordFormatError):
+    """A recording that is not this user's or root's, or that its group or others may write."""
+
+
+def read_file(path: str, *, only_own: bool = False) -> dict[Key, dict[str, Any]]:
+    """The calls of a file by key, none where there is no file; `only_own`: a `ForeignFileError` for one of others."""
     content = files.read(files.resolved(path), files.LARGEST_RECORD)
     if content is None or not content.data:
         return {}
+    # The very bytes that are used: a second look at the path may find another file there.
+    if only_own and content.author not in (os.getuid(), 0):
+        raise ForeignFileError(f"{path} is not a file that you alone may write")
     try:
         data = strict_json.loads(content.data)
         known = isinstance(data, dict) and data.get("kind") == KIND
@@ -134,9 +141,3 @@ def read_file(path: str) -> dict[Key, dict[str, Any]]:
     if not all(isinstance(part, str) for key in calls for part in key):
         raise RecordFormatError(f"{path} is damaged: a key is three strings")
     return calls
-
-
-def is_own(path: str) -> bool:
-    """Is a recording this user's or root's, and may neither group nor others write it?"""
-    content = files.read(files.resolved(path), files.LARGEST_RECORD)
-    return content is None or content.author in (os.getuid(), 0)

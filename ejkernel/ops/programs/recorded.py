@@ -28,18 +28,18 @@ def check_there(path: str | os.PathLike[str]) -> None:
 
 
 def read_calls(
-    path: str | os.PathLike[str], selector: Any, *, elsewhere: bool = False
+    path: str | os.PathLike[str], selector: Any, *, elsewhere: bool = False, only_own: bool = False
 ) -> tuple[list[FoundCall], list[str]]:
     """The calls of a file that were recorded on this kind of device, and what was left out and why.
 
-    With `elsewhere` those of other devices too, for workers that have them. Imports the modules that the file names:
-    read only files that you would run.
+    With `elsewhere` those of other devices too, for workers that have them. With `only_own` a file that others may
+    write is a `ForeignFileError`. Imports the modules that the file names: read only files that you would run.
     """
     device = default_device()
     name = device_fingerprint(device)
     check_there(path)
     calls, left_out = [], []
-    for key, signature in read_file(os.path.abspath(path)).items():
+    for key, signature in read_file(os.path.abspath(path), only_own=only_own).items():
         if key.device != name and not elsewhere:
             left_out.append(f"{key}: not tuned: recorded on another kind of device than {name}")
             continue

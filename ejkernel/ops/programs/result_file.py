@@ -8,7 +8,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..core import codec, strict_json
@@ -134,8 +133,11 @@ def put(target: Any, text: str) -> None:
             raise ConfigTypeError(f"{target!r} is neither a path nor a file with a method write()")
         target.write(text.encode() if isinstance(target, (io.RawIOBase, io.BufferedIOBase)) else text)
     elif os.path.exists(target) and not os.path.isfile(target):
-        # A device or a pipe is written into, never replaced.
-        Path(target).write_text(text, encoding="utf-8")
+        # A device or a pipe is written into, never replaced; a pipe that no process reads is an error, not a wait.
+        descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        os.set_blocking(descriptor, True)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
     else:
         # A link of one's own was made on purpose: the file that it points to is replaced, the link stays.
         files.write(files.resolved(os.fspath(target)), text.encode(), durable=False)

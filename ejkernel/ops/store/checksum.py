@@ -19,8 +19,8 @@ LARGEST_SEQ = 10**12
 # Deeper than any entry that we write, since a cfg has at most 64 levels; far below Python's own limit.
 DEEPEST = 80
 
-# As json.dumps makes one for every call.
-_SORTED = json.JSONEncoder(sort_keys=True)
+# As json.dumps makes one for every call; what was parsed or encoded before does not contain itself.
+_SORTED = json.JSONEncoder(sort_keys=True, check_circular=False)
 # So many lines are parsed at once, unless they are long: more make it no quicker, and hold memory.
 _LINES, _LETTERS = 256, 1 << 18
 # Stands between lines that are parsed at once. No author of a file can know it, so no line can pretend to hold two.

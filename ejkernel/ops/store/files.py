@@ -152,10 +152,18 @@ def names(folder: str) -> list[str]:
     """Names of the files in a folder; empty where there is no folder."""
     try:
         # Raises where another user's link leads there.
-        os.close(open_folder(folder))
-        return os.listdir(folder)
+        place = open_folder(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    try:
+        # The folder that was judged, whatever its path leads to by now.
+        listing = os.open(os.curdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+        try:
+            return os.listdir(listing)
+        finally:
+            os.close(listing)
+    finally:
+        os.close(place)
 
 
 def remove(path: str) -> None:
