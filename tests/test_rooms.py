@@ -50,3 +50,18 @@ def test_every_file_that_the_page_names_exists():
     names = set(re.findall(rf"\b((?:{rooms})/[a-z_/]+\.py)", text))
     package = ROOT / "ejkernel"
     assert [n for n in sorted(names) if not ((package / "ops" / n).exists() or (package / n).exists())] == []
+
+
+def test_every_place_that_the_page_names_is_there():
+    """The table of places gives, for each file or the last of several, functions and classes that it defines."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    table = text.partition("## Where is it?")[2].partition("\n## ")[0].partition("\n`core")[0]
+    rows = re.findall(r"^\| [^|`]+ \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)
+    missing = []
+    for files, names in rows:
+        sources = [(ROOT / "ejkernel/ops" / file).read_text() for file in re.findall(r"`([a-z_/]+\.py)`", files)]
+        for name in re.findall(r"`(\w+)`", names):
+            if not any(re.search(rf"^ *(?:def|class) {name}\b", source, re.MULTILINE) for source in sources):
+                missing.append((files, name))
+    assert len(rows) >= 12
+    assert missing == []
