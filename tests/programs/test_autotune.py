@@ -37,6 +37,9 @@ from ejkernel.ops import (
 )
 from ejkernel.ops.programs.progress import Progress
 
+# Labels and names are read from compiled programs.
+pytestmark = pytest.mark.usefixtures("own_text")
+
 
 def test_every_call_is_tuned_once():
     """A second autotune has nothing to do: what is known stays."""

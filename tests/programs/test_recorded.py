@@ -25,6 +25,9 @@ from ejkernel.ops import (
     record_invocation,
 )
 
+# Labels and names are read from compiled programs.
+pytestmark = pytest.mark.usefixtures("own_text")
+
 
 class Scale(Kernel):
     """Twice the argument; the cfg is a name."""

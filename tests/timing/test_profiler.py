@@ -12,6 +12,9 @@ from ejkernel.ops import Tuner
 from ejkernel.ops.timing.clock import Run
 from ejkernel.ops.timing.profiler import ProfilerClock, ProfilerUnavailable, device_seconds
 
+# Labels and names are read from compiled programs.
+pytestmark = pytest.mark.usefixtures("own_text")
+
 X = jnp.ones(8)
 
 
