@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -44,12 +45,22 @@ MOST_BYTES = 500_000_000
 
 def pytest_configure(config):
     """Compiled programs are shared by the processes that run tests; those that tests start compile their own."""
-    is_alone_here = not hasattr(config, "workerinput")
-    if is_alone_here and sum(file.stat().st_size for file in PROGRAMS.glob("*/*")) > MOST_BYTES:
+    # A tree that cannot be written to has no programs: JAX would warn of each one that it cannot keep.
+    if not os.access(PROGRAMS.parent, os.W_OK):
+        return
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and sum(map(_size, PROGRAMS.glob("*/*"))) > MOST_BYTES:
         shutil.rmtree(PROGRAMS)
     jax.config.update("jax_compilation_cache_dir", str(PROGRAMS / f"jax-{jax.__version__}"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _size(file):
+    # Another run may be renaming its files.
+    with contextlib.suppress(FileNotFoundError):
+        return file.stat().st_size
+    return 0
 
 
 def _put_at_once(cache, key, value):
