@@ -54,6 +54,7 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", str(PROGRAMS / f"jax-{jax.__version__}"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
 
 
 def _size(file):
@@ -76,11 +77,22 @@ LRUCache.put = _put_at_once
 
 
 @pytest.fixture
+def any_labels():
+    """Programs are shared whatever their labels: for rooms whose tests do not read compiled text."""
+    yield from _labels_count(False)
+
+
+@pytest.fixture
 def own_text():
-    """Compiled text has the labels of this very program: JAX keeps programs whatever their labels."""
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    """Compiled text has the labels of this very program, also in a room whose tests share programs."""
+    yield from _labels_count(True)
+
+
+def _labels_count(wanted):
+    before = jax.config.jax_compilation_cache_include_metadata_in_key
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", wanted)
     yield
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", before)
 
 
 def pytest_addoption(parser):
