@@ -19,6 +19,7 @@ from ejkernel.ops.core.request import ask
 from ejkernel.ops.programs.pool.courier import workers_of
 from ejkernel.ops.programs.pool.engines import suited
 from ejkernel.ops.programs.pool.schedule import ScheduleRules
+from ejkernel.ops.programs.pool.task import Reply
 from ejkernel.ops.programs.pool.worker import run_task
 
 
@@ -128,7 +129,7 @@ class Aged:
 
 
 class Troubled:
-    """A pool whose workers have troubles, each one worker's: `killed@20` is that of the worker that begins task 20."""
+    """A pool whose workers have troubles, each another one: `killed@9` is for the next task after nine were tuned."""
 
     rules = QUICK
 
@@ -152,15 +153,17 @@ class Troubled:
 
 
 def run_in_trouble(text):
-    """Has the trouble that no other process took yet, or does the task."""
+    """Has a trouble that no other process took yet, unless it had one, or does the task."""
     folder, _, text = text.partition("\n")
     folder = Path(folder)
     keys = [call["key"] for call in json.loads(text)["calls"]]
     begun = folder / f"{time.time_ns()}-{os.getpid()}.begun"
     begun.write_text(json.dumps({"process": os.getpid(), "keys": keys}))
-    tasks = len(list(folder.glob("*.begun")))
-    for wanted in sorted(folder.glob("*.wanted")):
-        if tasks < int(wanted.stem.partition("@")[2]):
+    # Tasks that were refused do not count: a worker of another device refuses many while the others start.
+    tuned = len(list(folder.glob("*.tuned")))
+    had_one = any(folder.glob(f"*@*.{os.getpid()}"))
+    for wanted in [] if had_one else sorted(folder.glob("*.wanted")):
+        if tuned < int(wanted.stem.partition("@")[2]):
             continue
         try:
             wanted.rename(wanted.with_suffix(f".{os.getpid()}"))
@@ -169,7 +172,10 @@ def run_in_trouble(text):
             continue
         _have(wanted.stem)
         break
-    return run_task(text)
+    answer = run_task(text)
+    if not any(outcome.refused for outcome in Reply.loads(answer).outcomes):
+        begun.with_suffix(".tuned").touch()
+    return answer
 
 
 def _have(trouble):

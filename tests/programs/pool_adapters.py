@@ -32,8 +32,10 @@ class Adapter:
     has_processes: bool = True
     # Does it go on after a worker has died? In a pool that the user owns the calls are named instead.
     restarts: bool = True
-    # The task that its worker is killed at among 40 calls, and how many of these share a task.
-    at_length: Mapping[str, int] = field(default_factory=lambda: {"killed": 20})
+    # Does the engine hand a refused task to the same worker again and again? Then some calls may be named.
+    insists: bool = False
+    # After how many tasks of 40 calls a worker is killed, and how many calls share a task.
+    at_length: Mapping[str, int] = field(default_factory=lambda: {"killed": 10})
 
 
 @contextlib.contextmanager
@@ -113,21 +115,18 @@ ADAPTERS = {
     "processes": Adapter(processes, restarts=False),
     "local": Adapter(LocalPool),
     "dask": Adapter(dask),
-    "ray": Adapter(ray),
+    # Ray prefers the worker that is free, and the one that refuses is.
+    "ray": Adapter(ray, insists=True),
     # A job is a process that imports JAX, so calls share one.
-    "slurm": Adapter(slurm, at_length={"killed": 6, "calls_per_task": 5}),
+    "slurm": Adapter(slurm, at_length={"killed": 3, "calls_per_task": 5}),
 }
 # A worker that dies ends the whole program, so there are no troubles to be had.
 if "EJKERNEL_TESTS_MPI" in os.environ:
     ADAPTERS["mpi"] = Adapter(mpi, has_processes=False)
 
-# The default suite has the first, and troubles on our own processes.
+# The default suite has the first, and six calls in trouble on our own processes.
 EVERY = [
     pytest.param(adapter, id=name, marks=() if name == "inline" else pytest.mark.engines)
     for name, adapter in ADAPTERS.items()
 ]
-WITH_PROCESSES = [
-    pytest.param(adapter, id=name, marks=() if name == "local" else pytest.mark.engines)
-    for name, adapter in ADAPTERS.items()
-    if adapter.has_processes
-]
+AT_LENGTH = [pytest.param(adapter, id=name) for name, adapter in ADAPTERS.items()]

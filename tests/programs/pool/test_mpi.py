@@ -66,7 +66,7 @@ def test_the_contract_of_pools_holds(tmp_path):
 
 def test_a_worker_that_is_killed_ends_the_program_and_the_next_run_tunes_the_rest(tmp_path):
     """MPI has no worker to replace it by; what was tuned is in the store."""
-    code, said = mpi(3, "-c", f"from test_mpi import *; tune({str(tmp_path)!r}, 'killed@4')")
+    code, said = mpi(3, "-c", f"from test_mpi import *; tune({str(tmp_path)!r}, 'killed@3')")
     assert code != 0, said
     kept = len(OperationStores(tmp_path / "store").keys())
     assert 0 < kept < 6, said
