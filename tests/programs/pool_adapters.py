@@ -32,8 +32,6 @@ class Adapter:
     has_processes: bool = True
     # Does it go on after a worker has died? In a pool that the user owns the calls are named instead.
     restarts: bool = True
-    # Does the engine hand a refused task to the same worker again and again? Then some calls may be named.
-    insists: bool = False
     # After how many tasks of 40 calls a worker is killed, and how many calls share a task.
     at_length: Mapping[str, int] = field(default_factory=lambda: {"killed": 10})
 
@@ -115,8 +113,7 @@ ADAPTERS = {
     "processes": Adapter(processes, restarts=False),
     "local": Adapter(LocalPool),
     "dask": Adapter(dask),
-    # Ray prefers the worker that is free, and the one that refuses is.
-    "ray": Adapter(ray, insists=True),
+    "ray": Adapter(ray),
     # A job is a process that imports JAX, so calls share one.
     "slurm": Adapter(slurm, at_length={"killed": 3, "calls_per_task": 5}),
 }

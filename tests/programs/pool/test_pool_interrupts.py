@@ -21,7 +21,7 @@ from ejkernel.ops import LocalPool, autotune
 
 folder = sys.argv[1]
 with LocalPool(1) as pool:
-    troubled = Troubled(pool, f"{folder}/log", "hung@2")
+    troubled = Troubled(pool, f"{folder}/log", "hung@1")
     result = autotune(calls_of(3), tuning=on(troubled, selecting(f"{folder}/store")))
 print(result.interrupted, len(result.entries), len(result.notes))
 """
@@ -51,7 +51,7 @@ def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(tmp_path, whole_group):
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, process_group=0)
     log = tmp_path / "log"
     try:
-        wait_for(lambda: log.exists() and len(list(log.glob("hung@2.[0-9]*"))) == 1, process)
+        wait_for(lambda: log.exists() and len(list(log.glob("hung@1.[0-9]*"))) == 1, process)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     finally:

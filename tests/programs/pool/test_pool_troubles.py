@@ -73,10 +73,7 @@ def test_in_trouble_forty_calls_are_tuned_once_or_named(adapter, tmp_path, monke
     """The same at length over every pool, with the real engine: 40 calls, four workers."""
     result, troubled = troubles(adapter, tmp_path, monkeypatch, calls=40, workers=4, **adapter.at_length)
     assert len(list(troubled.folder.glob("*.wanted"))) == 0
-    if adapter.insists:
-        assert all("it has cpu|another processor" in note for note in result.notes)
-        assert len(result.entries) > 20
-    elif adapter.restarts:
+    if adapter.restarts:
         assert list(result.notes) == []
     else:
         assert all("the pool broke" in note for note in result.notes)

@@ -155,6 +155,17 @@ def test_refusals_have_an_end(taken):
     assert attempts <= RULES.refusals
 
 
+def test_refusals_do_not_count_while_other_workers_take_work_of_the_kind():
+    """An engine may hand one task to the wrong worker again and again as long as the right ones are busy."""
+    schedule = Schedule(works("a", *(f"b{i}" for i in range(2 * RULES.refusals)), kind="k"), workers=2, rules=RULES)
+    unlucky = schedule.next(0.0)
+    for _ in range(2 * RULES.refusals):
+        assert schedule.refused(schedule.came_back(schedule.sent(unlucky, 0.0)), "not here", 0.0) == []
+        answer(schedule, schedule.sent(schedule.next(0.0), 0.0))
+    assert unlucky.refusals > RULES.refusals
+    assert set(schedule.left) == {unlucky}
+
+
 def test_a_closed_schedule_sends_nothing_and_still_takes_answers():
     """The pool takes no more: what waits is given up, and what is under way ends as it ends."""
     schedule = Schedule(works(*"abcd"), workers=3, rules=RULES)

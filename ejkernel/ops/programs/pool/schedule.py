@@ -22,7 +22,8 @@ class ScheduleRules:
     silent_seconds: float = 1800.0
     # Attempts that may end with their worker.
     deaths: int = 2
-    # Times that work may be refused, and rounds in which all work of a kind was refused, where none was ever taken.
+    # Times that work may be refused while no worker takes work of its kind, and rounds in which all work of a kind
+    # was refused, where none was ever taken.
     refusals: int = 40
     rounds: int = 3
     # Refused work is sent again when a worker of use is free, and at the latest after these seconds, doubled each time.
@@ -44,6 +45,8 @@ class Work:
     attempts: int = 0
     deaths: int = 0
     refusals: int = 0
+    # Refusals since a worker has taken work of this kind.
+    in_vain: int = 0
     # Refused: the latest time for another attempt.
     again_at: float = 0.0
     reason: str = ""
@@ -182,6 +185,10 @@ class Schedule:
         self._taken.add(work.kind)
         self._useful = max(1, self.under_way + 1)
         self._seconds += seconds
+        # There is a worker for it, which was busy.
+        for other in self.left:
+            if other.kind == work.kind:
+                other.in_vain = 0
         return self._settled(work)
 
     def took_some(self, work: Work, done: Iterable[Key]) -> None:
@@ -194,11 +201,12 @@ class Schedule:
         """Notes that a worker refused; the work that is hopeless now."""
         pause = min(self.rules.refused_longest, self.rules.refused_seconds * 2**work.refusals)
         work.refusals, work.again_at = work.refusals + 1, now + pause
+        work.in_vain += 1
         work.reason = reason
         if work.sent:
             return []
         self._refused.append(work)
-        if self._is_closed or work.refusals >= self.rules.refusals:
+        if self._is_closed or work.in_vain >= self.rules.refusals:
             hopeless = [work]
         elif work.kind in self._taken or self._has_other(work.kind):
             hopeless = []
