@@ -19,6 +19,10 @@ EXTRAS = {
     "mosaic": ("absl-py", "Mosaic GPU kernels under JAX 0.10"),
     "plot": ("matplotlib", "pictures of tunings, Record.plot"),
     "remote": ("fsspec", "entries that a team shares, RemoteStore"),
+    "dask": ("distributed", "tuning on a Dask cluster"),
+    "ray": ("ray", "tuning on a Ray cluster, RayPool"),
+    "slurm": ("submitit", "tuning by jobs of SLURM, SlurmPool"),
+    "mpi": ("mpi4py", "tuning on processes of MPI"),
 }
 
 # Above this much spread a tuning needs many rounds to tell candidates apart.

@@ -104,7 +104,7 @@ def test_an_unsupported_jax_is_to_be_fixed(monkeypatch):
     assert f'"jax>={low},<{high}"' in text
 
 
-DEVELOPERS = {"dev", "docs", "frameworks", "notebooks", "servers", "test"}
+DEVELOPERS = {"dev", "docs", "frameworks", "notebooks", "pools", "servers", "test"}
 
 
 def test_every_extra_for_users_is_looked_for():
