@@ -137,7 +137,10 @@ def test_a_folder_that_cannot_be_made_does_not_stop_a_tuning(tmp_path):
 HOLDER = """
 import os, sys, threading
 from pathlib import Path
+from ejkernel.ops.settings import own_folder
 from ejkernel.ops.tuning.device_lock import device_lock
+# Imported while every file can be read: Python itself may lie where another user cannot look.
+own_folder()
 if len(sys.argv) > 2:
     os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
 with device_lock("cpu|one", Path(sys.argv[1])):
