@@ -166,6 +166,21 @@ def test_refusals_do_not_count_while_other_workers_take_work_of_the_kind():
     assert set(schedule.left) == {unlucky}
 
 
+def test_work_that_is_refused_again_and_again_is_under_way_twice():
+    """While the worker that refuses has one attempt, another worker gets the other."""
+    schedule = Schedule(works("a", "b", kind="k"), workers=3, rules=RULES)
+    (_, good), (unlucky, number) = sent(schedule)
+    answer(schedule, good)
+    for turn in range(RULES.unlucky):
+        schedule.refused(schedule.came_back(number), "not here", turn * 100.0)
+        attempts = sent(schedule, turn * 100.0 + 50.0)
+        number = attempts[0][1]
+    assert [work for work, _ in attempts] == [unlucky, unlucky]
+    assert schedule.refused(schedule.came_back(number), "not here", 300.0) == []
+    answer(schedule, attempts[1][1])
+    assert not schedule.is_busy
+
+
 def test_a_closed_schedule_sends_nothing_and_still_takes_answers():
     """The pool takes no more: what waits is given up, and what is under way ends as it ends."""
     schedule = Schedule(works(*"abcd"), workers=3, rules=RULES)

@@ -26,6 +26,8 @@ class ScheduleRules:
     # was refused, where none was ever taken.
     refusals: int = 40
     rounds: int = 3
+    # After so many refusals work is under way twice, since an engine may hand it to the same worker each time.
+    unlucky: int = 3
     # Refused work is sent again when a worker of use is free, and at the latest after these seconds, doubled each time.
     refused_seconds: float = 0.1
     refused_longest: float = 5.0
@@ -130,9 +132,15 @@ class Schedule:
             self._refused.remove(again)
             return again
         idle = self.workers is None or self.under_way < self.workers
-        if idle and not self._waiting and not self._refused:
-            return next((work for work in self._late(now) if not work.was_repeated), None)
-        return None
+        if not idle or self._waiting or self._refused:
+            return None
+        late = (work for work in self._late(now) if not work.was_repeated)
+        return next(late, None) or self._unlucky()
+
+    def _unlucky(self) -> Work | None:
+        """Work that one worker refuses again and again: at two attempts at once, another worker gets one of them."""
+        works = dict.fromkeys(self._under_way.values())
+        return next((work for work in works if work.in_vain >= self.rules.unlucky and len(work.sent) == 1), None)
 
     def _refused_next(self, now: float) -> Work | None:
         """Refused work to be sent now: a worker of use is free, or it has waited long enough."""
