@@ -11,10 +11,10 @@ import glob
 import os
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core import plain_file
 from ..core.errors import RecordFormatError
@@ -44,6 +44,18 @@ class Operation:
     platform: str
 
 
+@dataclass(frozen=True)
+class TracedProgram:
+    """A program in a trace: the names of its instructions, and the labels of those that have one."""
+
+    names: frozenset[str]
+    labels: Mapping[str, str]
+
+
+# By the name of a program, and the number behind it.
+_Programs = Mapping[str, Mapping[str, TracedProgram]]
+
+
 def operations(path: str | os.PathLike[str]) -> list[Operation]:
     """The operations of the programs in a trace, by name and program."""
     import jax
@@ -53,7 +65,7 @@ def operations(path: str | os.PathLike[str]) -> list[Operation]:
         try:
             content = plain_file.read(resolved(file), _LARGEST)
             text = b"" if content is None else content.data
-            programs = _labels(memoryview(text))
+            programs = _programs(memoryview(text))
             data = jax.profiler.ProfileData.from_serialized_xspace(text)
         # Cut off in the middle, or something else altogether, such as a pipe or a file of many gigabytes.
         except (RuntimeError, ValueError, IndexError, NotPlainError, TooLargeError) as error:
@@ -64,9 +76,14 @@ def operations(path: str | os.PathLike[str]) -> list[Operation]:
             warnings.simplefilter("ignore", DeprecationWarning)
             for plane in data.planes:
                 platform = _platform(plane.name)
-                for line in plane.lines if platform else ():
-                    if platform == "cpu" or line.name.startswith(("Stream", "XLA Ops")):
-                        _add_line(line, platform, programs, found)
+                lines = [
+                    _events(line)
+                    for line in (plane.lines if platform else ())
+                    if platform == "cpu" or line.name.startswith(("Stream", "XLA Ops"))
+                ]
+                labels = _labels_of(programs, [event for line in lines for event in line])
+                for events in lines:
+                    _add_line(events, platform, labels, found)
     return [
         Operation(sum(times), len(times), label, program, platform)
         for (_, label, program, platform), times in found.items()
@@ -93,37 +110,73 @@ def _platform(plane: str) -> str:
     return next((kind for start, kind in kinds.items() if plane.startswith(start)), "")
 
 
-def _add_line(
-    line: Any,
-    platform: str,
-    programs: Mapping[str, Mapping[str, str]],
-    found: dict[tuple[str, str, str, str], list[float]],
-) -> None:
-    """Adds the time of each operation of a thread or stream, without that of the operations inside it."""
+class _Event(NamedTuple):
+    """An operation that ran once."""
+
+    start: float
+    duration: float
+    op: str
+    module: str
+    number: str
+
+
+def _events(line: Any) -> list[_Event]:
     events = []
     for event in line.events:
         stats = {name: value for name, value in event.stats if name in ("hlo_op", "hlo_module", "program_id")}
         if "hlo_op" in stats or "hlo_module" in stats:
-            events.append((event.start_ns, event.duration_ns, event.name, stats))
+            op, module = str(stats.get("hlo_op", event.name)), str(stats.get("hlo_module", ""))
+            events.append(_Event(event.start_ns, event.duration_ns, op, module, str(stats.get("program_id"))))
     # The longer of two that begin at once is around the other.
-    events.sort(key=lambda one: (one[0], -one[1]))
+    return sorted(events, key=lambda one: (one.start, -one.duration))
+
+
+def _labels_of(programs: _Programs, events: Sequence[_Event]) -> dict[tuple[str, str], Mapping[str, str]]:
+    """The labels of each program that ran, by its name and number.
+
+    A program that JAX read from its compilation cache has another number in the times than in the trace's list of
+    programs, and that may be another one's. So of those with the name it is the one that has most of the operations.
+    """
+    ran: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for event in events:
+        ran[event.module, event.number].add(event.op)
+    found: dict[tuple[str, str], Mapping[str, str]] = {}
+    for (module, number), ops in ran.items():
+        some = programs.get(module, {})
+        most = max((len(ops & one.names) for one in some.values()), default=0)
+        fitting = {n: one.labels for n, one in some.items() if len(ops & one.names) == most}
+        # Of several alike, that of the number; else what all of them say.
+        found[module, number] = fitting.get(number) or _agreed(list(fitting.values()))
+    return found
+
+
+def _agreed(labels: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    first = labels[0] if labels else {}
+    return {name: label for name, label in first.items() if all(other.get(name) == label for other in labels)}
+
+
+def _add_line(
+    events: Sequence[_Event],
+    platform: str,
+    programs: Mapping[tuple[str, str], Mapping[str, str]],
+    found: dict[tuple[str, str, str, str], list[float]],
+) -> None:
+    """Adds the time of each operation of a thread or stream, without that of the operations inside it."""
     around: list[tuple[float, list[float], str]] = []
-    for start, duration, name, stats in events:
-        while around and around[-1][0] <= start:
+    for event in events:
+        while around and around[-1][0] <= event.start:
             around.pop()
-        op, module = str(stats.get("hlo_op", name)), str(stats.get("hlo_module", ""))
-        labels = programs.get(f"{module}({stats.get('program_id')})") or programs.get(module) or {}
-        label = labels.get(op) or (around[-1][2] if around else "")
-        times = found[op, label, module, platform]
-        times.append(duration * 1e-9)
+        label = programs[event.module, event.number].get(event.op) or (around[-1][2] if around else "")
+        times = found[event.op, label, event.module, platform]
+        times.append(event.duration * 1e-9)
         if around:
-            around[-1][1][-1] -= duration * 1e-9
-        around.append((start + duration, times, label))
+            around[-1][1][-1] -= event.duration * 1e-9
+        around.append((event.start + event.duration, times, label))
 
 
-def _labels(data: memoryview) -> dict[str, dict[str, str]]:
-    """The label of each instruction by program, under its name with and without its number."""
-    found: dict[str, dict[str, str]] = {}
+def _programs(data: memoryview) -> dict[str, dict[str, TracedProgram]]:
+    """The programs of a trace."""
+    found: dict[str, dict[str, TracedProgram]] = defaultdict(dict)
     for number, plane in _fields(data):
         if number != _PLANES or not isinstance(plane, memoryview):
             continue
@@ -137,16 +190,14 @@ def _labels(data: memoryview) -> dict[str, dict[str, str]]:
         for kind in _sub(parts, _EVENT_KINDS):
             about = list(_fields(dict(_fields(kind))[2]))
             name = next((bytes(v).decode("utf-8", "replace") for v in _sub(about, _KIND_NAME)), "")
+            module, _, own = name.removesuffix(")").rpartition("(")
             for stat in map(dict, map(_fields, _sub(about, _KIND_STATS))):
                 if kinds.get(stat.get(_STAT_KIND)) == _HLO_PROTO and _STAT_BYTES in stat:
-                    labels = _of_program(stat[_STAT_BYTES])
-                    found[name] = labels
-                    # Programs of one name are told apart by their number where the event has it.
-                    found.setdefault(name.rpartition("(")[0], {}).update(labels)
+                    found[module][own] = _of_program(stat[_STAT_BYTES])
     return found
 
 
-def _of_program(proto: memoryview) -> dict[str, str]:
+def _of_program(proto: memoryview) -> TracedProgram:
     computations: dict[Any, list[tuple[str, str, list[Any]]]] = {}
     for module in _sub(list(_fields(proto)), _MODULE):
         for computation in _sub(list(_fields(module)), _COMPUTATIONS):
@@ -160,7 +211,7 @@ def _of_program(proto: memoryview) -> dict[str, str]:
             # A fusion without a scope of its own has that of most of what is in it.
             if not label and inner:
                 own[name] = inner.most_common(1)[0][0]
-    return own
+    return TracedProgram(frozenset(name for some in computations.values() for name, _, _ in some), own)
 
 
 def _instruction(data: memoryview) -> tuple[str, str, list[Any]]:
