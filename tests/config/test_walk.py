@@ -115,7 +115,7 @@ def test_choosing_is_three_frames_above_the_tiers():
 
 
 def test_a_cold_call_leads_through_few_files():
-    """A reader who follows a call that is tuned opens no more files than this; a file more must be worth it."""
+    """A call that is tuned goes through no more files than this; a file more must be worth it."""
     package = str(Path(ejkernel.__file__).parent)
     seen = set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import threading
 import time
 from types import SimpleNamespace
 
@@ -29,9 +30,11 @@ from ejkernel.ops.core.errors import SettingError
 from ejkernel.ops.core.request import ask
 from ejkernel.ops.core.trace_context import TraceContext
 from ejkernel.ops.execution import signatures
+from ejkernel.ops.programs.tracing import tracers as tracers_module
 from ejkernel.ops.programs.tracing.ahead import process_count
 from ejkernel.ops.programs.tracing.tracers import Tracers
 from ejkernel.ops.settings import Settings
+from ejkernel.ops.tuning.tuner import IsolationWarning
 from ejkernel.ops.tuning.worker.limits import Isolation
 from ejkernel.ops.tuning.worker.runner import worker_settings
 from ejkernel.ops.tuning.worker.tracing import ReadyMade, StillTracing, TracerGone, tracing_in_force
@@ -220,3 +223,17 @@ def test_a_number_of_processes_is_a_whole_number(monkeypatch, text):
     monkeypatch.setenv("EJKERNEL_OPS_TRACERS", text)
     with pytest.raises(SettingError, match=r"EJKERNEL_OPS_TRACERS=.* whole number"):
         Settings.read()
+
+
+def test_processes_that_cannot_be_started_are_one_warning_and_no_note(monkeypatch):
+    """Every call is tuned all the same, so that nothing is said to be left."""
+    monkeypatch.setenv("EJKERNEL_OPS_TRACERS", "1")
+    monkeypatch.setattr(tracers_module, "_SERVES", "ejkernel.ops.no_such_module")
+    gave_up = threading.Event()
+    left = Tracers.close
+    monkeypatch.setattr(Tracers, "close", lambda self: (self._threads[0].join(), gave_up.set(), left(self)))
+    executor = Executor(ConfigSelectorChain(ConfigCache(), tuner=Tuner(iters=1)))
+    with pytest.warns(IsolationWarning, match="traced candidates gave up: .*no_such_module"):
+        result = autotune(lambda x: executor(Doubling(), x), X, tuning=AutotuneOptions(progress=False))
+    assert gave_up.is_set()
+    assert (result.entries[0].is_measured, list(result.notes)) == (True, [])

@@ -200,7 +200,7 @@ class BatchTuner:
         waiting = list(calls) if shares is None else in_order(calls, shares)
         if shares is not None and all(map(ahead.pays, waiting)):
             waiting = quick_to_trace_first(waiting, shares)
-        with traced_elsewhere(waiting, self.notes):
+        with traced_elsewhere(waiting):
             self._tune_in_order(waiting, shares, interrupts, ahead)
 
     def _tune_in_order(

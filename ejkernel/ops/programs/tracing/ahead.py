@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from ...core.request import ask
 from ...core.trace_context import TraceContext
 from ...execution import signatures
 from ...settings import Settings
-from ...tuning.tuner import Tuner
+from ...tuning.tuner import IsolationWarning, Tuner
 from ...tuning.worker.limits import Isolation
 from ...tuning.worker.runner import worker_settings
 from ..found_call import FoundCall
@@ -49,11 +50,8 @@ def process_count(calls: Sequence[FoundCall]) -> int:
 
 
 @contextlib.contextmanager
-def traced_elsewhere(calls: Sequence[FoundCall], said: list[str]) -> Iterator[None]:
-    """Has the candidates of these calls traced by other processes, in this order, for a `with` block.
-
-    What kept them from it is `said`.
-    """
+def traced_elsewhere(calls: Sequence[FoundCall]) -> Iterator[None]:
+    """Has the candidates of these calls traced by other processes, in this order, for a `with` block."""
     count = process_count(calls)
     wanted = [(call, cfgs) for call in calls if (cfgs := _candidates(call))] if count else []
     if sum(len(cfgs) for _, cfgs in wanted) < _LEAST and Settings.read().tracers is None:
@@ -69,7 +67,9 @@ def traced_elsewhere(calls: Sequence[FoundCall], said: list[str]) -> Iterator[No
         for call, cfgs in wanted:
             _want(tracers, call, cfgs)
         yield
-    said += [f"a process that traced candidates gave up: {why}" for why in dict.fromkeys(tracers.failures)]
+    for why in dict.fromkeys(tracers.failures):
+        # Every call is tuned all the same, only later.
+        warnings.warn(f"a process that traced candidates gave up: {why}", IsolationWarning, stacklevel=2)
 
 
 def _candidates(call: FoundCall) -> list[object]:

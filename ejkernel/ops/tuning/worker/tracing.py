@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
 from ...core.errors import IsolationError
@@ -82,8 +82,6 @@ class ReadyMade:
     # The first candidate that was exported here.
     _first: tuple[Any, PortableProgram] | None = None
     _agrees: bool = False
-    # Says why programs from elsewhere were not taken.
-    why_not: str = field(default="")
 
     def exported_here(self, cfg: Any, program: PortableProgram) -> None:
         """Notes what a candidate looks like in this process."""
@@ -119,7 +117,7 @@ class ReadyMade:
         if found is None:
             return False
         if found.text != program.text:
-            self.why_not = "another process makes another program of the first candidate"
+            # Something that only this process has changed: then all are traced here.
             self.elsewhere = None
             return False
         self._agrees = True
