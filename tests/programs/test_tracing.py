@@ -30,6 +30,7 @@ from ejkernel.ops.core.errors import SettingError
 from ejkernel.ops.core.request import ask
 from ejkernel.ops.core.trace_context import TraceContext
 from ejkernel.ops.execution import signatures
+from ejkernel.ops.programs.pool.task import AskedCall
 from ejkernel.ops.programs.tracing import tracers as tracers_module
 from ejkernel.ops.programs.tracing.ahead import process_count
 from ejkernel.ops.programs.tracing.tracers import Tracers
@@ -86,7 +87,7 @@ def wanted(tracers, kernel, *cfgs, x=X, objective="forward"):
     inv = Invocation(kernel.op_id, (x,), {})
     key = ask(inv, kernel, objective).key
     bare = Invocation(kernel.op_id, abstractify((x,)), {})
-    tracers.want(key, objective, signatures.written(kernel, bare, TraceContext.now()), cfgs)
+    tracers.want(AskedCall(key, signatures.written(kernel, bare, TraceContext.now()), objective), cfgs)
     call = tracers.call(key, objective)
     for cfg in cfgs:
         tracers.wait(tracers.task(call.name, cfg), math.inf)
@@ -166,7 +167,7 @@ def test_what_no_process_has_begun_with_is_traced_here():
     """Nothing waits for a process that is not there yet."""
     tracers = Tracers(worker_settings(default_device(), Isolation()), 0)
     key = ask(Invocation("traced.doubling", (X,), {}), Doubling(), "forward").key
-    tracers.want(key, "forward", {}, ["a"])
+    tracers.want(AskedCall(key, {}), ["a"])
     assert tracers.call(key, "forward") is None
     task = tracers.task('["' + '", "'.join([*key, "forward"]) + '"]', "a")
     assert tracers.withdraw(task)
@@ -208,7 +209,7 @@ def test_processes_trace_where_the_device_is_not_the_processor(monkeypatch, plat
 def test_autotune_has_its_calls_traced(monkeypatch):
     """Each with its candidates; what no process traces is traced here."""
     asked = []
-    monkeypatch.setattr(Tracers, "want", lambda self, key, objective, signature, cfgs: asked.append((key[1], cfgs)))
+    monkeypatch.setattr(Tracers, "want", lambda self, call, cfgs: asked.append((call.key.op_id, cfgs)))
     executor = Executor(ConfigSelectorChain(ConfigCache(), tuner=Tuner(iters=1)))
     options = AutotuneOptions(progress=False, again=True)
     monkeypatch.setenv("EJKERNEL_OPS_TRACERS", "1")

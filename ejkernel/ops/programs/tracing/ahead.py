@@ -10,20 +10,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ... import _jax
-from ...config.selection import objective_of
-from ...core.abstract import abstractify
 from ...core.candidates import candidates, revived
 from ...core.cfg import distinct, same
 from ...core.codec import encode
 from ...core.errors import OpsError
 from ...core.request import ask
 from ...core.trace_context import TraceContext
-from ...execution import signatures
 from ...settings import Settings
 from ...tuning.tuner import IsolationWarning, Tuner
 from ...tuning.worker.limits import Isolation
 from ...tuning.worker.runner import worker_settings
 from ..found_call import FoundCall
+from ..pool.travelling import asked_call
 from .tracers import Tracers
 
 # Of the processors: compilers take the others.
@@ -93,15 +91,11 @@ def _candidates(call: FoundCall) -> list[object]:
 
 
 def _want(tracers: Tracers, call: FoundCall, cfgs: Sequence[object]) -> None:
-    surroundings = call.surroundings or TraceContext.now()
     # A mesh around it, or a kernel that no other process can import: traced where it is tuned.
-    if surroundings.mesh is not None:
+    if (call.surroundings or TraceContext.now()).mesh is not None:
         return
-    inv = replace(call.inv, args=abstractify(call.inv.args), kwargs=abstractify(dict(call.inv.kwargs)))
     try:
-        signature = signatures.written(call.kernel, inv, surroundings)
+        asked, _ = asked_call(call)
     except OpsError:
         return
-    with call.restored():
-        objective = objective_of(call.selectors[0].policy)
-    tracers.want(call.key, objective, signature, cfgs)
+    tracers.want(asked, cfgs)

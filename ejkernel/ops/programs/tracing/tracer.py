@@ -14,13 +14,12 @@ from ...config.cache import traced_anew
 from ...config.call_log import CallLog, looking
 from ...config.tuning_job import job_for
 from ...core.candidates import revived
-from ...core.device import default_device
+from ...core.device import default_device, device_fingerprint
 from ...core.errors import SignatureError
-from ...core.record import Objective
+from ...core.key import Key
 from ...core.request import Request, ask
 from ...core.stable import jax_dtype
 from ...core.trace_context import TraceContext
-from ...execution import signatures
 from ...timing.inputs import FlatCall, flatten_call
 from ...timing.program import CotangentShapes, first_line, stage
 from ...tuning.job import TuningJob
@@ -30,6 +29,8 @@ from ...tuning.worker.protocol import Message, Receiver, Sender
 from ...tuning.worker.runner import export_platform
 from ...tuning.worker.settle import settle_in
 from ...tuning.worker.tracing import shapes_of
+from ..pool.task import AskedCall
+from ..pool.travelling import rebuilt_call
 
 
 def main() -> None:
@@ -57,11 +58,11 @@ class RebuiltCall:
     @staticmethod
     def read(about: Mapping[str, Any], device: jax.Device) -> RebuiltCall:
         """The call behind its text; a `SignatureError` where another key comes out of it here."""
-        kernel, inv, surroundings = signatures.rebuilt(about["signature"], device.platform)
-        objective: Objective = "forward+backward" if about["objective"] == "forward+backward" else "forward"
+        asked = AskedCall(**{**about, "key": Key(*about["key"])})
+        kernel, inv, surroundings = rebuilt_call(asked, device_fingerprint(device))
         with surroundings.entered():
-            request = ask(inv, kernel, objective)
-            if list(request.key) != about["key"]:
+            request = ask(inv, kernel, asked.objective)
+            if request.key != asked.key:
                 raise SignatureError(f"it has another key here, {request.key}")
             job = job_for(request, ())
         return RebuiltCall(request, surroundings, job, flatten_call(job.args, job.kwargs), CotangentShapes())

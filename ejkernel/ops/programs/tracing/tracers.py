@@ -24,6 +24,7 @@ from ...core.record import Objective
 from ...tuning.worker.process import FROM_OUTSIDE, WorkerGone, WorkerProcess
 from ...tuning.worker.protocol import Message
 from ...tuning.worker.tracing import StillTracing, TracedElsewhere, TracerGone, tracing_in_force
+from ..pool.task import AskedCall
 
 # A process has one candidate at work and the next one at hand: an answer waits for Python's lock here.
 _AT_ONCE = 2
@@ -87,10 +88,10 @@ class Tracers:
             tracing_in_force.reset(token)
             self.close()
 
-    def want(self, key: Sequence[str], objective: Objective, signature: Mapping[str, Any], cfgs: Sequence[Any]) -> None:
+    def want(self, asked: AskedCall, cfgs: Sequence[Any]) -> None:
         """Has candidates of a call traced, behind those that were wanted before."""
-        name = _name(key, objective)
-        text = json.dumps({"key": list(key), "objective": objective, "signature": signature})
+        name = _name(asked.key, asked.objective)
+        text = json.dumps({**vars(asked), "key": list(asked.key)})
         with self._changed:
             wanted = self._calls.setdefault(name, _Wanted(text))
             for cfg in cfgs:
