@@ -77,6 +77,17 @@ def test_a_broken_pool_is_told_from_a_dead_worker():
     assert courier.receive(1.0).broke
 
 
+def test_a_pool_that_broke_is_one_sentence_whichever_shows_it_first():
+    """A worker's death may be seen by the next submit before the answer that it took away."""
+
+    class Broken(Executor):
+        def submit(self, function, text):
+            raise BrokenProcessPool("a process died")
+
+    with pytest.raises(PoolBroken, match=r"the pool broke \(BrokenProcessPool: a process died\)"):
+        Courier(Broken(), str).send(1, "text")
+
+
 def test_a_pool_that_takes_no_work_is_a_sentence():
     """Closed, broken or not a pool at all: the message has its words."""
 

@@ -184,12 +184,14 @@ def test_work_that_is_refused_again_and_again_is_under_way_twice():
 def test_a_closed_schedule_sends_nothing_and_still_takes_answers():
     """The pool takes no more: what waits is given up, and what is under way ends as it ends."""
     schedule = Schedule(works(*"abcd"), workers=3, rules=RULES)
-    (_, first), (_, second), (third, number) = sent(schedule)
-    for work in schedule.close():
+    (_, first), (second, dead), (third, number) = sent(schedule)
+    for work in schedule.close("the pool broke"):
         schedule.give_up(work)
     answer(schedule, first)
-    schedule.died(schedule.came_back(second), "gone")
+    assert schedule.died(schedule.came_back(dead), "gone") == [second]
     assert schedule.refused(schedule.came_back(number), "not here", 0.0) == [third]
+    # Another attempt was due to both, so what ended is the pool.
+    assert [second.reason, third.reason] == ["the pool broke", "the pool broke"]
     assert sent(schedule) == []
     assert not schedule.is_busy
 
@@ -199,7 +201,7 @@ def test_an_attempt_that_the_pool_did_not_take_waits_again():
     schedule = Schedule(works("a"), workers=1, rules=RULES)
     ((work, number),) = sent(schedule)
     schedule.unsent(number)
-    assert schedule.close() == [work]
+    assert schedule.close("the pool broke") == [work]
 
 
 def test_work_that_waits_takes_a_better_order():

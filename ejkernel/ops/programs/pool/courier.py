@@ -70,6 +70,8 @@ class Courier:
         """Submits a task; `PoolBroken` where the pool takes none."""
         try:
             future = self._pool.submit(self._run, text)
+        except BrokenExecutor as error:
+            raise PoolBroken(broke(said(error))) from error
         # Engines have classes of their own for a pool that is closed or broken.
         except Exception as error:
             raise PoolBroken(f"the pool takes no more work: {said(error)}") from error
@@ -139,6 +141,11 @@ def _arrived(number: int, future: Any) -> Arrived:
     # Engines have classes of their own, and what ended a worker, such as Ctrl-C or `sys.exit`, comes back as it is.
     except BaseException as error:
         return Arrived(number, error=said(error))
+
+
+def broke(error: str) -> str:
+    """The sentence about a pool that ended, whether a submit or an answer showed it first."""
+    return f"the pool broke ({error})"
 
 
 def said(error: BaseException) -> str:

@@ -87,8 +87,8 @@ class Schedule:
         self._rounds: dict[str, int] = {}
         # Attempts under way when one was taken last: about the number of workers that are of use.
         self._useful = 1
-        # The pool takes no more.
-        self._is_closed = False
+        # Why the pool takes no more; empty while it does.
+        self._closed = ""
 
     @property
     def is_busy(self) -> bool:
@@ -120,7 +120,7 @@ class Schedule:
 
     def next(self, now: float) -> Work | None:
         """The work to send now; None where that has to wait."""
-        if self._is_closed:
+        if self._closed:
             return None
         room = self.workers is None or self.under_way < self.workers + math.ceil(self.rules.ahead * self.workers)
         ready = next(filter(self._is_ready, self._waiting), None) if room else None
@@ -176,9 +176,9 @@ class Schedule:
         if work is not None:
             self._waiting.insert(0, work)
 
-    def close(self) -> list[Work]:
-        """Sends nothing more; the work that is not under way."""
-        self._is_closed = True
+    def close(self, why: str) -> list[Work]:
+        """Sends nothing more, and the first reason stays; the work that is not under way."""
+        self._closed = self._closed or why
         return [*self._waiting, *self._refused]
 
     def came_back(self, number: int) -> Work | None:
@@ -210,11 +210,12 @@ class Schedule:
         pause = min(self.rules.refused_longest, self.rules.refused_seconds * 2**work.refusals)
         work.refusals, work.again_at = work.refusals + 1, now + pause
         work.in_vain += 1
-        work.reason = reason
+        # Where nothing is sent again, the end of the pool is the reason, whatever this worker said.
+        work.reason = self._closed or reason
         if work.sent:
             return []
         self._refused.append(work)
-        if self._is_closed or work.in_vain >= self.rules.refusals:
+        if self._closed or work.in_vain >= self.rules.refusals:
             hopeless = [work]
         elif work.kind in self._taken or self._has_other(work.kind):
             hopeless = []
@@ -233,10 +234,10 @@ class Schedule:
     def died(self, work: Work, reason: str) -> list[Work]:
         """Notes that an attempt ended without an answer; the work that gets no other attempt."""
         work.deaths += 1
-        work.reason = reason
+        work.reason = self._closed or reason
         if work.sent:
             return []
-        if self._is_closed or work.deaths >= self.rules.deaths:
+        if self._closed or work.deaths >= self.rules.deaths:
             self.give_up(work)
             return [work]
         # One by one, so that a call which ends its worker takes no other with it.

@@ -21,7 +21,7 @@ from ..budget_split import allotted
 from ..found_call import FoundCall
 from ..interrupts import Interrupts
 from ..results import Entry
-from .courier import Arrived, Courier, PoolBroken, check_pool, workers_of
+from .courier import Arrived, Courier, PoolBroken, broke, check_pool, workers_of
 from .elsewhere import kept_entry, known_entry
 from .engines import suited
 from .keeper import RecordKeeper
@@ -136,8 +136,7 @@ class PoolTuner(BatchTuner):
                 while (arrived := courier.receive(0.0)) is not None:
                     self._take(campaign, arrived)
         except PoolBroken as error:
-            # What is under way may still be answered.
-            self._end(campaign, schedule.close(), f"{error}; open another pool and run it again")
+            self._close(campaign, str(error))
         self._give_up(campaign, schedule.overdue(now))
         if now > self.deadline - self._kept + _GRACE_SECONDS:
             self._end(campaign, schedule.left, f"the budget of {self.options.seconds:g} s was spent")
@@ -218,9 +217,7 @@ class PoolTuner(BatchTuner):
         if work is None:
             return
         if arrived.broke:
-            self._end(
-                campaign, [work, *campaign.schedule.close()], f"the pool broke ({arrived.error}); open another one"
-            )
+            self._close(campaign, broke(arrived.error), work)
             return
         try:
             if arrived.error:
@@ -294,6 +291,11 @@ class PoolTuner(BatchTuner):
         if not same(record.cfg, before.cfg):
             self.changed[call.key] = call, before.cfg
         return self._entry(call, record.cfg, record=record, source="autotune")
+
+    def _close(self, campaign: _Campaign, why: str, *works: Work) -> None:
+        """Sends nothing more to a pool that ended; what is under way may still be answered."""
+        why = f"{why}; open another pool and run it again"
+        self._end(campaign, [*works, *campaign.schedule.close(why)], why)
 
     def _give_up(self, campaign: _Campaign, works: Iterable[Work]) -> None:
         for work in works:
