@@ -85,6 +85,39 @@ def test_warpgroups_share_a_row_without_a_race(races, name, each):
     assert_near(operation(name, cfg, *args), exact(name, *args), "bfloat16")
 
 
+def met_and_reduced(jaxpr):
+    """The barriers that warpgroups wait at and the vectors that they reduce to a number, in the kernel's order."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "barrier_wait":
+            yield "met"
+        elif eqn.primitive.name in ("reduce_sum", "reduce_max") and eqn.outvars[0].aval.shape == ():
+            yield "reduced"
+        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            yield from met_and_reduced(inner) if hasattr(inner, "eqns") else ()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("each", [None, 8])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_all_warpgroups_meet_between_two_reductions(monkeypatch, name, each, backward):
+    """They reduce in one place of shared memory, which neither the interpreter nor its race detection has."""
+    monkeypatch.setattr(norm_rows, "several", lambda num_warps: "")
+    kernel = {"softmax": Softmax(), "rms_norm": RmsNorm(), "layer_norm": LayerNorm()}[name]
+    cfg = FUNCTIONS[name][1]("mosaic", num_warps=16, each=each)
+    shapes = [jax.ShapeDtypeStruct((8, 8192), jnp.float32)]
+    shapes += [jax.ShapeDtypeStruct((8192,), jnp.float32)] * VECTORS[name]
+
+    def run(*args):
+        made, back = jax.vjp(lambda *a: kernel.run(*a, cfg=cfg), *args)
+        return back(made) if backward else made
+
+    found = list(met_and_reduced(jax.make_jaxpr(run)(*shapes).jaxpr))
+    # The second kernel's, if any, begin anew; in a loop over rows the first follows on the last.
+    assert found
+    assert found == ["met", "reduced"] * (len(found) // 2)
+
+
 @pytest.mark.parametrize("place", [150, *(pytest.param(place, marks=pytest.mark.slow) for place in (0, 299))])
 def test_softmax_of_what_is_ruled_out(place):
     """Minus infinity in one chunk and none in others, and in all but one place."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +11,9 @@ from jax.experimental import pallas as pl
 
 from ..narrow import rounded
 from .launch import launch, loop, places, plgpu
-from .recipes import joined_norm, running_norm
-from .rows import Row, told_by, told_scratch
-from .spread import Spread, block_spread
+from .recipes import running_norm
+from .rows import Row, boards_of, row_of
+from .spread import block_spread
 
 # Where a running maximum begins.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
@@ -31,7 +30,7 @@ def row_sums(
     lying = block_spread(words, logits.dtype.itemsize, block, num_warps)
 
     def kernel(logits_ref: Any, labels_ref: Any, out_ref: Any, *shared: Any) -> None:
-        row, at = _row(lying, shared, interpret)
+        row, at = row_of(lying, shared, interpret=interpret), jax.lax.axis_index("row")
         mine = logits_ref.at[at]
 
         def step(number: Any, state: Any, counted: Any = None) -> Any:
@@ -48,11 +47,10 @@ def row_sums(
         for number in range(lying.unmasked, lying.count):
             state = step(number, state, row.counted(number))
         top, norm, added = state
-        highest = jnp.max(top)
+        highest = row.largest(top)
         share = jnp.where(top == highest, 1.0, jnp.exp(top - highest))
-        highest, norm = joined_norm(row, highest, jnp.sum(norm * share))
-        sums = [highest, norm, mine[jnp.clip(labels_ref[at], 0, words - 1)]]
-        sums += row.joined((jnp.sum(added),), ("sum",)) if total else ()
+        sums = [highest, row.total(norm * share), mine[jnp.clip(labels_ref[at], 0, words - 1)]]
+        sums += [row.total(added)] if total else []
         _put(row, [out_ref.at[number] for number in range(len(sums))], at, sums)
 
     (made,) = launch(
@@ -60,7 +58,7 @@ def row_sums(
         [logits, labels.astype(jnp.int32)],
         out=[jax.ShapeDtypeStruct((4 if total else 3, rows), jnp.float32)],
         grid={"row": rows},
-        scratch=told_scratch([2, 1] if total else [2], lying.groups),
+        scratch=boards_of(lying),
         groups={"group": lying.groups} if lying.groups > 1 else None,
         interpret=interpret,
         name="library_row_sums",
@@ -88,7 +86,7 @@ def row_slopes(
 
     def kernel(logits_ref: Any, labels_ref: Any, *refs: Any) -> None:
         number_refs, made_ref, lost_ref, shared = refs[:3], refs[3], refs[4], refs[5:]
-        row, at = _row(lying, shared, interpret)
+        row, at = row_of(lying, shared, interpret=interpret), jax.lax.axis_index("row")
         mine, made = logits_ref.at[at], made_ref.at[at]
         label, (top, share, scale) = labels_ref[at], (ref[at] for ref in number_refs)
         counting = places(lying.size, row.layout, interpret=interpret)
@@ -107,27 +105,19 @@ def row_slopes(
         lost = loop(lying.unmasked, step, lost, interpret=interpret) if lying.unmasked else lost
         for number in range(lying.unmasked, lying.count):
             lost = step(number, lost, row.counted(number))
-        (sum_of_lost,) = row.joined((jnp.sum(lost),), ("sum",))
-        _put(row, [lost_ref.at[0]], at, [sum_of_lost])
+        _put(row, [lost_ref.at[0]], at, [row.total(lost)])
 
     made, lost = launch(
         kernel,
         [logits, labels.astype(jnp.int32), *numbers],
         out=[jax.ShapeDtypeStruct(logits.shape, dtype), jax.ShapeDtypeStruct((1, rows), jnp.float32)],
         grid={"row": rows},
-        scratch=told_scratch([1], lying.groups),
+        scratch=boards_of(lying),
         groups={"group": lying.groups} if lying.groups > 1 else None,
         interpret=interpret,
         name="library_row_slopes",
     )
     return made, lost[0]
-
-
-def _row(lying: Spread, shared: Sequence[Any], interpret: bool) -> tuple[Row, Any]:
-    layout = plgpu.Layout.WG_STRIDED((lying.size,), vec_size=lying.vec)
-    group = jax.lax.axis_index("group") if lying.groups > 1 else 0
-    tell = told_by(shared, group, lying.groups)
-    return Row(lying, group, layout, functools.partial(tell, 0), interpret), jax.lax.axis_index("row")
 
 
 def _zeros(row: Row) -> jax.Array:

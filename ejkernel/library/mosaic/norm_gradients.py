@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .launch import launch, plgpu
 from .norm_rows import portions
-from .rows import Row, told_by, told_scratch
+from .rows import boards_of, row_of
 from .spread import spread
 
 
@@ -30,7 +30,6 @@ def norm_gradients(
     count = flat.shape[0]
     groups, programs = portions(count, width)
     lying = spread(width, x.dtype.itemsize, groups, None)
-    layout = plgpu.Layout.WG_STRIDED((lying.size,), vec_size=lying.vec)
     scales = [] if weight is None else [weight]
     vectors = [vector for vector in (weight, bias) if vector is not None]
     chunks = range(lying.count)
@@ -38,10 +37,8 @@ def norm_gradients(
     def kernel(x_ref: Any, dy_ref: Any, *refs: Any) -> None:
         scale_refs, refs = refs[: len(scales)], refs[len(scales) :]
         dx_ref, sum_refs, shared = refs[0], refs[1 : 1 + len(vectors)], refs[1 + len(vectors) :]
-        group = jax.lax.axis_index("group") if groups > 1 else 0
         program = jax.lax.axis_index("program")
-        tell = told_by(shared, group, groups)
-        row = Row(lying, group, layout, lambda mine: tell(0, mine), interpret)
+        row = row_of(lying, shared, interpret=interpret)
         scale = [[row.load(ref, at).astype(jnp.float32) for at in chunks] for ref in scale_refs]
 
         def read(number: Any) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -53,16 +50,15 @@ def norm_gradients(
             here, sums = state
             # Asked for before this row is computed, so that it is there when its turn comes.
             after = read(number + 1)
-            turn = jax.lax.rem(number, jnp.int32(2))
-            mine = Row(lying, group, layout, lambda told: tell(turn, told), interpret)
             off, given = ([one.astype(jnp.float32) for one in part] for part in here)
             towards = [one * by for one, by in zip(given, scale[0], strict=True)] if scale else given
             if centred:
-                (total,) = mine.sums(off)
+                (total,) = row.sums(off)
                 off = [one - total / width for one in off]
             squares = [one * one for one in off]
             products = [one * other for one, other in zip(towards, off, strict=True)]
-            others = mine.sums(squares, products, towards) if centred else mine.sums(squares, products)
+            # With the mean four exchanges, else two: an even number, as `row_of` asks for.
+            others = row.sums(squares, products, towards) if centred else row.sums(squares, products)
             over = jax.lax.rsqrt(others[0] / width + eps)
             along = others[1] / width * over
             level = others[2] / width if centred else None
@@ -71,7 +67,7 @@ def norm_gradients(
                 normed = off[at] * over
                 back = towards[at] - normed * along
                 back = back if level is None else back - level
-                mine.store(dx_ref.at[program + number * programs], at, over * back)
+                row.store(dx_ref.at[program + number * programs], at, over * back)
                 of_chunk = ([] if weight is None else [given[at] * normed]) + ([] if bias is None else [given[at]])
                 for share, value in zip(shares, of_chunk, strict=True):
                     share.append(value)
@@ -79,7 +75,7 @@ def norm_gradients(
             return after, moved
 
         zeros = jnp.zeros(lying.size, jnp.float32)
-        zeros = zeros if interpret else plgpu.layout_cast(zeros, layout)
+        zeros = zeros if interpret else plgpu.layout_cast(zeros, row.layout)
         steps = jax.lax.div(count - program + (programs - 1), jnp.int32(programs))
         state = (read(jnp.int32(0)), [[zeros for _ in chunks] for _ in vectors])
         _, sums = jax.lax.fori_loop(jnp.int32(0), steps, step, state)
@@ -95,7 +91,7 @@ def norm_gradients(
             *(jax.ShapeDtypeStruct((programs, width), jnp.float32) for _ in vectors),
         ],
         grid={"program": programs},
-        scratch=told_scratch([1, 3] if centred else [2], groups),
+        scratch=boards_of(lying),
         groups={"group": groups} if groups > 1 else None,
         interpret=interpret,
         name=f"{name}_gradient",

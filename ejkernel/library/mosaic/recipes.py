@@ -19,24 +19,21 @@ def softmax() -> Recipe:
     """`exp(x - top) / norm`; the numbers are top and the norm's inverse."""
 
     def held(row: Row, chunks: Sequence[jax.Array]) -> Numbers:
-        top = jnp.maximum(jnp.max(functools.reduce(jnp.maximum, chunks)), _LOWEST)
-        kept = []
-        for number, values in enumerate(chunks):
-            powers, counted = jnp.exp(values - top), row.counted(number)
-            kept.append(powers if counted is None else jnp.where(counted, powers, 0.0))
-        return _normalised(row, top, jnp.sum(functools.reduce(jnp.add, kept)))
+        top = jnp.maximum(row.largest(functools.reduce(jnp.maximum, chunks)), _LOWEST)
+        (norm,) = row.sums([jnp.exp(values - top) for values in chunks])
+        return top, 1.0 / norm
 
     def begin(size: int) -> Numbers:
         return jnp.full(size, _LOWEST, jnp.float32), jnp.zeros(size, jnp.float32)
 
     def end(row: Row, state: Numbers, seen: Any) -> Numbers:
-        top = jnp.max(state[0])
-        return _normalised(row, top, jnp.sum(state[1] * jnp.exp(state[0] - top)))
+        top = row.largest(state[0])
+        return top, 1.0 / row.total(state[1] * jnp.exp(state[0] - top))
 
     def finish(numbers: Numbers, values: jax.Array) -> jax.Array:
         return jnp.exp(values - numbers[0]) * numbers[1]
 
-    return Recipe(held, begin, running_norm, end, finish, exchanged=(2,))
+    return Recipe(held, begin, running_norm, end, finish)
 
 
 def running_norm(state: Numbers, values: jax.Array, counted: jax.Array | None, seen: Any) -> Numbers:
@@ -48,26 +45,8 @@ def running_norm(state: Numbers, values: jax.Array, counted: jax.Array | None, s
     return jnp.maximum(top, values), jnp.where(values > top, norm * less + 1.0, norm + less)
 
 
-def joined_norm(row: Row, top: jax.Array, norm: jax.Array) -> Numbers:
-    """The largest of all warpgroups' maxima, and their norms for that one."""
-    if row.spread.groups == 1:
-        return top, norm
-    found = row.exchange((top, norm))
-    highest = functools.reduce(jnp.maximum, [one[0] for one in found])
-    return highest, functools.reduce(jnp.add, [one[1] * jnp.exp(one[0] - highest) for one in found])
-
-
-def _normalised(row: Row, top: jax.Array, norm: jax.Array) -> Numbers:
-    top, norm = joined_norm(row, top, norm)
-    return top, 1.0 / norm
-
-
 def rms_norm(width: int, eps: float) -> Recipe:
     """`x * over * weight`; the number is what is multiplied with."""
-
-    def over(row: Row, square: jax.Array) -> Numbers:
-        (total,) = row.joined((square,), ("sum",))
-        return (jax.lax.rsqrt(total / width + eps),)
 
     def held(row: Row, chunks: Sequence[jax.Array]) -> Numbers:
         (total,) = row.sums([values * values for values in chunks])
@@ -85,9 +64,8 @@ def rms_norm(width: int, eps: float) -> Recipe:
         held,
         lambda size: (jnp.zeros(size, jnp.float32),),
         step,
-        lambda row, state, seen: over(row, jnp.sum(state[0])),
+        lambda row, state, seen: (jax.lax.rsqrt(row.total(state[0]) / width + eps),),
         finish,
-        exchanged=(1,),
     )
 
 
@@ -112,14 +90,13 @@ def layer_norm(width: int, eps: float, finished: Callable[..., jax.Array]) -> Re
 
     def end(row: Row, state: Numbers, seen: Any) -> Numbers:
         means, squares = state
-        (total,) = row.joined((jnp.sum(means * seen),), ("sum",))
-        mean = total / width
+        mean = row.total(means * seen) / width
         off = means - mean
-        (square,) = row.joined((jnp.sum(squares + off * off * seen),), ("sum",))
+        square = row.total(squares + off * off * seen)
         return mean, jax.lax.rsqrt(square / width + eps)
 
     def finish(numbers: Numbers, values: jax.Array, *vectors: jax.Array) -> jax.Array:
         return finished((values - numbers[0]) * numbers[1], vectors)
 
     zeros = functools.partial(jnp.zeros, dtype=jnp.float32)
-    return Recipe(held, lambda size: (zeros(size), zeros(size)), step, end, finish, exchanged=(1, 1))
+    return Recipe(held, lambda size: (zeros(size), zeros(size)), step, end, finish)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,6 @@ from .launch import launch, load, loop, places, plgpu
 from .spread import Spread, refuses, spread
 
 Numbers = tuple[jax.Array, ...]
-_TURN = {"sum": jnp.add, "max": jnp.maximum}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Row:
     spread: Spread
     group: Any
     layout: Any
-    exchange: Callable[[Numbers], list[Numbers]]
+    # Joins the vectors of all warpgroups, element by element, as the given function does with two.
+    exchange: Callable[[Callable[..., jax.Array], jax.Array], jax.Array]
     interpret: bool
 
     def start(self, number: Any) -> tuple[Any, Any]:
@@ -59,17 +60,16 @@ class Row:
             for number, value in enumerate(values):
                 mask = self.counted(number)
                 kept.append(value if mask is None else jnp.where(mask, value, 0.0))
-            totals.append(jnp.sum(functools.reduce(jnp.add, kept)))
-        return self.joined(tuple(totals), ("sum",) * len(totals))
+            totals.append(self.total(functools.reduce(jnp.add, kept)))
+        return tuple(totals)
 
-    def joined(self, mine: Numbers, how: Sequence[str]) -> Numbers:
-        """Numbers of all warpgroups, added up or the largest of them."""
-        if self.spread.groups == 1:
-            return mine
-        found = self.exchange(mine)
-        return tuple(
-            functools.reduce(_TURN[way], column) for way, column in zip(how, zip(*found, strict=True), strict=True)
-        )
+    def total(self, values: jax.Array) -> jax.Array:
+        """The sum over all elements of all warpgroups' vectors."""
+        return jnp.sum(self.exchange(jnp.add, values))
+
+    def largest(self, values: jax.Array) -> jax.Array:
+        """The largest element of all warpgroups' vectors."""
+        return jnp.max(self.exchange(jnp.maximum, values))
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ class Recipe:
 
     `held(row, chunks)` finds the numbers of a row from all its chunks, in float32. `begin(size)`, `step(state, values,
     counted, seen)` and `end(row, state, seen)` find them chunk by chunk, where `seen` is how many elements each thread
-    had before. `finish(numbers, values, *vectors)` makes a chunk of the result. `exchanged`: so many
-    numbers a warpgroup tells the others, one exchange after the other.
+    had before. `finish(numbers, values, *vectors)` makes a chunk of the result.
     """
 
     held: Callable[..., Numbers]
@@ -87,7 +86,6 @@ class Recipe:
     step: Callable[..., Numbers]
     end: Callable[..., Numbers]
     finish: Callable[..., jax.Array]
-    exchanged: Sequence[int]
 
 
 def by_rows(
@@ -107,15 +105,12 @@ def by_rows(
         raise ArgumentError(f"mosaic cannot compute this call: {refused}")
     flat = x.reshape(-1, width)
     lying = spread(width, x.dtype.itemsize, num_warps // 4, each)
-    layout = plgpu.Layout.WG_STRIDED((lying.size,), vec_size=lying.vec)
 
     def kernel(x_ref: Any, *refs: Any) -> None:
         vector_refs, rest = refs[: len(vectors)], refs[len(vectors) :]
         o_ref, shared = rest[0], rest[1:]
-        group = jax.lax.axis_index("group") if lying.groups > 1 else 0
         at = jax.lax.axis_index("row")
-        tell = told_by(shared, group, lying.groups)
-        row = Row(lying, group, layout, functools.partial(tell, 0), interpret)
+        row = row_of(lying, shared, interpret=interpret)
         mine, made = x_ref.at[at], o_ref.at[at]
 
         def finished(numbers: Numbers, number: Any, values: jax.Array) -> None:
@@ -137,7 +132,7 @@ def by_rows(
 
         state = recipe.begin(lying.size)
         if not interpret:
-            state = tuple(plgpu.layout_cast(one, layout) for one in state)
+            state = tuple(plgpu.layout_cast(one, row.layout) for one in state)
         if whole:
             state = loop(whole, look, state, interpret=interpret)
         seen: Any = jnp.float32(whole)
@@ -160,7 +155,7 @@ def by_rows(
         [flat, *vectors],
         out=[jax.ShapeDtypeStruct(flat.shape, flat.dtype)],
         grid={"row": flat.shape[0]},
-        scratch=told_scratch(recipe.exchanged, lying.groups),
+        scratch=boards_of(lying),
         groups={"group": lying.groups} if lying.groups > 1 else None,
         interpret=interpret,
         name=name,
@@ -168,29 +163,35 @@ def by_rows(
     return out.reshape(x.shape)
 
 
-def told_scratch(numbers: Sequence[int], groups: int) -> list[Any]:
-    """Shared memory and barriers by which warpgroups tell each other as many numbers, exchange by exchange."""
-    if groups == 1:
+def boards_of(lying: Spread) -> list[Any]:
+    """Shared memory in which warpgroups show each other vectors, and its barriers: two, which take turns."""
+    if lying.groups == 1:
         return []
-    boards = [plgpu.SMEM((2 * groups * count,), jnp.float32) for count in numbers]
-    return [*boards, *(plgpu.Barrier(num_arrivals=groups) for _ in numbers)]
+    boards = [plgpu.SMEM((lying.groups, lying.size), jnp.float32) for _ in range(2)]
+    return [*boards, *(plgpu.Barrier(num_arrivals=lying.groups) for _ in boards)]
 
 
-def told_by(shared: Sequence[Any], group: Any, groups: int) -> Callable[[Any, Numbers], list[Numbers]]:
-    """Tells the other warpgroups some numbers and returns those of all; each call uses the next part of the scratch.
+def row_of(lying: Spread, shared: Sequence[Any], *, interpret: bool) -> Row:
+    """The row of this block, with what `boards_of` gave it.
 
-    Rows take turns, 0 and 1: a warpgroup that is one row ahead writes where the others no longer read.
+    A warpgroup reduces a vector to a number by way of shared memory, and all warpgroups of a block have the same place
+    there: two that reduce different vectors at once get wrong numbers. So they show each other their vectors, and
+    each reduces what is joined of all, which is the same everywhere. Before the next one is reduced, all have met at a
+    barrier. A block that goes through several rows has an even number of exchanges for each: a board is written
+    again only after all have met at the other one.
     """
-    half = len(shared) // 2
-    pairs = iter(zip(shared[:half], shared[half:], strict=True))
+    layout = plgpu.Layout.WG_STRIDED((lying.size,), vec_size=lying.vec)
+    group = jax.lax.axis_index("group") if lying.groups > 1 else 0
+    turns = itertools.cycle(zip(shared[:2], shared[2:], strict=True)) if shared else None
 
-    def tell(turn: Any, mine: Numbers) -> list[Numbers]:
-        board, barrier = next(pairs)
-        count = len(mine)
-        for number, value in enumerate(mine):
-            board[(turn * groups + group) * count + number] = value
+    def exchange(join: Callable[..., jax.Array], mine: jax.Array) -> jax.Array:
+        if turns is None:
+            return mine
+        board, barrier = next(turns)
+        board[group] = mine
         plgpu.barrier_arrive(barrier)
         plgpu.barrier_wait(barrier)
-        return [tuple(board[(turn * groups + one) * count + at] for at in range(count)) for one in range(groups)]
+        shown = [load(board.at[one], layout, interpret=interpret) for one in range(lying.groups)]
+        return functools.reduce(join, shown)
 
-    return tell
+    return Row(lying, group, layout, exchange, interpret)

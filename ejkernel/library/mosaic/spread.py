@@ -87,12 +87,12 @@ def refuses(width: int, itemsize: int, num_warps: int | None, each: int | None) 
 def several(num_warps: int | None) -> str:
     """The reason that no row is shared by several warpgroups for now; empty for one warpgroup.
 
-    On an H200 with JAX 0.11.2 their exchange gave wrong numbers, softmax of 8192x2048 by two of them off by 0.4 of the
-    largest value, which the interpreter and its race detection do not show. By one they were right at every width.
+    On an H200 with JAX 0.11.2 softmax of 8192x2048 by two of them was off by 0.4 of the largest value: they reduced
+    different vectors in one place of shared memory. `rows.row_of` lets none do so, and was not run on a GPU yet.
     """
     if num_warps is None or num_warps <= 4:
         return ""
-    return f"num_warps={num_warps}: several warpgroups that share a row gave wrong numbers on an H200; use 4"
+    return f"num_warps={num_warps}: several warpgroups that share a row were not shown to be right on a GPU; use 4"
 
 
 def _uncovered(lying: Spread) -> bool:
