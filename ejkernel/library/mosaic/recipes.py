@@ -18,10 +18,12 @@ _LOWEST = float(jnp.finfo(jnp.float32).min)
 def softmax() -> Recipe:
     """`exp(x - top) / norm`; the numbers are top and the norm's inverse."""
 
-    def held(row: Row, chunks: Sequence[jax.Array]) -> Numbers:
+    # Exponentials are what it costs most, so that each is made once here.
+    def held(row: Row, chunks: Sequence[jax.Array]) -> Sequence[jax.Array]:
         top = jnp.maximum(row.largest(functools.reduce(jnp.maximum, chunks)), _LOWEST)
-        (norm,) = row.sums([jnp.exp(values - top) for values in chunks])
-        return top, 1.0 / norm
+        powers = [jnp.exp(values - top) for values in chunks]
+        (norm,) = row.sums(powers)
+        return [one * (1.0 / norm) for one in powers]
 
     def begin(size: int) -> Numbers:
         return jnp.full(size, _LOWEST, jnp.float32), jnp.zeros(size, jnp.float32)
@@ -30,10 +32,10 @@ def softmax() -> Recipe:
         top = row.largest(state[0])
         return top, 1.0 / row.total(state[1] * jnp.exp(state[0] - top))
 
-    def finish(numbers: Numbers, values: jax.Array) -> jax.Array:
+    def made(numbers: Numbers, values: jax.Array) -> jax.Array:
         return jnp.exp(values - numbers[0]) * numbers[1]
 
-    return Recipe(held, begin, running_norm, end, finish)
+    return Recipe(held, begin, running_norm, end, made, lambda values: values)
 
 
 def running_norm(state: Numbers, values: jax.Array, counted: jax.Array | None, seen: Any) -> Numbers:
@@ -48,35 +50,34 @@ def running_norm(state: Numbers, values: jax.Array, counted: jax.Array | None, s
 def rms_norm(width: int, eps: float) -> Recipe:
     """`x * over * weight`; the number is what is multiplied with."""
 
-    def held(row: Row, chunks: Sequence[jax.Array]) -> Numbers:
+    def held(row: Row, chunks: Sequence[jax.Array]) -> Sequence[jax.Array]:
         (total,) = row.sums([values * values for values in chunks])
-        return (jax.lax.rsqrt(total / width + eps),)
+        over = jax.lax.rsqrt(total / width + eps)
+        return [values * over for values in chunks]
 
     def step(state: Numbers, values: jax.Array, counted: jax.Array | None, seen: Any) -> Numbers:
         square = values * values
         return (state[0] + (square if counted is None else jnp.where(counted, square, 0.0)),)
-
-    def finish(numbers: Numbers, values: jax.Array, *weights: jax.Array) -> jax.Array:
-        normed = values * numbers[0]
-        return normed * weights[0] if weights else normed
 
     return Recipe(
         held,
         lambda size: (jnp.zeros(size, jnp.float32),),
         step,
         lambda row, state, seen: (jax.lax.rsqrt(row.total(state[0]) / width + eps),),
-        finish,
+        lambda numbers, values: values * numbers[0],
+        lambda normed, *weights: normed * weights[0] if weights else normed,
     )
 
 
 def layer_norm(width: int, eps: float, finished: Callable[..., jax.Array]) -> Recipe:
     """`(x - mean) * over`, with weight and bias as `finished(normed, vectors)` has them; the numbers are these two."""
 
-    def held(row: Row, chunks: Sequence[jax.Array]) -> Numbers:
+    def held(row: Row, chunks: Sequence[jax.Array]) -> Sequence[jax.Array]:
         (total,) = row.sums(chunks)
-        mean = total / width
-        (square,) = row.sums([(values - mean) * (values - mean) for values in chunks])
-        return mean, jax.lax.rsqrt(square / width + eps)
+        off = [values - total / width for values in chunks]
+        (square,) = row.sums([one * one for one in off])
+        over = jax.lax.rsqrt(square / width + eps)
+        return [one * over for one in off]
 
     # Each thread keeps the mean of what it has seen and the squared distances from it: no large mean hurts.
     def step(state: Numbers, values: jax.Array, counted: jax.Array | None, seen: Any) -> Numbers:
@@ -95,8 +96,12 @@ def layer_norm(width: int, eps: float, finished: Callable[..., jax.Array]) -> Re
         square = row.total(squares + off * off * seen)
         return mean, jax.lax.rsqrt(square / width + eps)
 
-    def finish(numbers: Numbers, values: jax.Array, *vectors: jax.Array) -> jax.Array:
-        return finished((values - numbers[0]) * numbers[1], vectors)
-
     zeros = functools.partial(jnp.zeros, dtype=jnp.float32)
-    return Recipe(held, lambda size: (zeros(size), zeros(size)), step, end, finish)
+    return Recipe(
+        held,
+        lambda size: (zeros(size), zeros(size)),
+        step,
+        end,
+        lambda numbers, values: (values - numbers[0]) * numbers[1],
+        lambda normed, *vectors: finished(normed, vectors),
+    )

@@ -76,15 +76,17 @@ class Row:
 class Recipe:
     """An operation on a row.
 
-    `held(row, chunks)` finds the numbers of a row from all its chunks, in float32. `begin(size)`, `step(state, values,
-    counted, seen)` and `end(row, state, seen)` find them chunk by chunk, where `seen` is how many elements each thread
-    had before. `finish(numbers, values, *vectors)` makes a chunk of the result.
+    `held(row, chunks)` makes every chunk of the result from all chunks, in float32. `begin(size)`, `step(state, values,
+    counted, seen)` and `end(row, state, seen)` find the numbers of a row chunk by chunk, where `seen` is how many
+    elements each thread had before, and `made(numbers, values)` makes a chunk of the result from them.
+    `finish(values, *vectors)` does what is left with the chunk's part of each vector.
     """
 
-    held: Callable[..., Numbers]
+    held: Callable[..., Sequence[jax.Array]]
     begin: Callable[[int], Numbers]
     step: Callable[..., Numbers]
     end: Callable[..., Numbers]
+    made: Callable[..., jax.Array]
     finish: Callable[..., jax.Array]
 
 
@@ -113,15 +115,14 @@ def by_rows(
         row = row_of(lying, shared, interpret=interpret)
         mine, made = x_ref.at[at], o_ref.at[at]
 
-        def finished(numbers: Numbers, number: Any, values: jax.Array) -> None:
+        def finished(number: Any, values: jax.Array) -> None:
             others = [row.load(ref, number).astype(jnp.float32) for ref in vector_refs]
-            row.store(made, number, recipe.finish(numbers, values, *others))
+            row.store(made, number, recipe.finish(values, *others))
 
         if each is None:
             chunks = [row.load(mine, number).astype(jnp.float32) for number in range(lying.count)]
-            numbers = recipe.held(row, chunks)
-            for number, values in enumerate(chunks):
-                finished(numbers, number, values)
+            for number, values in enumerate(recipe.held(row, chunks)):
+                finished(number, values)
             return
         # Chunks that may reach over the row's end come last, and are masked.
         whole = lying.unmasked
@@ -145,7 +146,7 @@ def by_rows(
         # Backwards: what was read last is the likeliest to be in a cache.
         def finish(number: Any, nothing: Any) -> Any:
             there = lying.count - 1 - number
-            finished(numbers, there, row.load(mine, there).astype(jnp.float32))
+            finished(there, recipe.made(numbers, row.load(mine, there).astype(jnp.float32)))
             return nothing
 
         loop(lying.count, finish, None, interpret=interpret)
