@@ -17,6 +17,7 @@ SUPPORTED_JAX = ((0, 10), (0, 13))
 EXTRAS = {
     "pydantic": ("pydantic", "cfgs as pydantic models"),
     "mosaic": ("absl-py", "Mosaic GPU kernels under JAX 0.10"),
+    "triton": ("jax-triton", "row kernels in Triton's language, a provider"),
     "plot": ("matplotlib", "pictures of tunings, Record.plot"),
     "remote": ("fsspec", "entries that a team shares, RemoteStore"),
     "dask": ("distributed", "tuning on a Dask cluster"),

@@ -22,7 +22,10 @@ from .arguments import ArgumentError, ArgumentTypeError
 _PREFIX = "provider:"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 # Adapters that come with the library; the package behind one is imported when it is first asked about a call.
-_SHIPPED = {("attention", "tokamax"): "attention", ("ragged_dot", "tokamax"): "ragged_dot"}
+_SHIPPED = {
+    **{(operation, "tokamax"): operation for operation in ("attention", "ragged_dot")},
+    **{(operation, "jax_triton"): operation for operation in ("softmax", "rms_norm", "layer_norm")},
+}
 _HOOKS = ("run", "fwd_with_residuals", "vjp", "candidate_cfgs")
 _LEVELS = ("", "_gpu", "_cpu", "_tpu")
 
@@ -80,7 +83,7 @@ def register_provider(
     """Adds an implementation from another package to an operation's candidates; a name that is there is replaced.
 
     It is checked and raced as every candidate, and its name is in cfgs, records and keys. Without `fn` it is one that
-    comes with the library: "tokamax" of attention and ragged_dot.
+    comes with the library: "tokamax" of attention and ragged_dot, "jax_triton" of softmax and the norms.
     """
     _check_operation(operation)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
