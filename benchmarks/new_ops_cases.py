@@ -145,7 +145,7 @@ def residual_norm(small: bool) -> Iterator[Case]:
         normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
         return (normed * weight.astype(jnp.float32)).astype(x.dtype), summed
 
-    ways = {"plain": plain, **of_kernel(library.ResidualNorm(), arrays, most=10, kind="rms")}
+    ways = {"plain": plain, **of_kernel(library.ResidualNorm(), arrays, most=16, kind="rms")}
     size = 2 * rows * width / TRAFFIC
     # Forward 2 in and 2 out; backward 3 in and 1 out.
     yield from pair(f"residual_norm {rows}x{width}", (4 * size, 8 * size), arrays, ways, plain, 3)

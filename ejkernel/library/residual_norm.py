@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from ..ops import Executor, Invocation
 from . import reduce
 from .arguments import ArgumentError, same_dtype
 from .call import plan, planned
+from .mosaic import norm_rows, spread
 from .reverse import ReverseOnGpu, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
@@ -39,7 +40,8 @@ class ResidualNorm(ReverseOnGpu[ResidualNormConfig, Pair]):
     """`summed = x + residual` and the norm of that over the last axis, times weight, plus bias.
 
     Implementations: "xla" (plain `jax.numpy`), "lanes" (partial sums side by side), "recompute" (a gradient from the
-    sum and the vectors alone) and "triton" (blocks of whole rows, and a gradient in one pass).
+    sum and the vectors alone), "triton" (blocks of whole rows, and a gradient in one pass) and "mosaic" (the same by
+    Mosaic GPU, each row held by the threads of a block).
     """
 
     op_id = "library.residual_norm"
@@ -91,6 +93,22 @@ class ResidualNorm(ReverseOnGpu[ResidualNormConfig, Pair]):
             bias = vectors[1] if len(vectors) > 1 else None
             return norm_gradients(summed, d_normed, weight=vectors[0], bias=bias, added=d_summed, **how)
 
+        def by_mosaic(x: jax.Array, residual: jax.Array, *vectors: jax.Array) -> Pair:
+            from .mosaic import recipes, residual_rows
+
+            width = x.shape[-1]
+            layer = recipes.layer_norm(width, eps, lambda normed, others: _scaled(normed, others))
+            rms = replace(recipes.rms_norm(width, eps), finish=lambda normed, *others: _scaled(normed, others))
+            launch: dict[str, Any] = {"num_warps": cfg.num_warps, "interpret": interpret, "name": _NAME}
+            return residual_rows.summed_rows(layer if centred else rms, x, residual, vectors, **launch)
+
+        def pulled_by_mosaic(d_normed: jax.Array, d_summed: jax.Array, summed: jax.Array, *vectors: jax.Array) -> Any:
+            from .mosaic import norm_gradients
+
+            how: dict[str, Any] = {"centred": centred, "eps": eps, "interpret": interpret, "name": _NAME}
+            bias = vectors[1] if len(vectors) > 1 else None
+            return norm_gradients.norm_gradients(summed, d_normed, weight=vectors[0], bias=bias, added=d_summed, **how)
+
         # An empty array has no lanes and no blocks.
         if cfg.implementation in ("xla", "lanes") or not x.size:
             return plain(x, residual, *vectors)
@@ -99,7 +117,11 @@ class ResidualNorm(ReverseOnGpu[ResidualNormConfig, Pair]):
         if cfg.implementation == "triton":
             back = recomputed(pulled_by_triton, pulled) if fits(x.shape[-1]) else pulled
             return _with_gradient(by_triton, back)(x, residual, *vectors)
-        raise ArgumentError(f"{cfg} names no implementation of residual_norm; use xla, lanes, recompute or triton")
+        if cfg.implementation == "mosaic":
+            back = recomputed(pulled_by_mosaic, pulled) if norm_rows.fits(x.shape[-1], x.dtype.itemsize) else pulled
+            return _with_gradient(by_mosaic, back)(x, residual, *vectors)
+        names = "xla, lanes, recompute, triton or mosaic"
+        raise ArgumentError(f"{cfg} names no implementation of residual_norm; use {names}")
 
     def run_cpu(self, *args: Any, cfg: ResidualNormConfig, **kwargs: Any) -> Pair:
         """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
@@ -124,9 +146,10 @@ class ResidualNorm(ReverseOnGpu[ResidualNormConfig, Pair]):
         return [ResidualNormConfig("xla"), *lanes, ResidualNormConfig("recompute")]
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[ResidualNormConfig]:
-        """XLA's with either gradient, and blocks of rows."""
+        """XLA's with either gradient, and blocks of rows by either backend."""
         blocks = [ResidualNormConfig("triton", rows=r, num_warps=w) for r, w in launches(inv.args[0].shape[-1])]
-        return [ResidualNormConfig("xla"), ResidualNormConfig("recompute"), *blocks]
+        held = [ResidualNormConfig("mosaic", num_warps=w) for w, each in spread.launches(inv.args[0]) if each is None]
+        return [ResidualNormConfig("xla"), ResidualNormConfig("recompute"), *blocks, *held]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: ResidualNormConfig) -> bool | str:
         """Lanes must divide the rows; a block must fit, and have something to compute."""

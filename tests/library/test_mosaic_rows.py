@@ -14,12 +14,15 @@ from ejkernel.library import (
     LayerNormConfig,
     LinearCrossEntropy,
     LinearCrossEntropyConfig,
+    ResidualNorm,
+    ResidualNormConfig,
     RmsNorm,
     RmsNormConfig,
     Softmax,
     SoftmaxConfig,
     layer_norm,
     linear_cross_entropy,
+    residual_norm,
     rms_norm,
     softmax,
 )
@@ -144,6 +147,30 @@ def test_gradients_are_those_of_the_plain_way(races, monkeypatch, name):
 
 
 @needs_loops
+@pytest.mark.parametrize(
+    ("kind", "width", "num_warps"),
+    [("layer", 300, 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("rms", 300, 4), ("rms", 2500, 8)))],
+)
+def test_a_sum_and_its_norm_are_those_of_the_plain_way(races, monkeypatch, kind, width, num_warps):
+    """Both results, and the gradient that both give, in one pass."""
+    monkeypatch.setattr(norm_rows, "_WARPS_OF_ALL", 8)
+    monkeypatch.setattr(norm_rows, "several", lambda num_warps: "")
+    x, residual, *dy = (normal(4, width, seed=seed) for seed in range(4))
+    vectors = [normal(width, seed=seed) for seed in (4, 5)]
+
+    def both(cfg):
+        def run(*args):
+            return residual_norm(*args, kind=kind, cfg=cfg, executor=UNTUNED)
+
+        made, back = jax.vjp(run, x, residual, *vectors)
+        return [*made, *back(tuple(dy))]
+
+    found = both(ResidualNormConfig("mosaic", num_warps=num_warps))
+    for one, other in zip(found, both(ResidualNormConfig("xla")), strict=True):
+        assert_near(one, np.asarray(other, np.float64), "float32", slack=10)
+
+
+@needs_loops
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [2049, 2500])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
@@ -217,6 +244,21 @@ def test_gradients_are_lowered_for_a_gpu(name, width):
     shapes += [jax.ShapeDtypeStruct((width,), jnp.float32)] * VECTORS[name]
     text = lowered_by_mosaic(lambda *a: jax.vjp(lambda *b: kernel.run(*b, cfg=cfg), *a)[1](a[0]), *shapes)
     assert f"library_{name}_gradient" in text
+
+
+@pytest.mark.parametrize("width", [1000, 4096])
+def test_a_sum_and_its_norm_are_lowered_for_a_gpu(monkeypatch, width):
+    """One kernel forward, and one for what the sum and the weight get."""
+    monkeypatch.setattr(norm_rows, "several", lambda num_warps: "")
+    kernel, cfg = ResidualNorm(), ResidualNormConfig("mosaic", num_warps=4)
+    shapes = [jax.ShapeDtypeStruct((64, width), jnp.bfloat16)] * 2 + [jax.ShapeDtypeStruct((width,), jnp.float32)]
+
+    def run(*args):
+        made, back = jax.vjp(lambda *a: kernel.run(*a, kind="rms", cfg=cfg), *args)
+        return made, back(made)
+
+    text = lowered_by_mosaic(run, *shapes)
+    assert "library_residual_norm_gradient" in text
 
 
 @pytest.mark.parametrize("block", [512, pytest.param(128, marks=pytest.mark.slow)])

@@ -19,38 +19,44 @@ def norm_gradients(
     *,
     weight: jax.Array | None = None,
     bias: jax.Array | None = None,
+    added: jax.Array | None = None,
     centred: bool,
     eps: float,
     interpret: bool,
     name: str,
 ) -> tuple[jax.Array, ...]:
-    """Gradients of x and then of each vector that is given; `centred` rows had their mean taken off."""
+    """Gradients of x and then of each vector that is given; `centred` rows had their mean taken off.
+
+    `added` is another gradient of x, which comes on top.
+    """
     width = x.shape[-1]
     flat, pulled = x.reshape(-1, width), dy.reshape(-1, width)
     count = flat.shape[0]
     groups, programs = portions(count, width)
     lying = spread(width, x.dtype.itemsize, groups, None)
     scales = [] if weight is None else [weight]
+    others = [] if added is None else [added.reshape(-1, width)]
     vectors = [vector for vector in (weight, bias) if vector is not None]
     chunks = range(lying.count)
 
     def kernel(x_ref: Any, dy_ref: Any, *refs: Any) -> None:
+        other_refs, refs = refs[: len(others)], refs[len(others) :]
         scale_refs, refs = refs[: len(scales)], refs[len(scales) :]
         dx_ref, sum_refs, shared = refs[0], refs[1 : 1 + len(vectors)], refs[1 + len(vectors) :]
         program = jax.lax.axis_index("program")
         row = row_of(lying, shared, interpret=interpret)
         scale = [[row.load(ref, at).astype(jnp.float32) for at in chunks] for ref in scale_refs]
 
-        def read(number: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+        def read(number: Any) -> list[list[jax.Array]]:
             # The row after the last one is never used, only read.
             there = jnp.minimum(program + number * programs, count - 1)
-            return tuple([row.load(ref.at[there], at) for at in chunks] for ref in (x_ref, dy_ref))  # type: ignore[return-value]
+            return [[row.load(ref.at[there], at) for at in chunks] for ref in (x_ref, dy_ref, *other_refs)]
 
         def step(number: Any, state: Any) -> Any:
             here, sums = state
             # Asked for before this row is computed, so that it is there when its turn comes.
             after = read(number + 1)
-            off, given = ([one.astype(jnp.float32) for one in part] for part in here)
+            off, given, *more = ([one.astype(jnp.float32) for one in part] for part in here)
             towards = [one * by for one, by in zip(given, scale[0], strict=True)] if scale else given
             if centred:
                 (total,) = row.sums(off)
@@ -58,16 +64,17 @@ def norm_gradients(
             squares = [one * one for one in off]
             products = [one * other for one, other in zip(towards, off, strict=True)]
             # With the mean four exchanges, else two: an even number, as `row_of` asks for.
-            others = row.sums(squares, products, towards) if centred else row.sums(squares, products)
-            over = jax.lax.rsqrt(others[0] / width + eps)
-            along = others[1] / width * over
-            level = others[2] / width if centred else None
+            totals = row.sums(squares, products, towards) if centred else row.sums(squares, products)
+            over = jax.lax.rsqrt(totals[0] / width + eps)
+            along = totals[1] / width * over
+            level = totals[2] / width if centred else None
             shares: list[list[jax.Array]] = [[] for _ in vectors]
             for at in chunks:
                 normed = off[at] * over
                 back = towards[at] - normed * along
                 back = back if level is None else back - level
-                row.store(dx_ref.at[program + number * programs], at, over * back)
+                back = over * back
+                row.store(dx_ref.at[program + number * programs], at, back + more[0][at] if more else back)
                 of_chunk = ([] if weight is None else [given[at] * normed]) + ([] if bias is None else [given[at]])
                 for share, value in zip(shares, of_chunk, strict=True):
                     share.append(value)
@@ -85,7 +92,7 @@ def norm_gradients(
 
     dx, *partial = launch(
         kernel,
-        [flat, pulled, *scales],
+        [flat, pulled, *others, *scales],
         out=[
             jax.ShapeDtypeStruct(flat.shape, flat.dtype),
             *(jax.ShapeDtypeStruct((programs, width), jnp.float32) for _ in vectors),
