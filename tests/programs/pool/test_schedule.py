@@ -181,6 +181,33 @@ def test_work_that_is_refused_again_and_again_is_under_way_twice():
     assert not schedule.is_busy
 
 
+def test_work_that_is_under_way_twice_is_given_up_all_the_same():
+    """Each refusal finds the other attempt under way, so that none would be the last one."""
+    schedule = Schedule(works("a", "b", kind="k"), workers=3, rules=RULES)
+    (_, good), (unlucky, number) = sent(schedule)
+    answer(schedule, good)
+    now, attempts, hopeless = 0.0, [number], []
+    for _ in range(10 * RULES.refusals):
+        hopeless = schedule.refused(schedule.came_back(attempts.pop(0)), "not here", now)
+        now += 100.0
+        attempts += [number for _, number in sent(schedule, now)]
+        if not attempts:
+            break
+    assert hopeless == [unlucky]
+    assert RULES.refusals <= unlucky.refusals <= RULES.refusals + 1
+    assert not schedule.is_busy
+
+
+def test_work_of_a_kind_that_no_worker_took_is_not_under_way_twice():
+    """All workers may be of the wrong kind: after some rounds all of it is given up."""
+    schedule = Schedule(works("a", kind="k"), workers=3, rules=RULES)
+    ((work, number),) = sent(schedule)
+    for turn in range(RULES.rounds - 1):
+        assert schedule.refused(schedule.came_back(number), "not here", turn * 100.0) == []
+        ((_, number),) = sent(schedule, turn * 100.0 + 50.0)
+    assert schedule.refused(schedule.came_back(number), "not here", 1000.0) == [work]
+
+
 def test_a_closed_schedule_sends_nothing_and_still_takes_answers():
     """The pool takes no more: what waits is given up, and what is under way ends as it ends."""
     schedule = Schedule(works(*"abcd"), workers=3, rules=RULES)

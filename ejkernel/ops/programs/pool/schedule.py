@@ -10,6 +10,9 @@ from typing import final
 
 from ...core.key import Key
 
+# A pause is doubled so many times at most: after that it is as long as it gets.
+_MOST_DOUBLED = 16
+
 
 @dataclass(frozen=True)
 class ScheduleRules:
@@ -134,13 +137,15 @@ class Schedule:
         idle = self.workers is None or self.under_way < self.workers
         if not idle or self._waiting or self._refused:
             return None
-        late = (work for work in self._late(now) if not work.was_repeated)
-        return next(late, None) or self._unlucky()
+        # Up to a limit: while one attempt is under way the refusal of another gives nothing up.
+        once = [work for work in dict.fromkeys(self._under_way.values()) if len(work.sent) == 1]
+        once = [work for work in once if work.in_vain < self.rules.refusals]
+        late = (work for work in once if work in self._late(now) and not work.was_repeated)
+        return next(late, None) or next(filter(self._is_unlucky, once), None)
 
-    def _unlucky(self) -> Work | None:
-        """Work that one worker refuses again and again: at two attempts at once, another worker gets one of them."""
-        works = dict.fromkeys(self._under_way.values())
-        return next((work for work in works if work.in_vain >= self.rules.unlucky and len(work.sent) == 1), None)
+    def _is_unlucky(self, work: Work) -> bool:
+        """Does one worker refuse it again and again? At two attempts at once, another worker gets one of them."""
+        return work.in_vain >= self.rules.unlucky and work.kind in self._taken
 
     def _refused_next(self, now: float) -> Work | None:
         """Refused work to be sent now: a worker of use is free, or it has waited long enough."""
@@ -207,7 +212,7 @@ class Schedule:
 
     def refused(self, work: Work, reason: str, now: float) -> list[Work]:
         """Notes that a worker refused; the work that is hopeless now."""
-        pause = min(self.rules.refused_longest, self.rules.refused_seconds * 2**work.refusals)
+        pause = min(self.rules.refused_longest, self.rules.refused_seconds * 2 ** min(work.refusals, _MOST_DOUBLED))
         work.refusals, work.again_at = work.refusals + 1, now + pause
         work.in_vain += 1
         # Where nothing is sent again, the end of the pool is the reason, whatever this worker said.
