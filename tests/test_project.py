@@ -77,7 +77,7 @@ def python(code: str, *, path: Path = PACKAGE.parent, cwd: Path | None = None) -
     """What a fresh interpreter prints."""
     env = {**os.environ, "PYTHONPATH": str(path)}
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -37,7 +37,7 @@ def of_this_tree(monkeypatch):
 def run(*cells, cwd):
     """The outputs of each cell."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(cwd)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=600, startup_timeout=300, resources={"metadata": {"path": str(cwd)}}).execute()
     return [cell.outputs for cell in notebook.cells]
 
 
@@ -108,4 +108,4 @@ def test_a_notebook_of_the_examples_runs(path, tmp_path):
     """From the first cell to the last, and it was saved without outputs."""
     notebook = nbformat.read(path, as_version=4)
     assert [cell.outputs for cell in notebook.cells if cell.cell_type == "code" and cell.outputs] == []
-    nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=600, startup_timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
