@@ -82,9 +82,8 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(store):
 def test_a_full_disk_is_one_sentence(store, words):
     """With the status for it."""
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*COMMAND, *words], env=variables(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False
-        )
+        streams = {"stdout": full, "stderr": subprocess.PIPE, "text": True}
+        done = subprocess.run([*COMMAND, *words], env=variables(), timeout=300, check=False, **streams)
     assert done.returncode == 3
     assert "No space left on device; make room" in done.stderr
     assert "Exception ignored" not in done.stderr
