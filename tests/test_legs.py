@@ -47,7 +47,7 @@ class Checkout:
         """Runs a command on legs; the status, and what was said."""
         variables = {"PATH": str(self.folder / "bin"), **({"CI": "true"} if ci else {})}
         command = [self.folder / ".ci" / "env", *words]
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
         return done.returncode, done.stderr
 
     @property

@@ -57,7 +57,7 @@ def variables(**more: str) -> dict[str, str]:
 def piped(*words: str, **settings) -> Done:
     """Runs a command in a process of its own, its streams being pipes."""
     done = subprocess.run(
-        [*COMMAND, *words], env=variables(), capture_output=True, text=True, timeout=120, check=False, **settings
+        [*COMMAND, *words], env=variables(), capture_output=True, text=True, timeout=300, check=False, **settings
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -94,7 +94,7 @@ def in_terminal(*words: str, columns: int = 80, stop_after: str = "", **more: st
             os.write(ours, b"\x03")
             typed = True
     os.close(ours)
-    return process.wait(timeout=60), shown.decode()
+    return process.wait(timeout=300), shown.decode()
 
 
 def raw(seconds=1e-5, gain=1.5, when="2026-01-02T03:04:05+00:00", cfg=None):

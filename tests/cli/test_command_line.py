@@ -118,7 +118,7 @@ def test_help_and_lists_need_no_jax():
 
     from fakes_cli import variables
 
-    done = subprocess.run([sys.executable, "-c", code], env=variables(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=variables(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

@@ -72,7 +72,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(store):
     process.stdout.close()
     err = process.stderr.read()
     process.stderr.close()
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=300) == 141
     assert "Traceback" not in err
     assert "Exception ignored" not in err
 
@@ -82,9 +82,8 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(store):
 def test_a_full_disk_is_one_sentence(store, words):
     """With the status for it."""
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*COMMAND, *words], env=variables(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
-        )
+        streams = {"stdout": full, "stderr": subprocess.PIPE, "text": True}
+        done = subprocess.run([*COMMAND, *words], env=variables(), timeout=300, check=False, **streams)
     assert done.returncode == 3
     assert "No space left on device; make room" in done.stderr
     assert "Exception ignored" not in done.stderr
@@ -95,7 +94,7 @@ def test_streams_that_are_closed_break_nothing(store, closed):
     """As daemons and cron have it."""
     command = " ".join([*COMMAND, "cache", "list", closed])
     done = subprocess.run(
-        ["sh", "-c", command], env=variables(), capture_output=True, text=True, timeout=60, check=False
+        ["sh", "-c", command], env=variables(), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -269,7 +269,7 @@ def test_what_is_tuned_goes_to_the_remote_in_the_background(key, tmp_path):
     opened = writing(objects)
     chain = selector(objects, tmp_path, remote=opened)
     assert chain.decide(CALL, KERNEL).tier == "autotune"
-    assert opened.flush(10.0) == 0
+    assert opened.flush(60.0) == 0
     found = remote(objects).lookup(key)
     assert (found.cfg, found.source, found.trusted, found.objective) == ({"size": 2}, "autotune", True, "forward")
     fresh = selector(objects, remote=writing(objects))
@@ -282,7 +282,7 @@ def test_what_only_beat_the_heuristic_is_not_passed_on(key, tmp_path):
     objects = there(key, Blocks(2), secret="")
     opened = writing(objects)
     assert selector(objects, tmp_path, remote=opened).decide(CALL, KERNEL).tier == "autotune"
-    assert opened.flush(10.0) == 0
+    assert opened.flush(60.0) == 0
     assert len(objects.entries()) == 1
 
 

@@ -184,7 +184,7 @@ def printed(folder: Path, source: str, seed: str) -> dict[str, str]:
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
     }
     done = subprocess.run(
-        [sys.executable, "keys_of_calls.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "keys_of_calls.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

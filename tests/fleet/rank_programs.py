@@ -61,7 +61,7 @@ class Rank:
 
     def wait_for(self, *names: str) -> None:
         """Waits for flags of other processes."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not all((self.folder / f"flag-{name}").exists() for name in names):
             assert time.monotonic() < deadline, f"rank {self.rank} waited in vain for {names}"
             time.sleep(0.01)

@@ -83,6 +83,15 @@ def is_running(process):
         return False
 
 
+def is_gone(process):
+    """Waits until there is no such process, or only its remains: a kill takes its time on a busy machine."""
+    for _ in range(12000):
+        if not is_running(process):
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def selecting(folder=None, **settings):
     """A selector whose tunings are quick, with a store in a folder."""
     tuner = settings.pop("tuner", None) or Tuner(0, 1, isolate=False)
@@ -113,8 +122,8 @@ class Inline:
         return future
 
 
-# Patience of seconds, for tests with workers that hang.
-QUICK = ScheduleRules(straggler_seconds=3.0, silent_seconds=120.0)
+# Patience of seconds, for tests with workers that hang; none is given up because the machine is busy.
+QUICK = ScheduleRules(straggler_seconds=3.0, silent_seconds=900.0)
 
 
 class Aged:
@@ -170,7 +179,7 @@ def run_in_trouble(text):
         except FileNotFoundError:
             # Another worker has it.
             continue
-        _have(wanted.stem)
+        _have(wanted.stem, folder)
         break
     answer = run_task(text)
     if not any(outcome.refused for outcome in Reply.loads(answer).outcomes):
@@ -178,8 +187,11 @@ def run_in_trouble(text):
     return answer
 
 
-def _have(trouble):
+def _have(trouble, folder):
     if trouble.startswith("killed"):
+        # Where nothing may be lost, only once something was kept.
+        while trouble.startswith("killed-late") and not (folder / "kept").exists():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     elif trouble.startswith("hung"):
         # Until the end of the process that waits.

@@ -246,7 +246,7 @@ def test_a_kernel_of_the_main_script_is_named():
         "print(*(w.message for w in caught))\n"
     )
     with child(code, "never.json") as process:
-        assert "__main__:Mine cannot be imported" in process.communicate(timeout=120)[0]
+        assert "__main__:Mine cannot be imported" in process.communicate(timeout=300)[0]
 
 
 class Opaque:

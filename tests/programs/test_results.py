@@ -116,7 +116,7 @@ def test_two_threads_may_use_one_result_at_once():
         try:
             with found:
                 first_is_in.set()
-                assert second_is_in.wait(30)
+                assert second_is_in.wait(120)
                 assert in_force() == "fast"
             assert in_force() is None
         except BaseException as error:
@@ -127,10 +127,10 @@ def test_two_threads_may_use_one_result_at_once():
 
     def second():
         try:
-            assert first_is_in.wait(30)
+            assert first_is_in.wait(120)
             with found:
                 second_is_in.set()
-                assert first_is_out.wait(30)
+                assert first_is_out.wait(120)
                 assert in_force() == "fast"
             assert in_force() is None
         except BaseException as error:

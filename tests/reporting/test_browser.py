@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-def browse(path, folder, *options, take="--dump-dom", limit=60):
+def browse(path, folder, *options, take="--dump-dom", limit=300):
     """Opens a file in a browser of its own; what it printed, and what its console said."""
     command = [
         *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),

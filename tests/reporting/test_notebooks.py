@@ -28,16 +28,24 @@ x = jnp.arange(512.0)
 
 
 @pytest.fixture(autouse=True)
-def of_this_tree(monkeypatch):
-    """The kernel's process imports this package."""
+def of_this_tree(monkeypatch, tmp_path):
+    """The kernel's process imports this package, and its files lie in a folder of the test."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+
+
+def execute(notebook, cwd):
+    """Runs a notebook in a folder; the limits are for a hang."""
+    place = {"metadata": {"path": str(cwd)}}
+    nbclient.NotebookClient(notebook, timeout=600, startup_timeout=300, resources=place).execute()
 
 
 def run(*cells, cwd):
     """The outputs of each cell."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(cwd)}}).execute()
+    execute(notebook, cwd)
     return [cell.outputs for cell in notebook.cells]
 
 
@@ -108,4 +116,4 @@ def test_a_notebook_of_the_examples_runs(path, tmp_path):
     """From the first cell to the last, and it was saved without outputs."""
     notebook = nbformat.read(path, as_version=4)
     assert [cell.outputs for cell in notebook.cells if cell.cell_type == "code" and cell.outputs] == []
-    nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    execute(notebook, tmp_path)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.store.remote import patience
 from ejkernel.ops.store.remote.patience import Patience
 from ejkernel.ops.store.remote.remote_store import RemoteStore, RemoteWarning
 
@@ -83,10 +86,21 @@ class MemoryObjects:
         return [path for path in self.data if path.startswith("entries/") and "/snapshot." not in path]
 
 
+# Seconds that no request takes which is ever answered, however busy the machine is.
+LONG = 60.0
+
+
+def unhurried(store: RemoteStore) -> RemoteStore:
+    """The same store with more patience: a machine that is busy is no remote that is slow."""
+    store._patience = Patience(store._left_out, seconds=LONG)
+    return store
+
+
 def remote(objects: Any, *, key: str = SECRET, **more: Any) -> RemoteStore:
     """A remote over fake objects, signed unless told otherwise; it lists again for every look."""
     more.setdefault("fresh_seconds", 0.0)
-    return RemoteStore(URL, objects=objects, key=key, **more)
+    made = RemoteStore(URL, objects=objects, key=key, **more)
+    return made if "patience" in more else unhurried(made)
 
 
 def writing(objects: Any, **more: Any) -> RemoteStore:
@@ -104,8 +118,8 @@ class Hands:
         return self.now
 
 
-def patient(said: list[str], *, seconds: float = 0.2, clock: Any = None) -> Patience:
-    """Patience that is short, so that tests are."""
+def patient(said: list[str], *, seconds: float = LONG, clock: Any = None) -> Patience:
+    """Patience with requests that answer; a test with one that never does asks for less."""
     return Patience(said.append, seconds=seconds, **({} if clock is None else {"clock": clock}))
 
 
@@ -115,9 +129,32 @@ def remote_warnings() -> Iterator[list[str]]:
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        # Drivers leave their sockets to the garbage collector, which comes when it likes.
+        warnings.simplefilter("ignore", ResourceWarning)
         yield said
     assert [warning for warning in caught if warning.category is not RemoteWarning] == []
     said.extend(str(warning.message) for warning in caught)
+
+
+@contextmanager
+def granted_waits() -> Iterator[list[float]]:
+    """The seconds that this thread was ready to wait for each request inside the block; quick answers are none.
+
+    What a busy machine adds to them is no wait for the remote.
+    """
+    granted: list[float] = []
+    wait, thread = patience._Answer.wait, threading.get_ident()
+
+    def noting(self: Any, seconds: float) -> bool:
+        start = time.perf_counter()
+        answered = wait(self, seconds)
+        taken = min(seconds, time.perf_counter() - start)
+        if threading.get_ident() == thread:
+            granted.append(seconds if not answered else taken if taken > patience._QUICK else 0.0)
+        return answered
+
+    with mock.patch.object(patience._Answer, "wait", noting):
+        yield granted
 
 
 def key_of_call(name: object, *, device: str = "gpu|NVIDIA H200", op_id: str = "matmul@v2") -> Key:

@@ -395,9 +395,9 @@ def test_a_pack_in_an_installed_wheel_is_found_and_used(pack, tmp_path):
     site = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(site)]
     quiet = ["--disable-pip-version-check", "--root-user-action=ignore"]
-    subprocess.run([*install, *quiet, str(wheel(tmp_path, pack))], check=True, timeout=120)
+    subprocess.run([*install, *quiet, str(wheel(tmp_path, pack))], check=True, timeout=300)
     with child(USE, str(site)) as process:
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=300)
     assert out.strip() == f"4 ['cache_hit'] {site / 'team_packs' / 'here.json'} False"
 
 

@@ -43,7 +43,7 @@ def test_without_datasets_there_is_nothing_to_replay(tmp_path):
     """The benchmark says that it skips, and that is no failure."""
     command = [sys.executable, str(SCRIPT), "--datasets", str(tmp_path / "none")]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
 
     assert done.returncode == 0, done.stderr
     assert "skipped" in done.stdout

@@ -111,7 +111,7 @@ def test_a_turn_may_be_taken_again_inside(folder, tmp_path):
     # A daemon, so that a thread that waits for itself does not keep the suite from ending.
     threading.Thread(target=nested, daemon=True).start()
 
-    assert done.wait(10)
+    assert done.wait(60)
 
 
 def test_an_exception_ends_a_turn(tmp_path):

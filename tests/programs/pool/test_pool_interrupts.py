@@ -9,8 +9,7 @@ import sys
 import time
 
 import pytest
-from fakes_pool import Troubled
-from test_local import is_gone
+from fakes_pool import Troubled, is_gone
 
 from ejkernel.ops import OperationStores
 
@@ -53,7 +52,7 @@ def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(tmp_path, whole_group):
     try:
         wait_for(lambda: log.exists() and len(list(log.glob("hung@1.[0-9]*"))) == 1, process)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=240)
     finally:
         process.kill()
         process.wait()

@@ -53,7 +53,7 @@ def run(tmp_path):
                 command, env=settings, cwd=tmp_path, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
             )
             try:
-                process.wait(timeout=240)
+                process.wait(timeout=600)
             finally:
                 # The servers that a recipe leaves in the background are of its group.
                 with contextlib.suppress(ProcessLookupError):

@@ -7,7 +7,7 @@ import os
 import warnings
 
 import pytest
-from fakes_pool import Other, Troubled, calls_of, is_running, keys_of, named_in, on, selecting
+from fakes_pool import Other, Troubled, calls_of, is_gone, keys_of, named_in, on, selecting
 from pool_adapters import ADAPTERS, AT_LENGTH
 
 from ejkernel.ops import OperationStores, autotune
@@ -45,7 +45,7 @@ def troubles(adapter, folder, monkeypatch, *, calls, workers, killed, calls_per_
     assert {str(Key(*key)) for key in kept.keys()} == tuned
     processes = {process for process, _ in troubled.log()} - {os.getpid()}
     assert bool(processes) == adapter.has_processes
-    assert [process for process in processes if is_running(process)] == []
+    assert [process for process in processes if not is_gone(process)] == []
     return result, troubled
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fakes_pool import is_running
+from fakes_pool import is_gone
 from pool_adapters import ADAPTERS
 
 from ejkernel.ops import RayPool
@@ -48,7 +48,7 @@ def test_a_task_that_is_cancelled_ends_with_its_worker_and_another_one_serves(po
     assert future.cancel()
     assert future.cancelled()
     assert int(pool.submit(own_number, "").result()) != process
-    assert not is_running(process)
+    assert is_gone(process)
 
 
 def test_a_cluster_that_was_there_is_left_as_it_is(pool):

@@ -85,6 +85,30 @@ def test_work_without_an_answer_is_given_up():
     assert [work.reason for work in schedule.overdue(101.0)] == ["no worker answered within 100 s"] * 2
 
 
+def test_work_that_was_sent_once_is_not_given_up_while_workers_answer():
+    """It gets its second attempt when nothing else waits, however long that takes; where none answers it has none."""
+    schedule = Schedule(works("hangs", *"abc"), workers=2, rules=RULES)
+    (hung, _), (_, number) = sent(schedule)
+    for now in (60.0, 120.0, 180.0):
+        answer(schedule, number)
+        assert schedule.overdue(now) == []
+        ((again, number),) = sent(schedule, now)
+    assert again is hung
+    assert schedule.overdue(280.0) == []
+    assert schedule.overdue(281.0) == [hung]
+
+
+def test_work_that_was_sent_once_is_given_up_where_workers_answer_no_more():
+    """The only worker hangs: there is no other one for a second attempt."""
+    schedule = Schedule(works("a", "hangs"), workers=1, rules=RULES)
+    ((_, first),) = sent(schedule)
+    answer(schedule, first)
+    assert schedule.overdue(50.0) == []
+    ((hung, _),) = sent(schedule, 50.0)
+    assert schedule.overdue(150.0) == []
+    assert schedule.overdue(151.0) == [hung]
+
+
 def test_a_worker_that_dies_costs_one_retry():
     """The calls of its task are tried once more, one by one; then they are named."""
     both = Work((key_of("a"), key_of("b")))
@@ -119,6 +143,27 @@ def test_work_that_every_worker_refuses_is_given_up_after_three_rounds():
             hopeless += schedule.refused(schedule.came_back(number), "no such device", 0.0)
     assert len(hopeless) == 6
     assert attempts == 8
+
+
+@pytest.mark.parametrize("ends", ["answered", "refused"])
+def test_refused_work_is_not_given_up_while_another_worker_has_work_that_it_did_not_refuse(ends):
+    """That worker may be starting, or busy with another kernel: only its refusal, or an answer, tells."""
+    schedule = Schedule([*works("long", kind="other"), *works("a", "b", kind="k")], workers=2, rules=RULES)
+    (_, busy), _ = attempts = sent(schedule)
+    for turn in range(2 * RULES.rounds):
+        for _, number in [one for one in attempts if one[1] != busy]:
+            assert schedule.refused(schedule.came_back(number), "no such device", 100.0 * turn) == []
+        attempts = sent(schedule, 100.0 * turn + 50.0)
+    if ends == "answered":
+        answer(schedule, busy)
+    else:
+        schedule.refused(schedule.came_back(busy), "no such device", 0.0)
+    hopeless = []
+    while len(hopeless) < 2:
+        for _, number in attempts:
+            if number != busy:
+                hopeless += schedule.refused(schedule.came_back(number), "no such device", 0.0)
+        attempts = sent(schedule, 1000.0)
 
 
 def test_refused_work_waits_for_a_worker_that_takes_it():

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fakes_pool import calls_of, is_running, on, selecting
+from fakes_pool import calls_of, is_gone, on, selecting
 
 from ejkernel.ops import SlurmPool, autotune
 from ejkernel.ops.programs.pool.engines import opened, suited
@@ -70,7 +70,7 @@ def test_a_job_that_is_cancelled_ends(pool, tmp_path):
     process = number_in(tmp_path / "process")
     assert future.cancel()
     pool.shutdown()
-    assert not is_running(process)
+    assert is_gone(process)
 
 
 def test_a_job_of_this_machine_ends_with_its_owner(tmp_path):
@@ -87,8 +87,7 @@ def test_a_job_of_this_machine_ends_with_its_owner(tmp_path):
     finally:
         owner.kill()
         owner.wait()
-    while is_running(process):
-        time.sleep(0.05)
+    assert is_gone(process)
 
 
 def test_an_executor_of_submitit_is_a_pool_with_its_own_parameters(tmp_path):

@@ -94,12 +94,12 @@ def test_a_process_that_waits_too_long_asks_by_itself(tmp_path):
 
     def hang():
         inside.set()
-        gate.wait(30)
+        gate.wait(240)
         return ["late"]
 
     thread = threading.Thread(target=lambda: shared(tmp_path).get("x", hang, wait=1.0))
     thread.start()
-    inside.wait(30)
+    inside.wait(120)
     assert shared(tmp_path).get("x", lambda: ["own"], wait=0.05) == ["own"]
     gate.set()
     thread.join()

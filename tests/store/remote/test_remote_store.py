@@ -179,7 +179,7 @@ def test_a_dead_remote_is_named_once_and_answers_none():
     """The calls behind the first ones wait for nothing."""
     objects, said = MemoryObjects(), []
     objects.before = lambda verb, path: threading.Event().wait(30)
-    store = remote(objects, patience=patient(said))
+    store = remote(objects, patience=patient(said, seconds=0.2))
     assert [store.lookup(key_of_call(number)) for number in range(20)] == [None] * 20
     assert len(said) == 1
     assert len(objects.log) == 1
@@ -289,12 +289,12 @@ def test_writes_in_the_background_arrive():
     """`keep_later` returns at once; `flush` waits for them."""
     objects, gate = MemoryObjects(), threading.Event()
     store = writing(objects)
-    objects.before = lambda verb, path: gate.wait(10)
+    objects.before = lambda verb, path: gate.wait(60)
     for number in range(5):
         store.keep_later(key_of_call(number), StoredEntry(number))
     assert store.flush(0.0) == 5
     gate.set()
-    assert store.flush(10.0) == 0
+    assert store.flush(60.0) == 0
     assert [store.get(*key_of_call(number)) for number in range(5)] == list(range(5))
 
 
@@ -304,11 +304,11 @@ def test_what_the_remote_has_already_is_not_written_again():
     for _ in range(3):
         store = writing(objects, key="")
         store.keep_later(KEY, StoredEntry(1, {"jaxlib": "0.12"}))
-        assert store.flush(10.0) == 0
+        assert store.flush(60.0) == 0
     assert len(objects.entries()) == 1
     store = writing(objects)
     store.keep_later(KEY, StoredEntry(1, {"jaxlib": "0.12"}))
-    assert store.flush(10.0) == 0
+    assert store.flush(60.0) == 0
     assert len(objects.entries()) == 2
 
 
@@ -325,7 +325,7 @@ def test_a_place_that_takes_no_writes_is_named_once():
     with remote_warnings() as said:
         for number in range(4):
             store.keep_later(key_of_call(number), StoredEntry(number))
-            store.flush(10.0)
+            store.flush(60.0)
     assert len(said) == 1
     assert "ejkernel cache push" in said[0]
 

@@ -616,7 +616,7 @@ def test_a_call_that_crashed_two_processes_crashes_no_third():
     found = []
     for _ in range(3):
         with child(CALL) as process:
-            out = process.communicate(timeout=120)[0]
+            out = process.communicate(timeout=300)[0]
             found.append((process.returncode, out.strip()))
 
     assert found == [(7, ""), (7, ""), (0, "1")]
@@ -629,7 +629,7 @@ def test_a_kill_from_outside_leaves_what_an_exit_from_inside_leaves():
     for end in ("os._exit(7)", "os.kill(os.getpid(), 9)"):
         code = f"import os; import tuning.journal.test_journal_file as t; t.end = lambda: {end}\n{CALL}"
         with child(code) as process:
-            process.communicate(timeout=120)
+            process.communicate(timeout=300)
         [path] = journal_folder().glob("*.jsonl")
         left.append(list(read(path)))
         forget_crashes()

@@ -408,7 +408,7 @@ def test_the_users_program_is_not_run_again(tmp_path):
         print(tuner.record.clock)
         """,
     )
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
 
     assert done.stdout.strip() == "wall (in a worker process)", done.stderr
     assert (tmp_path / "runs").read_text() == "run\n"

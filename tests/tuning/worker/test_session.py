@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import time
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from ejkernel.ops.timing.program import CompiledProgram
 from ejkernel.ops.tuning.candidates import CandidateSet
 from ejkernel.ops.tuning.check import CheckCase
 from ejkernel.ops.tuning.job import TuningJob
+from ejkernel.ops.tuning.worker import session as session_module
 from ejkernel.ops.tuning.worker import watchdog
 from ejkernel.ops.tuning.worker.export import PortableProgram
 from ejkernel.ops.tuning.worker.process import WorkerGone
@@ -65,9 +65,13 @@ class Scripted:
     def ready(self):
         """At once."""
 
+    # Done by each look that hears nothing.
+    rest = staticmethod(lambda: None)
+
     def hear(self):
         if not self.says:
             if self.ended is None:
+                self.rest()
                 return None
             raise WorkerGone
         return self.says.pop(0)
@@ -89,6 +93,21 @@ class Scripted:
 
     def leave(self):
         self.left = True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only waiting for a worker in vain moves: how busy the machine is does not count."""
+    hands = SimpleNamespace(now=1000.0)
+    hands.perf_counter = lambda: hands.now
+
+    def rest():
+        hands.now += 0.005
+
+    monkeypatch.setattr(Scripted, "rest", staticmethod(rest))
+    for module in (watchdog, session_module):
+        monkeypatch.setattr(module, "time", hands)
+    return hands
 
 
 def says(verb, number=None, at=0.0, **head):
@@ -189,6 +208,7 @@ def test_a_worker_that_dies_of_nothing_is_given_up():
         made.run(ALL)
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_hang_ends_with_the_limit_of_a_turn():
     """The one that did not come back is out for good."""
     made, watch = session(Scripted([starts(0)], None), Scripted([done(1, 2)]), run_seconds=0.01)
@@ -199,23 +219,23 @@ def test_a_hang_ends_with_the_limit_of_a_turn():
 
 
 @pytest.mark.parametrize(("took", "kind"), [(0.001, "timeout"), (60.0, "deadline")])
-def test_under_a_deadline_a_turn_is_measured_by_those_of_others(monkeypatch, took, kind):
+def test_under_a_deadline_a_turn_is_measured_by_those_of_others(monkeypatch, clock, took, kind):
     """One that takes a hundred times as long hangs; where all are slow none does, and the deadline ends them."""
     monkeypatch.setattr(watchdog, "_HOPELESS_SECONDS", 0.01)
     monkeypatch.setattr(watchdog, "_GRACE_SECONDS", 0.1)
     first = Scripted([starts(0), back(0, at=took), starts(1)], None)
     made, watch = session(first, Scripted([done(0, 2)]), run_seconds=3600)
-    found = made.run(ALL, deadline=time.perf_counter() + (0.5 if kind == "deadline" else 3600))
+    found = made.run(ALL, deadline=clock.now + (0.5 if kind == "deadline" else 3600))
 
     assert statuses(made) == ["ok", "timeout", "ok"]
     assert (("lost", "b", "timeout") in watch.told, found is None) == ((True, False) if took < 1 else (False, True))
 
 
-def test_the_first_turn_in_a_new_worker_is_not_measured_by_those_of_the_last_one(monkeypatch):
+def test_the_first_turn_in_a_new_worker_is_not_measured_by_those_of_the_last_one(monkeypatch, clock):
     """It also loads what all need; once one was checked there, the others are held to that."""
     monkeypatch.setattr(watchdog, "_HOPELESS_SECONDS", 0.01)
     watched = watchdog.Watchdog(Isolation(run_seconds=3600))
-    watched.begin(time.perf_counter() + 3600)
+    watched.begin(clock.now + 3600)
     limits = []
     for _ in range(2):
         watched.new_worker()
@@ -242,6 +262,7 @@ def test_the_end_of_a_trace_may_take_longer_than_a_run(monkeypatch, doing, limit
     assert (ended.number, ended.status, now[0]) == (0, "timeout", limit + 0.5)
 
 
+@pytest.mark.usefixtures("clock")
 def test_one_that_still_compiles_is_not_waited_for_once_others_run():
     """Its time may be up; the others' race is not ended for that."""
     slow = Scripted([starts(0, "compile"), starts(1)], None)
@@ -260,23 +281,23 @@ def test_too_much_memory_ends_the_one_at_work():
     assert ("lost", "c", "memory") in watch.told
 
 
-def test_a_deadline_ends_a_worker_that_does_not():
+def test_a_deadline_ends_a_worker_that_does_not(clock):
     """The one at work had no time; that is no crash."""
     say = [starts(0), back(0), starts(1)]
     made, watch = session(Scripted(say, None))
 
-    assert made.run(ALL, deadline=time.perf_counter() - 10) is None
+    assert made.run(ALL, deadline=clock.now - 10) is None
     assert statuses(made) == ["ok", "timeout", "ok"]
     assert made.candidates.having("checked") == [0]
     assert not [line for line in watch.told if line[0] == "lost"]
 
 
-def test_after_a_death_within_a_race_the_others_race_afresh():
+def test_after_a_death_within_a_race_the_others_race_afresh(clock):
     """Times of two processes do not compare: what was timed in the dead one is forgotten."""
     rounds = [back(0), says("timed", found=[[0, 2.0], [1, 1.0], [2, 3.0]], clock="wall"), starts(1, "race")]
     made, _ = session(Scripted([starts(0), *rounds], -signal.SIGSEGV), Scripted([], None))
 
-    assert made.run(ALL, deadline=time.perf_counter() + 0.1) is None
+    assert made.run(ALL, deadline=clock.now + 0.1) is None
     assert (made.rows, made.clock) == ([], "wall")
 
 
@@ -341,11 +362,11 @@ def test_programs_are_sent_before_the_run():
     assert one.programs == [1, 0, 2]
 
 
-def test_no_worker_is_started_when_the_time_is_up():
+def test_no_worker_is_started_when_the_time_is_up(clock):
     """What was timed until then has to do."""
     made, _ = session(Scripted([starts(0), back(0), starts(1)], -signal.SIGSEGV))
 
-    assert made.run(ALL, deadline=time.perf_counter() + 1e-9) is None
+    assert made.run(ALL, deadline=clock.now) is None
     assert statuses(made) == ["ok", "crash", "ok"]
 
 

@@ -21,12 +21,12 @@ class ScheduleRules:
     # Work that runs so many times as long as usual is sent once more, where nothing else waits; seconds at least.
     straggler_times: float = 3.0
     straggler_seconds: float = 60.0
-    # Work without an answer after so many seconds, sent twice or never answered at all, is given up.
+    # Work without an answer after so many seconds is given up, where it was sent twice or no worker answers any more.
     silent_seconds: float = 1800.0
     # Attempts that may end with their worker.
     deaths: int = 2
     # Times that work may be refused while no worker takes work of its kind, and rounds in which all work of a kind
-    # was refused, where none was ever taken.
+    # was refused, where none was ever taken and no worker is left that may take it.
     refusals: int = 40
     rounds: int = 3
     # After so many refusals work is under way twice, since an engine may hand it to the same worker each time.
@@ -85,6 +85,8 @@ class Schedule:
         self._open = {key for work in self._waiting for key in work.calls}
         self._number = 0
         self._seconds: list[float] = []
+        # Answers when they were counted last, and when there were more of them for the last time.
+        self._counted, self._heard_at = 0, -math.inf
         # Kinds of work that some worker took, and how often all attempts at a kind were refused.
         self._taken: set[str] = set()
         self._rounds: dict[str, int] = {}
@@ -222,7 +224,7 @@ class Schedule:
         self._refused.append(work)
         if self._closed or work.in_vain >= self.rules.refusals:
             hopeless = [work]
-        elif work.kind in self._taken or self._has_other(work.kind):
+        elif work.kind in self._taken or self._has_hope(work.kind):
             hopeless = []
         else:
             self._rounds[work.kind] = self._rounds.get(work.kind, 0) + 1
@@ -232,9 +234,16 @@ class Schedule:
             self.give_up(one)
         return hopeless
 
-    def _has_other(self, kind: str) -> bool:
-        """Is other work of this kind under way, or waiting for its first attempt?"""
-        return any(work.kind == kind for work in (*self._under_way.values(), *self._waiting))
+    def _has_hope(self, kind: str) -> bool:
+        """May another worker still take work of this kind?
+
+        Other work of the kind is under way or waits for its first attempt, or some work was never refused: a worker
+        that is still starting, or is busy, has it and may be the right one.
+        """
+        under_way = self._under_way.values()
+        return any(work.kind == kind for work in (*under_way, *self._waiting)) or not all(
+            work.refusals for work in under_way
+        )
 
     def died(self, work: Work, reason: str) -> list[Work]:
         """Notes that an attempt ended without an answer; the work that gets no other attempt."""
@@ -251,13 +260,21 @@ class Schedule:
         return []
 
     def overdue(self, now: float) -> list[Work]:
-        """Gives up the work that was repeated in vain, or never answered where nothing else was either."""
+        """The work that was repeated in vain, or was sent to workers none of which answers any more."""
         limit = self.rules.silent_seconds
+        if len(self._seconds) > self._counted:
+            self._counted, self._heard_at = len(self._seconds), now
         works = dict.fromkeys(self._under_way.values())
-        late = [work for work in works if now - max(work.sent.values()) > max(limit, self._patience(work))]
+        late = [work for work in works if now - self._last_sign(work) > max(limit, self._patience(work))]
         for work in late:
             work.reason = f"no worker answered within {limit:.0f} s"
         return late
+
+    def _last_sign(self, work: Work) -> float:
+        """The latest time from which an answer to work is waited for."""
+        sent = max(work.sent.values())
+        # While workers answer, work that was sent once gets its second attempt after the work that waits.
+        return sent if work.was_repeated else max(sent, self._heard_at)
 
     def give_up(self, work: Work) -> list[int]:
         """Ends work without an answer; the attempts at it that are under way."""

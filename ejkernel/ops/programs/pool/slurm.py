@@ -54,8 +54,10 @@ class JobFuture(Future[str]):
         if not self.is_local:
             self.job.cancel(check=False)
         elif not self.job.done():
-            # submitit interrupts the process, which does nothing where interrupts are ignored; the job ends with it.
-            os.kill(int(self.job.job_id), signal.SIGKILL)
+            # submitit interrupts the process, which does nothing where interrupts are ignored; the job ends with it. It
+            # may have ended since the question.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(self.job.job_id), signal.SIGKILL)
         return True
 
 
