@@ -253,6 +253,21 @@ def test_work_of_a_kind_that_no_worker_took_is_not_under_way_twice():
     assert schedule.refused(schedule.came_back(number), "not here", 1000.0) == [work]
 
 
+def test_attempts_that_overlap_are_refused_in_vain_as_well():
+    """At each refusal another attempt is under way, so that no round has an end."""
+    schedule = Schedule(works("a", "b", kind="k"), workers=2, rules=RULES)
+    attempts, now, given_up = [number for _, number in sent(schedule)], 0.0, []
+    for _ in range(10 * RULES.rounds):
+        given_up += schedule.refused(schedule.came_back(attempts.pop(0)), "not here", now)
+        now += RULES.refused_longest
+        attempts += [number for _, number in sent(schedule, now)]
+        if not attempts:
+            break
+    assert len(given_up) == 2
+    assert all(work.refusals <= RULES.rounds + 1 for work in given_up)
+    assert not schedule.is_busy
+
+
 def test_a_closed_schedule_sends_nothing_and_still_takes_answers():
     """The pool takes no more: what waits is given up, and what is under way ends as it ends."""
     schedule = Schedule(works(*"abcd"), workers=3, rules=RULES)

@@ -224,26 +224,28 @@ class Schedule:
         self._refused.append(work)
         if self._closed or work.in_vain >= self.rules.refusals:
             hopeless = [work]
-        elif work.kind in self._taken or self._has_hope(work.kind):
+        elif work.kind in self._taken or not self._is_vain(work.kind):
             hopeless = []
         else:
-            self._rounds[work.kind] = self._rounds.get(work.kind, 0) + 1
-            over = self._rounds[work.kind] >= self.rules.rounds
-            hopeless = [other for other in self._refused if other.kind == work.kind] if over else []
+            hopeless = [other for other in self._refused if other.kind == work.kind]
         for one in hopeless:
             self.give_up(one)
         return hopeless
 
-    def _has_hope(self, kind: str) -> bool:
-        """May another worker still take work of this kind?
+    def _is_vain(self, kind: str) -> bool:
+        """Will no worker take work of this kind, which none has ever taken?
 
-        Other work of the kind is under way or waits for its first attempt, or some work was never refused: a worker
-        that is still starting, or is busy, has it and may be the right one.
+        So it is after some rounds in which all of it was refused, or once every piece was refused as often while the
+        attempts overlap. Work that was never refused is under way at a worker that starts or is busy, and that may be
+        the right one.
         """
-        under_way = self._under_way.values()
-        return any(work.kind == kind for work in (*under_way, *self._waiting)) or not all(
-            work.refusals for work in under_way
-        )
+        mine = [work for work in self.left if work.kind == kind]
+        if not all(work.refusals for work in (*self._under_way.values(), *mine)):
+            return False
+        if not any(work.sent for work in mine):
+            self._rounds[kind] = self._rounds.get(kind, 0) + 1
+        often = all(work.refusals >= self.rules.rounds for work in mine)
+        return often or self._rounds.get(kind, 0) >= self.rules.rounds
 
     def died(self, work: Work, reason: str) -> list[Work]:
         """Notes that an attempt ended without an answer; the work that gets no other attempt."""
