@@ -1,0 +1,200 @@
+"""On a GPU: the library beside JAX's own kernels, torch and tokamax, row by row, with the issue's limits.
+
+Every row: the floor, our heuristic choice, our tuned one, the tuned one without Pallas-Triton, and each opponent by
+device time in one interleaved race; a result that differs from ours is named and not counted. Each operation runs in a
+process of its own: where one dies or hangs, the line before it says in which opponent, and the operation goes on with
+the next row, without that opponent. Exit code 1 where a limit is broken or a row is missing.
+
+    python benchmarks/opponents_gpu.py --only softmax "attention: 16384" --seconds 240 --json rows.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+# Before JAX is imported: torch needs memory, too; and torch's compiler starts no processes of its own.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+ROW, TRYING = "@row ", "   trying "
+# A process that says nothing for so long hangs: in a kernel, or in a compiler.
+SILENCE = 75.0
+
+
+def here(options: argparse.Namespace) -> int:
+    """The rows of one operation, in this process, from a given one on."""
+    import jax
+    from opponents.contest import compare, told
+    from opponents.table import selected
+    from opponents.verdict import judged, lines
+
+    logging.getLogger().setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    if jax.default_backend() != "gpu" and not options.small:
+        print("this benchmark needs a GPU, or --small; nothing was measured")
+        return 0
+    print(f"== {options.here}, jax {jax.__version__} on {jax.devices()[0].device_kind}", flush=True)
+    end = time.monotonic() + options.seconds
+    entries = [e for e in selected(options.only, options.small) if e.case.op == options.here]
+    for number, entry in enumerate(entries):
+        if number < options.start:
+            continue
+        print(f"-- {number}: {entry.name}", flush=True)
+        if time.monotonic() > end:
+            print(f"{ROW}{json.dumps({'name': entry.name, 'missing': 'no time was left'})}", flush=True)
+            continue
+        jax.clear_caches()
+        try:
+            without = tuple(options.without or ())
+            row = compare(entry, number, tune_seconds=options.tune_seconds, store=options.store, without=without)
+            row = judged(row, entry.limits, options.tune_seconds)
+            print("\n".join(lines(row)), flush=True)
+        # One row's trouble is not the next one's.
+        except Exception as error:
+            row = {"missing": told(error)}
+            print(f"   no row: {told(error)}", flush=True)
+        print(f"{ROW}{json.dumps(row | {'name': entry.name}, default=str)}", flush=True)
+    return 0
+
+
+class Child:
+    """A process for one operation: its lines as they come, and the row and the opponent that it was at."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.lines: queue.Queue[str | None] = queue.Queue()
+        self.row, self.trying = -1, ""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line.rstrip("\n"))
+        self.lines.put(None)
+
+    def follow(self, rows: list[dict[str, Any]], end: float) -> str:
+        """Passes lines on and collects rows until the process ends; the reason where it ended badly."""
+        while True:
+            limit = min(SILENCE, end - time.monotonic())
+            try:
+                line = self.lines.get(timeout=max(limit, 0.1))
+            except queue.Empty:
+                self.process.kill()
+                self.process.wait()
+                return f"silent for {SILENCE:.0f} s" if limit == SILENCE else "out of time"
+            if line is None:
+                status = self.process.wait()
+                return f"ended with status {status}" if status else ""
+            if line.startswith(ROW):
+                rows.append(json.loads(line.removeprefix(ROW)))
+                self.trying = ""
+                continue
+            if line.startswith("-- "):
+                self.row, self.trying = int(line[3:].partition(":")[0]), ""
+            if line.startswith(TRYING):
+                self.trying = line.removeprefix(TRYING)
+            elif line == "   racing":
+                self.trying = "the race"
+            else:
+                print(line, flush=True)
+
+
+def operation(name: str, options: argparse.Namespace, end: float) -> list[dict[str, Any]]:
+    """All rows of an operation, over as many processes as it takes."""
+    rows: list[dict[str, Any]] = []
+    start, without = 0, list(options.without or ())
+    while True:
+        left = end - time.monotonic()
+        command = [sys.executable, __file__, "--here", name, "--start", str(start), "--seconds", f"{left:.0f}"]
+        command += ["--tune-seconds", str(options.tune_seconds), *(["--small"] if options.small else [])]
+        command += ["--store", options.store] if options.store else []
+        command += ["--only", *options.only] if options.only else []
+        command += ["--without", *without] if without else []
+        child = Child(command)
+        trouble = child.follow(rows, end)
+        if not trouble:
+            return rows
+        print(f"   {name}: the process is over: {trouble}; it was at {child.trying or 'our own programs'}", flush=True)
+        known = child.trying and child.trying != "the race" and child.trying not in without
+        if trouble == "out of time" or child.row < 0:
+            rows.append({"name": f"{name}, from row {max(child.row, 0)} on", "missing": trouble})
+            return rows
+        if known:
+            # The row once more without the opponent that ended the process.
+            without.append(child.trying)
+            start = child.row
+        else:
+            rows.append({"name": f"{name}, row {child.row}", "missing": trouble})
+            start = child.row + 1
+
+
+def main() -> int:
+    """Prints as it goes; 1 where a limit is broken or a row is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", help="operations, or `operation: text` for the cases with that text")
+    parser.add_argument("--without", nargs="*", help="opponents whose names begin so, or a package as it is named")
+    parser.add_argument("--json", help="where to write everything")
+    parser.add_argument("--seconds", type=float, default=540.0, help="most that all operations may take together")
+    parser.add_argument("--tune-seconds", type=float, default=6.0, help="most that one tuning may take")
+    parser.add_argument("--store", help="a folder with what was tuned before, and for what is tuned now")
+    parser.add_argument("--small", action="store_true", help="small cases, by the host's clock where there is no GPU")
+    parser.add_argument("--here", help=argparse.SUPPRESS)
+    parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.here:
+        status = here(options)
+        sys.stdout.flush()
+        # Compilers that were given up must not be waited for.
+        os._exit(status)
+    end = time.monotonic() + options.seconds
+    rows: list[dict[str, Any]] = []
+    asked = counts(options)
+    for name in list(asked):
+        # Its share of the time that is left; what it does not need is for those after it.
+        now = time.monotonic()
+        share = (end - now) * asked[name] / asked.total()
+        del asked[name]
+        rows += operation(name, options, now + share)
+        if options.json:
+            Path(options.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    return summed(rows)
+
+
+def counts(options: argparse.Namespace) -> Counter[str]:
+    """The operations that were asked for, in the table's order, and their rows; nothing here holds the device."""
+    from opponents.table import selected
+
+    return Counter(entry.case.op for entry in selected(options.only, options.small))
+
+
+def summed(rows: list[dict[str, Any]]) -> int:
+    """A last look at all rows, and the exit code."""
+    print("== ours of the best opponent, of the floor; heuristic of tuned; without Triton of with it")
+    bad = 0
+    for row in rows:
+        if "missing" in row:
+            bad += 1
+            print(f"{row['name']}: MISSING: {row['missing']}")
+            continue
+        ratios = ", ".join("-" if ratio is None else f"{ratio:.3f}" for ratio in row["ratios"].values())
+        bad += bool(row["broken"])
+        print(f"{row['name']}: {ratios}; best {row['best']}{'  LIMIT BROKEN' if row['broken'] else ''}")
+    print(f"{bad} of {len(rows)} rows break a limit or are missing" if bad else f"all {len(rows)} rows within limits")
+    return 1 if bad or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
