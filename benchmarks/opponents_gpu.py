@@ -25,9 +25,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-# Before JAX is imported: torch needs memory, too; and torch's compiler starts no processes of its own.
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 ROW, TRYING = "@row ", "   trying "
 # A process that says nothing for so long hangs: in a kernel, or in a compiler.
@@ -36,8 +33,11 @@ SILENCE = 75.0
 
 def here(options: argparse.Namespace) -> int:
     """The rows of one operation, in this process, from a given one on."""
+    # Before JAX is imported: torch needs memory, too; and torch's compiler starts no processes of its own.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     import jax
-    from opponents.contest import compare, told
+    from opponents.contest import DeviceLost, compare, told
     from opponents.table import selected
     from opponents.verdict import judged, lines
 
@@ -62,6 +62,10 @@ def here(options: argparse.Namespace) -> int:
             row = compare(entry, number, tune_seconds=options.tune_seconds, store=options.store, without=without)
             row = judged(row, entry.limits, options.tune_seconds)
             print("\n".join(lines(row)), flush=True)
+        # The parent knows in which opponent, and does this row once more without it.
+        except DeviceLost as error:
+            print(f"   {told(error)}", flush=True)
+            return 5
         # One row's trouble is not the next one's.
         except Exception as error:
             row = {"missing": told(error)}
@@ -81,8 +85,9 @@ class Child:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line.rstrip("\n"))
+        with self.process.stdout as lines:
+            for line in lines:
+                self.lines.put(line.rstrip("\n"))
         self.lines.put(None)
 
     def follow(self, rows: list[dict[str, Any]], end: float) -> str:

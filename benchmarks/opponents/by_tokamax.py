@@ -8,6 +8,13 @@ from typing import Any
 
 from .opponent import Call, Opponent
 
+# Of those that its own tuner tries for attention on Hopper: blocks of queries and keys, stages, and whether a block
+# of threads stays for several tiles. Without any it has a guess for this device.
+TILES = (
+    *((64, 128, 2, True), (64, 128, 2, False), (128, 128, 2, True)),
+    *((64, 256, 2, True), (64, 64, 2, True), (64, 64, 2, False)),
+)
+
 
 def opponents(call: Call) -> Iterator[Opponent]:
     """Every implementation of tokamax that runs on a GPU and is not plain XLA."""
@@ -28,9 +35,14 @@ def opponents(call: Call) -> Iterator[Opponent]:
         return
     for name in names:
         yield Opponent(f"tokamax {name}", functools.partial(fns, implementation=name))
+    if call.op == "attention":
+        for tiles in TILES:
+            yield Opponent(f"tokamax mosaic{tiles}", functools.partial(fns, implementation=tiles))
 
 
-def _attention(tokamax: Any, static: dict[str, Any], q: Any, k: Any, v: Any, *, implementation: str) -> Any:
+def _attention(tokamax: Any, static: dict[str, Any], q: Any, k: Any, v: Any, *, implementation: Any) -> Any:
+    if not isinstance(implementation, str):
+        implementation = [_mosaic(*implementation)]
     return tokamax.dot_product_attention(
         q,
         k,
@@ -40,6 +52,15 @@ def _attention(tokamax: Any, static: dict[str, Any], q: Any, k: Any, v: Any, *, 
         local_window_size=static.get("window"),
         implementation=implementation,
     )
+
+
+def _mosaic(block_q: int, block_kv: int, stages: int, persistent: bool) -> Any:
+    # Its public functions take no config.
+    from tokamax._src.ops.attention import pallas_mosaic_gpu, pallas_mosaic_gpu_kernel_sm90
+
+    kind = pallas_mosaic_gpu_kernel_sm90.Config
+    config = kind(block_q=block_q, block_kv=block_kv, num_stages=stages, persistent=persistent)
+    return pallas_mosaic_gpu.PallasMosaicGpuFlashAttention(config=config)
 
 
 def _ragged_dot(tokamax: Any, lhs: Any, rhs: Any, sizes: Any, *, implementation: str) -> Any:

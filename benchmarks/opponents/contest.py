@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from library_programs import HEURISTIC, TUNED, both_passes, lowered
 from new_ops_gpu import off
 from tuning_gpu import raced
@@ -29,6 +30,10 @@ AGREES = 2e-2
 RACE_SECONDS, LEAST_ROUNDS, MOST_ROUNDS, CLEARLY_SLOWER = 0.6, 10, 40, 2.0
 # The most that an opponent may take to be traced, compiled or run for the first time, and compilers at a time.
 PATIENCE, COMPILERS = 40.0, 8
+
+
+class DeviceLost(Exception):
+    """An opponent left the device in a state in which nothing runs any more in this process."""
 
 
 @dataclass
@@ -196,6 +201,7 @@ def _try(racers: Field, at: int, run: Callable[[], Any], wanted: Any) -> None:
             error = off(run(), wanted)
     except Exception as failure:
         _drop(racers, at, told(failure))
+        _look_at_the_device(racers.names[at])
         return
     if not error <= AGREES:
         _drop(racers, at, f"WRONG: differs from ours by {error:.3g} of its root mean square")
@@ -203,6 +209,13 @@ def _try(racers: Field, at: int, run: Callable[[], Any], wanted: Any) -> None:
     for name, same in racers.runs_as.items():
         if same == at:
             racers.errors[name] = error
+
+
+def _look_at_the_device(name: str) -> None:
+    try:
+        jax.block_until_ready(jnp.arange(8) + 1)
+    except Exception as error:
+        raise DeviceLost(f"nothing runs after {name}: {told(error)}") from error
 
 
 def _race(racers: Field, arrays: tuple[Any, ...], clock: Any) -> dict[int, float]:

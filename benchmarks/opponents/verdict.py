@@ -60,6 +60,17 @@ def lines(row: dict[str, Any]) -> list[str]:
         found.append(f"   not tuned: {row['not_tuned']}")
     if row["chosen"][BARE] != row["chosen"][TUNED]:
         found.append(f"   without Triton, in {row['bare_tuning_s']:.1f} s: {row['chosen'][BARE]}")
-    found += [f"   not counted: {name}: {why}" for name, why in row["not_counted"].items()]
+    found += _reasons(row["not_counted"])
     found += [f"   left out: {name}: {why}" for name, why in row["left_out"].items()]
     return [*found, *(f"   LIMIT BROKEN: {why}" for why in row["broken"])] if row["broken"] else [*found, "   ok"]
+
+
+def _reasons(failed: dict[str, str]) -> list[str]:
+    """A line for each reason, since a package's configs often share one."""
+    alike: dict[str, list[str]] = {}
+    for name, why in failed.items():
+        alike.setdefault(why[:50], []).append(name)
+    return [
+        f"   not counted: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {failed[names[0]]}"
+        for names in alike.values()
+    ]
