@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,16 +14,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from ejkernel.ops import Kernel
 from ejkernel.ops.timing.clock import Run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import opponents_gpu
-from library_programs import HEURISTIC, TUNED, compiled
-from opponents import clock, contest
+from cases.case import Case
+from library_programs import HEURISTIC, TUNED, Study, compiled
+from opponents import clock, contest, ours
 from opponents.clock import MARK, Event, Foreign, MixedClock, attributed
 from opponents.opponent import Opponent
-from opponents.ours import BARE
-from opponents.table import ENTRIES, SMALL, Limits, selected
+from opponents.ours import BARE, SWITCH
+from opponents.table import ENTRIES, SMALL, Entry, Limits, selected
 from opponents.verdict import judged, lines
 
 
@@ -70,9 +74,9 @@ def test_programs_of_torch_are_timed_in_the_same_round(monkeypatch, in_trace):
         torch.calls += 1
         return x
 
-    ours = compiled("round_0", lambda x: x * 2, (jnp.ones(4),))
+    doubled = compiled("round_0", lambda x: x * 2, (jnp.ones(4),))
     runs = [
-        Run(0, "round_0", ours, (jnp.ones(4),), 3),
+        Run(0, "round_0", doubled, (jnp.ones(4),), 3),
         Run(1, "round_1", Foreign(torch, theirs, (1.0,)), (jnp.ones(4),), 3),
     ]
     events = [Event(0, 0.6, "round_0"), Event(1, 0.1, MARK)]
@@ -118,6 +122,51 @@ def test_a_row_without_a_right_opponent_is_no_victory():
         "no opponent ran and agreed with ours",
         "tuning took 7.5 s",
     ]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A cfg."""
+
+    implementation: str
+
+
+class Doubled(Kernel):
+    """A kernel whose fastest way Pallas-Triton compiles."""
+
+    op_id = "doubled"
+    cfg_type = Way
+
+    def run(self, x, *, cfg):
+        return x * 2 if cfg.implementation == "triton" else x + x
+
+    def heuristic_cfg(self, inv):
+        return Way("plain")
+
+    def valid_cfg(self, inv, cfg):
+        return cfg.implementation != "triton" or os.environ.get(SWITCH) != "off" or "Triton is off"
+
+
+@pytest.mark.parametrize("fastest", ["triton", "plain"])
+def test_a_choice_that_needs_triton_is_tuned_once_more_without_it(monkeypatch, fastest):
+    """With the setting off, then and when its program is traced; a choice that does not need it is kept."""
+    case = Case("doubled", "4", "cpu", lambda rng: ((jnp.ones(4),), {}), Doubled, lambda x: x * 2, 0, 1)
+    settings = []
+
+    def study(case, seconds, store):
+        settings.append(os.environ.get(SWITCH))
+        cfg = Way("plain" if settings[-1] == "off" else fastest)
+        ways = dict.fromkeys(("plain", HEURISTIC, TUNED), lambda x: x * 2)
+        return Study(ways, (jnp.ones(4),), cfg, None, seconds=1.0, first_run=0.1)
+
+    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setattr(ours, "study", study)
+    found = ours.ours(Entry(case), 6.0, None)
+    assert settings == ([None, "off"] if fastest == "triton" else [None])
+    assert found.chosen == {TUNED: str(Way(fastest)), BARE: str(Way("plain"))}
+    assert found.bare_tuning_s == (1.0 if fastest == "triton" else 0.0)
+    assert "add" in jax.jit(found.programs[BARE]).lower(jnp.ones(4)).as_text()
+    assert SWITCH not in os.environ
 
 
 def test_cases_are_asked_for_by_operation_and_text():

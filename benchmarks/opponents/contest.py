@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from library_gpu import FLOPS, TRAFFIC
 from library_programs import HEURISTIC, TUNED, both_passes, lowered
 from new_ops_gpu import off
 from tuning_gpu import raced
@@ -22,8 +23,6 @@ from .opponent import Call, Opponent
 from .ours import BARE, Ours, ours
 from .table import Entry
 
-# Rates measured on an H200: the most that the hardware does.
-FLOPS, TRAFFIC = 790e12, 4.3e12
 # The root mean square of a result's differences from ours, over that of ours: narrow types round by 0.4%.
 AGREES = 2e-2
 # Seconds of device time of a race; a way that takes so many times the best one's time runs in its first rounds alone.
@@ -140,6 +139,7 @@ def _build(racers: Field, mine: Ours, rivals: list[Opponent], backward: bool) ->
         racers.runs_as[name] = texts.setdefault(key, at)
         if racers.runs_as[name] == at:
             waiting[at] = pool.submit(made.compile), arrays
+    print(f"   compiling {len(waiting)} programs", flush=True)
     end = time.monotonic() + PATIENCE
     for at, (future, arrays) in waiting.items():
         try:

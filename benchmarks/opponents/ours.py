@@ -93,5 +93,7 @@ def _bare(entry: Entry, found: Study, given: tuple[Any, ...], cfg: Any) -> Calla
 def _store(folder: str | None, entry: Entry, kind: str) -> Any:
     if folder is None:
         return None
-    path = Path(folder, f"{entry.case.op}-{kind}.json")
+    # A key is the same for both; a choice for both passes is none for the forward one alone.
+    passes = "both" if entry.case.backward else "forward"
+    path = Path(folder, f"{entry.case.op}-{passes}-{kind}.json")
     return PersistentCache(entry.case.op, path, cfg_type=entry.case.kernel.cfg_type)
