@@ -11,6 +11,8 @@ the next row, without that opponent. Exit code 1 where a limit is broken or a ro
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import logging
 import os
@@ -26,6 +28,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+# What a process imports while it waits for its turn.
+PACKAGES = ("torch", "torch._dynamo", "torch._inductor.compile_fx", "tokamax")
 ROW, TRYING = "@row ", "   trying "
 # A process that says nothing for so long hangs: in a kernel, or in a compiler.
 SILENCE = 75.0
@@ -34,7 +38,7 @@ ROW_SECONDS = 20.0
 
 
 def here(options: argparse.Namespace) -> int:
-    """The rows of one operation, in this process, from a given one on."""
+    """The rows of one operation, in this process, once the parent has said from which one on, and for how long."""
     # Before JAX is imported: torch needs memory, too; and torch's compiler starts no processes of its own.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -46,22 +50,29 @@ def here(options: argparse.Namespace) -> int:
     for name in (None, "absl"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
+    for name in PACKAGES:
+        # Whatever a package has to say, it says when its opponents are asked for.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    order = json.loads(sys.stdin.readline() or "null")
+    if order is None:
+        return 0
     if jax.default_backend() != "gpu" and not options.small:
         print("this benchmark needs a GPU, or --small; nothing was measured")
         return 0
     print(f"== {options.here}, jax {jax.__version__} on {jax.devices()[0].device_kind}", flush=True)
-    end = time.monotonic() + options.seconds
+    end = time.monotonic() + order["seconds"]
     entries = [e for e in selected(options.only, options.small) if e.case.op == options.here]
     for number, entry in enumerate(entries):
-        if number < options.start:
+        if number < order["start"]:
             continue
         print(f"-- {number}: {entry.name}", flush=True)
-        if number > options.start and time.monotonic() > end - ROW_SECONDS:
+        if number > order["start"] and time.monotonic() > end - ROW_SECONDS:
             print(f"{ROW}{json.dumps({'name': entry.name, 'missing': 'no time was left'})}", flush=True)
             continue
         jax.clear_caches()
         try:
-            without = tuple(options.without or ())
+            without = tuple(order["without"])
             row = compare(entry, number, tune_seconds=options.tune_seconds, store=options.store, without=without)
             row = judged(row, entry.limits, options.tune_seconds)
             print("\n".join(lines(row)), flush=True)
@@ -78,10 +89,17 @@ def here(options: argparse.Namespace) -> int:
 
 
 class Child:
-    """A process for one operation: its lines as they come, and the row and the opponent that it was at."""
+    """A process for one operation: its lines as they come, and the row and the opponent that it was at.
 
-    def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    It is started while the one before it runs, imports what it needs, and waits.
+    """
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        command = [sys.executable, __file__, "--here", name, "--tune-seconds", str(options.tune_seconds)]
+        command += ["--small"] if options.small else []
+        command += ["--store", options.store] if options.store else []
+        command += ["--only", *options.only] if options.only else []
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.lines: queue.Queue[str | None] = queue.Queue()
         self.row, self.trying = -1, ""
         threading.Thread(target=self._read, daemon=True).start()
@@ -92,6 +110,13 @@ class Child:
             for line in lines:
                 self.lines.put(line.rstrip("\n"))
         self.lines.put(None)
+
+    def begin(self, **order: Any) -> None:
+        """Tells it to begin."""
+        assert self.process.stdin is not None
+        # One that is already over says so in `follow`.
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as orders:
+            orders.write(json.dumps(order) + "\n")
 
     def follow(self, rows: list[dict[str, Any]], end: float) -> str:
         """Passes lines on and collects rows until the process ends; the reason where it ended badly."""
@@ -120,33 +145,29 @@ class Child:
                 print(line, flush=True)
 
 
-def operation(name: str, options: argparse.Namespace, end: float) -> list[dict[str, Any]]:
+def operation(name: str, options: argparse.Namespace, end: float, child: Child | None = None) -> list[dict[str, Any]]:
     """All rows of an operation, over as many processes as it takes."""
     rows: list[dict[str, Any]] = []
     start, without = 0, list(options.without or ())
     while True:
-        left = end - time.monotonic()
-        command = [sys.executable, __file__, "--here", name, "--start", str(start), "--seconds", f"{left:.0f}"]
-        command += ["--tune-seconds", str(options.tune_seconds), *(["--small"] if options.small else [])]
-        command += ["--store", options.store] if options.store else []
-        command += ["--only", *options.only] if options.only else []
-        command += ["--without", *without] if without else []
-        child = Child(command)
+        child = child or Child(name, options)
+        child.begin(seconds=end - time.monotonic(), start=start, without=without)
         trouble = child.follow(rows, end)
         if not trouble:
             return rows
-        print(f"   {name}: the process is over: {trouble}; it was at {child.trying or 'our own programs'}", flush=True)
-        known = child.trying and child.trying != "the race" and child.trying not in without
-        if trouble == "out of time" or child.row < 0:
-            rows.append({"name": f"{name}, from row {max(child.row, 0)} on", "missing": trouble})
+        at, trying, child = child.row, child.trying, None
+        print(f"   {name}: the process is over: {trouble}; it was at {trying or 'our own programs'}", flush=True)
+        known = trying and trying != "the race" and trying not in without
+        if trouble == "out of time" or at < 0:
+            rows.append({"name": f"{name}, from row {max(at, start)} on", "missing": trouble})
             return rows
         if known:
             # The row once more without the opponent that ended the process.
-            without.append(child.trying)
-            start = child.row
+            without.append(trying)
+            start = at
         else:
-            rows.append({"name": f"{name}, row {child.row}", "missing": trouble})
-            start = child.row + 1
+            rows.append({"name": f"{name}, row {at}", "missing": trouble})
+            start = at + 1
 
 
 def main() -> int:
@@ -160,7 +181,6 @@ def main() -> int:
     parser.add_argument("--store", help="a folder with what was tuned before, and for what is tuned now")
     parser.add_argument("--small", action="store_true", help="small cases, by the host's clock where there is no GPU")
     parser.add_argument("--here", help=argparse.SUPPRESS)
-    parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
         status = here(options)
@@ -172,12 +192,15 @@ def main() -> int:
     asked = counts(options)
     if not asked:
         parser.error(f"no case is called {options.only}; cases are {', '.join(counts(None))}, or `operation: text`")
-    for name in list(asked):
+    names, following = list(asked), None
+    for at, name in enumerate(names):
+        child = following or Child(name, options)
+        following = Child(names[at + 1], options) if at + 1 < len(names) else None
         # Its share of the time that is left; what it does not need is for those after it.
         now = time.monotonic()
         share = (end - now) * asked[name] / asked.total()
         del asked[name]
-        rows += operation(name, options, now + share)
+        rows += operation(name, options, now + share, child)
         if options.json:
             Path(options.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
     return summed(rows)

@@ -202,10 +202,11 @@ def test_a_wrong_or_failing_opponent_is_named_and_not_counted(monkeypatch):
 
 
 DIES = """
-import sys
-print("-- 1: softmax: 8x8", flush=True)
-print("   trying " + sys.argv[1], flush=True)
-if sys.argv[1] not in sys.argv[2:]:
+import json, sys
+order = json.loads(sys.stdin.readline())
+print("-- 1: softmax: 8x8, from", order["start"], flush=True)
+print("   trying jax deadly", flush=True)
+if "jax deadly" not in order["without"]:
     sys.exit(3)
 print('@row {"name": "softmax: 8x8", "missing": "as told"}', flush=True)
 """
@@ -213,19 +214,19 @@ print('@row {"name": "softmax: 8x8", "missing": "as told"}', flush=True)
 
 def test_an_operation_goes_on_without_the_opponent_that_ended_its_process(monkeypatch, capsys):
     """The row that it was at is done once more."""
-    commands = []
 
     class Started(subprocess.Popen):
         def __init__(self, command, **more):
-            commands.append(command)
-            given = command[command.index("--without") + 1 :] if "--without" in command else []
-            super().__init__([sys.executable, "-c", DIES, "jax deadly", *given], **more)
+            super().__init__([sys.executable, "-c", DIES], **more)
 
     monkeypatch.setattr(opponents_gpu.subprocess, "Popen", Started)
     options = SimpleNamespace(without=None, tune_seconds=6.0, small=True, store=None, only=None)
     rows = opponents_gpu.operation("softmax", options, time.monotonic() + 60)
     assert rows == [{"name": "softmax: 8x8", "missing": "as told"}]
-    assert len(commands) == 2
-    assert commands[1][commands[1].index("--start") + 1] == "1"
-    assert "ended with status 3; it was at jax deadly" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "ended with status 3; it was at jax deadly" in told
+    assert [line for line in told.splitlines() if line.startswith("--")] == [
+        "-- 1: softmax: 8x8, from 0",
+        "-- 1: softmax: 8x8, from 1",
+    ]
     assert opponents_gpu.summed(rows) == 1
