@@ -43,6 +43,24 @@ def test_kernels_without_a_name_belong_to_the_mark_before_them():
     assert attributed(events[:6], [7, 3])[1] == {}
 
 
+def test_kernels_of_all_packages_are_read_from_a_trace(monkeypatch, tmp_path):
+    """From the streams of a GPU, with the program's name where they have one."""
+
+    def ran(start, *stats):
+        return SimpleNamespace(start_ns=start, duration_ns=2000.0, stats=stats)
+
+    streams = [
+        SimpleNamespace(name="Stream #1(Compute)", events=[ran(5, ("hlo_module", "jit_row0_1"), ("other", 1))]),
+        SimpleNamespace(name="Stream #7(Compute)", events=[ran(9, ("correlation_id", 3))]),
+        SimpleNamespace(name="XLA Modules", events=[ran(5, ("hlo_module", "jit_row0_1"))]),
+    ]
+    planes = [SimpleNamespace(name=name, lines=streams) for name in ("/device:GPU:0", "/host:CPU")]
+    data = SimpleNamespace(from_file=lambda path: SimpleNamespace(planes=planes))
+    monkeypatch.setattr(jax.profiler, "ProfileData", data)
+    (tmp_path / "one.xplane.pb").touch()
+    assert clock.read(str(tmp_path)) == [Event(5, pytest.approx(2e-6), "row0_1"), Event(9, pytest.approx(2e-6), None)]
+
+
 class Tick:
     """An event of CUDA on a device on which every call takes two milliseconds."""
 

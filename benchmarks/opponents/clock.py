@@ -129,7 +129,7 @@ def attributed(events: Sequence[Event], marked: Sequence[int]) -> tuple[dict[str
     named: dict[str, float] = {}
     foreign: dict[int, float] = {}
     left, current = list(marked), None
-    for event in sorted(events):
+    for event in sorted(events, key=lambda event: event.start):
         if event.program == MARK:
             current = left.pop(0) if left else None
         elif event.program is not None:
