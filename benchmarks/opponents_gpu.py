@@ -50,6 +50,8 @@ def here(options: argparse.Namespace) -> int:
     for name in (None, "absl"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
+    # Of two packages that bring cuDNN, the first one's is loaded for both; torch is content with a newer one.
+    jax.devices()
     for name in PACKAGES:
         # Whatever a package has to say, it says when its opponents are asked for.
         with contextlib.suppress(Exception):
@@ -60,7 +62,7 @@ def here(options: argparse.Namespace) -> int:
     if jax.default_backend() != "gpu" and not options.small:
         print("this benchmark needs a GPU, or --small; nothing was measured")
         return 0
-    print(f"== {options.here}, jax {jax.__version__} on {jax.devices()[0].device_kind}", flush=True)
+    print(f"== {options.here}, jax {jax.__version__} on {jax.devices()[0].device_kind}{others()}", flush=True)
     end = time.monotonic() + order["seconds"]
     entries = [e for e in selected(options.only, options.small) if e.case.op == options.here]
     for number, entry in enumerate(entries):
@@ -86,6 +88,15 @@ def here(options: argparse.Namespace) -> int:
             print(f"   no row: {told(error)}", flush=True)
         print(f"{ROW}{json.dumps(row | {'name': entry.name}, default=str)}", flush=True)
     return 0
+
+
+def others() -> str:
+    """Versions of the packages that are there, and of torch's cuDNN."""
+    found = {name: sys.modules[name] for name in ("torch", "tokamax") if sys.modules.get(name)}
+    said = [f"{name} {getattr(module, '__version__', '')}" for name, module in found.items()]
+    with contextlib.suppress(Exception):
+        said.append(f"cuDNN {found['torch'].backends.cudnn.version()}")
+    return "".join(f", {one}" for one in said)
 
 
 class Child:
