@@ -69,7 +69,7 @@ def study(case: Case, *, seconds: float | None = None, store: Any = None) -> Stu
     arrays, static = make(case)
     jax.block_until_ready(arrays)
     records: list[Any] = []
-    notes = [""]
+    notes: list[str] = []
 
     def listen(event: str, **data: Any) -> None:
         if event == "autotune_finish":
@@ -97,7 +97,7 @@ def study(case: Case, *, seconds: float | None = None, store: Any = None) -> Stu
         ways = {name: both_passes(fn, arrays) for name, fn in ways.items()}
         arrays = (*arrays, dy)
     record = records[-1] if records else None
-    return Study(ways, arrays, chosen, record, taken, first_run, static, notes[-1])
+    return Study(ways, arrays, chosen, record, taken, first_run, static, next(filter(None, notes), ""))
 
 
 def compiled(name: str, fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Callable[..., Any]:
