@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -28,6 +28,9 @@ class Study:
     # Of choosing, and of the first run after it.
     seconds: float
     first_run: float
+    static: dict[str, Any] = field(default_factory=dict)
+    # Why the tuned choice is the heuristic one, where nothing was measured.
+    note: str = ""
 
 
 def is_float(array: Any) -> bool:
@@ -61,25 +64,29 @@ def cotangent(fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
     return jax.random.normal(jax.random.key(7), out.shape).astype(out.dtype)
 
 
-def study(case: Case, *, seconds: float | None = None) -> Study:
-    """Tunes the case and makes its programs, unjitted."""
+def study(case: Case, *, seconds: float | None = None, store: Any = None) -> Study:
+    """Tunes the case, unless the store has it, and makes its programs, unjitted."""
     arrays, static = make(case)
     jax.block_until_ready(arrays)
     records: list[Any] = []
+    notes: list[str] = []
 
     def listen(event: str, **data: Any) -> None:
         if event == "autotune_finish":
             records.append(data["record"])
+        elif event == "heuristics":
+            notes.append(str(data.get("reason") or ""))
 
     policy = AutotunePolicy(validate_backward=case.backward)
-    tuned = Executor(ConfigSelectorChain(ConfigCache(), policy, Tuner(seconds=seconds), on_event=listen))
+    tuner = Tuner(seconds=seconds)
+    tuned = Executor(ConfigSelectorChain(ConfigCache(), policy, tuner, persistent=store, on_event=listen))
     untuned = Executor(ConfigSelectorChain(ConfigCache(), AutotunePolicy(allow_autotune=False)))
 
     def ours(executor: Executor) -> Callable[..., Any]:
         return lambda *given, **more: executor(case.kernel(), *given, **more)
 
     start = time.perf_counter()
-    tuned.choose_config(case.kernel(), *arrays, **static)
+    chosen = tuned.choose_config(case.kernel(), *arrays, **static)
     taken = time.perf_counter() - start
     jax.block_until_ready(ours(tuned)(*arrays, **static))
     first_run = time.perf_counter() - start - taken
@@ -90,7 +97,7 @@ def study(case: Case, *, seconds: float | None = None) -> Study:
         ways = {name: both_passes(fn, arrays) for name, fn in ways.items()}
         arrays = (*arrays, dy)
     record = records[-1] if records else None
-    return Study(ways, arrays, record.cfg if record else None, record, taken, first_run)
+    return Study(ways, arrays, chosen, record, taken, first_run, static, next(filter(None, notes), ""))
 
 
 def compiled(name: str, fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Callable[..., Any]:

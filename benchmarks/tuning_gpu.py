@@ -53,9 +53,9 @@ def compiled(kernel: Any, inv: Invocation, cfgs: list[Any], tag: str) -> dict[in
     return {b.number: b.outcome for b in built if not b.failed}
 
 
-def raced(programs: dict[int, Any], args: Any, tag: str, rounds: int) -> dict[int, float]:
+def raced(programs: dict[int, Any], args: Any, tag: str, rounds: int, clock: Any = None) -> dict[int, float]:
     """Median device seconds of each over interleaved rounds in shuffled order."""
-    clock, shuffled = ProfilerClock(), random.Random(0)
+    clock, shuffled = clock or ProfilerClock(), random.Random(0)
     samples: dict[int, list[float]] = {number: [] for number in programs}
     for _ in range(rounds):
         order = list(programs)
