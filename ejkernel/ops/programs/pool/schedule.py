@@ -54,6 +54,11 @@ class Work:
     reason: str = ""
 
     @property
+    def doubled(self) -> float:
+        """Two to the number of refusals, as a number that is never too large."""
+        return 2.0 ** min(self.refusals, 32)
+
+    @property
     def was_repeated(self) -> bool:
         """Is it under way twice, or was it?"""
         return self.attempts > self.deaths + self.refusals + 1
@@ -142,7 +147,14 @@ class Schedule:
     def _unlucky(self) -> Work | None:
         """Work that one worker refuses again and again: at two attempts at once, another worker gets one of them."""
         works = dict.fromkeys(self._under_way.values())
-        return next((work for work in works if work.in_vain >= self.rules.unlucky and len(work.sent) == 1), None)
+        # Not for ever: a refusal of work that is under way a second time ends nothing.
+        some = range(self.rules.unlucky, self._enough)
+        return next((work for work in works if work.in_vain in some and len(work.sent) == 1), None)
+
+    @property
+    def _enough(self) -> int:
+        """Refusals in vain of each work of a kind after which that of other work under way is not waited for."""
+        return 2 * self.rules.rounds
 
     def _refused_next(self, now: float) -> Work | None:
         """Refused work to be sent now: a worker of use is free, or it has waited long enough."""
@@ -209,7 +221,7 @@ class Schedule:
 
     def refused(self, work: Work, reason: str, now: float) -> list[Work]:
         """Notes that a worker refused; the work that is hopeless now."""
-        pause = min(self.rules.refused_longest, self.rules.refused_seconds * 2**work.refusals)
+        pause = min(self.rules.refused_longest, self.rules.refused_seconds * work.doubled)
         work.refusals, work.again_at = work.refusals + 1, now + pause
         work.in_vain += 1
         # Where nothing is sent again, the end of the pool is the reason, whatever this worker said.
@@ -232,13 +244,16 @@ class Schedule:
     def _has_hope(self, kind: str) -> bool:
         """May another worker still take work of this kind?
 
-        Other work of the kind is under way or waits for its first attempt, or some work was never refused: a worker
-        that is still starting, or is busy, has it and may be the right one.
+        Some work of the kind waits for its first attempt, or some work was never refused: a worker that is still
+        starting, or is busy, has it and may be the right one.
         """
         under_way = self._under_way.values()
-        return any(work.kind == kind for work in (*under_way, *self._waiting)) or not all(
-            work.refusals for work in under_way
-        )
+        if any(work.kind == kind for work in self._waiting) or not all(work.refusals for work in under_way):
+            return True
+        # Where attempts take long they never end together, and there is always another one under way.
+        mine = [work for work in under_way if work.kind == kind]
+        refused = [work for work in self._refused if work.kind == kind]
+        return bool(mine) and min(work.in_vain for work in (*mine, *refused)) < self._enough
 
     def died(self, work: Work, reason: str) -> list[Work]:
         """Notes that an attempt ended without an answer; the work that gets no other attempt."""
