@@ -166,6 +166,20 @@ def test_refused_work_is_not_given_up_while_another_worker_has_work_that_it_did_
         attempts = sent(schedule, 1000.0)
 
 
+def test_work_that_every_worker_refuses_is_given_up_also_where_attempts_never_end_together():
+    """Jobs that take seconds each: another one is always under way when one of them is refused."""
+    schedule = Schedule(works(*"abc", kind="k"), rules=RULES)
+    hopeless, attempts, now = [], sent(schedule), 0.0
+    while schedule.is_busy:
+        # The oldest ends, the others go on.
+        number = min(schedule.numbers)
+        hopeless += schedule.refused(schedule.came_back(number), "not here", now)
+        now += RULES.refused_longest
+        attempts += sent(schedule, now)
+    assert len(hopeless) == 3
+    assert len(attempts) < RULES.refusals
+
+
 def test_refused_work_waits_for_a_worker_that_takes_it():
     """A worker of another device that refuses at once does not get everything again and again."""
     schedule = Schedule(works(*"abcd", kind="k"), workers=2, rules=RULES)
@@ -202,9 +216,10 @@ def test_refusals_have_an_end(taken):
 
 def test_refusals_do_not_count_while_other_workers_take_work_of_the_kind():
     """An engine may hand one task to the wrong worker again and again as long as the right ones are busy."""
-    schedule = Schedule(works("a", *(f"b{i}" for i in range(2 * RULES.refusals)), kind="k"), workers=2, rules=RULES)
+    count = 1100
+    schedule = Schedule(works("a", *(f"b{i}" for i in range(count)), kind="k"), workers=2, rules=RULES)
     unlucky = schedule.next(0.0)
-    for _ in range(2 * RULES.refusals):
+    for _ in range(count):
         assert schedule.refused(schedule.came_back(schedule.sent(unlucky, 0.0)), "not here", 0.0) == []
         answer(schedule, schedule.sent(schedule.next(0.0), 0.0))
     assert unlucky.refusals > RULES.refusals

@@ -57,6 +57,11 @@ class Work:
     reason: str = ""
 
     @property
+    def doubled(self) -> float:
+        """Two to the number of refusals, as a number that is never too large."""
+        return 2.0 ** min(self.refusals, 32)
+
+    @property
     def was_repeated(self) -> bool:
         """Is it under way twice, or was it?"""
         return self.attempts > self.deaths + self.refusals + 1
