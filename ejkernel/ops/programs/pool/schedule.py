@@ -10,9 +10,6 @@ from typing import final
 
 from ...core.key import Key
 
-# A pause is doubled so many times at most: after that it is as long as it gets.
-_MOST_DOUBLED = 16
-
 
 @dataclass(frozen=True)
 class ScheduleRules:
@@ -219,7 +216,7 @@ class Schedule:
 
     def refused(self, work: Work, reason: str, now: float) -> list[Work]:
         """Notes that a worker refused; the work that is hopeless now."""
-        pause = min(self.rules.refused_longest, self.rules.refused_seconds * 2 ** min(work.refusals, _MOST_DOUBLED))
+        pause = min(self.rules.refused_longest, self.rules.refused_seconds * work.doubled)
         work.refusals, work.again_at = work.refusals + 1, now + pause
         work.in_vain += 1
         # Where nothing is sent again, the end of the pool is the reason, whatever this worker said.

@@ -165,7 +165,7 @@ class PoolTuner(BatchTuner):
             tuple(self._asked(plan, key, seconds) for key in work.calls),
             plan.tuners[work.calls[0]],
             jaxlib.version.__version__,
-            min(_LONGEST_PAUSE, 0.1 * work.refusals),
+            min(_LONGEST_PAUSE, 0.05 * work.doubled) if work.refusals else 0.0,
         )
         number = schedule.sent(work, time.perf_counter())
         try:
