@@ -15,6 +15,7 @@ from ..ops import Executor, Invocation, Kernel
 from .arguments import ArgumentError, ArgumentTypeError, as_array, float_array, integer, same
 from .call import plan, planned
 from .extent import too_large
+from .mosaic import quantized_tiles, served
 from .quantize import INTEGERS, spread_scales
 from .reverse import recomputed
 from .rows import float_rows
@@ -30,18 +31,21 @@ class QuantizedMatmulConfig:
     block_k: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
+    split_k: int | None = None
+    warpgroups: int | None = None
 
 
 class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
     """`x @ (q_weight * scales)` for x (rows, k), integers (k, n) and scales (n,) or, by groups of k, (groups, n).
 
     Implementations: "dequantize" (weights in the dtype of x, then a product), "scaled" (a product of the integers and
-    then the scales, group by group) "summed" (multiplied and added up, for a few rows) and "triton" (integers
-    made wide in registers, for up to 128 rows).
+    then the scales, group by group) "summed" (multiplied and added up, for a few rows), "triton" (integers
+    made wide in registers, for up to 128 rows) and "mosaic" (the same for Hopper GPUs and up to 256 rows, with the
+    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies).
     """
 
     op_id = "library.quantized_matmul"
-    version = "1"
+    version = "2"  # split_k and warpgroups came: entries of version 1 lack them
     cfg_type = QuantizedMatmulConfig
 
     def run(
@@ -64,9 +68,13 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
             how: dict[str, Any] = {"block_n": cfg.block_n or 64, "block_k": cfg.block_k or 64}
             how |= {"num_warps": cfg.num_warps or 4, "num_stages": cfg.num_stages or 3}
             return recomputed(functools.partial(widened, interpret=interpret, **how), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
-        raise ArgumentError(
-            f"{cfg} names no implementation of quantized_matmul; use dequantize, scaled, summed or triton"
-        )
+        if cfg.implementation == "mosaic":
+            refused = quantized_tiles.refuses(x, q_weight, scales, sizes=_strip(cfg))
+            if refused:
+                raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
+            return recomputed(functools.partial(_by_mosaic, cfg, interpret), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
+        names = "dequantize, scaled, summed, triton or mosaic"
+        raise ArgumentError(f"{cfg} names no implementation of quantized_matmul; use {names}")
 
     def run_cpu(self, *args: Any, cfg: QuantizedMatmulConfig, **kwargs: Any) -> jax.Array:
         """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
@@ -87,12 +95,22 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
         return [QuantizedMatmulConfig(way) for way in ("scaled", "dequantize", "summed")]
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[QuantizedMatmulConfig]:
-        """The kernel as well, over its blocks."""
+        """The kernels as well, over their blocks."""
         blocks = [(n, k, w, s) for n in (32, 64, 128) for k, s in ((64, 5), (128, 4)) for w in (4, 8)]
-        return [*self.candidate_cfgs(inv), *(QuantizedMatmulConfig("triton", *block) for block in blocks)]
+        return [
+            *self.candidate_cfgs(inv),
+            *(QuantizedMatmulConfig("triton", *block) for block in blocks),
+            *(
+                QuantizedMatmulConfig("mosaic", s.n, s.k, None, s.stages, s.parts, s.workers)
+                for s in quantized_tiles.strips(*inv.args)
+            ),
+        ]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: QuantizedMatmulConfig) -> bool | str:
-        """Sums without a product are for a few rows, and so is the kernel."""
+        """Sums without a product are for a few rows, and so are the kernels."""
+        if cfg.implementation == "mosaic":
+            refused = quantized_tiles.refuses(*inv.args, sizes=_strip(cfg))
+            return refused or served.refuses(inv, inv.args[1].size, hopper=True) or True
         if cfg.implementation == "triton":
             x, weight, scales = inv.args
             found = refuses(x, weight, scales, cfg.block_n, cfg.block_k, cfg.num_stages)
@@ -175,6 +193,19 @@ def _scaled(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:
     blocks = weight.reshape(groups, -1, width).astype(x.dtype)
     made = jnp.einsum("mgk,gkn->gmn", parts, blocks, preferred_element_type=jnp.float32)
     return jnp.sum(made * scales.astype(jnp.float32)[:, None], axis=0).astype(x.dtype)
+
+
+def _by_mosaic(
+    cfg: QuantizedMatmulConfig, interpret: bool, x: jax.Array, weight: jax.Array, scales: jax.Array
+) -> jax.Array:
+    from .mosaic.quantized import product
+
+    strip = quantized_tiles.Strip(*(size or 1 for size in _strip(cfg)))
+    return product(x, weight, scales, strip=strip, interpret=interpret)
+
+
+def _strip(cfg: QuantizedMatmulConfig) -> tuple[int | None, ...]:
+    return cfg.block_n, cfg.block_k, cfg.num_stages, cfg.split_k, cfg.warpgroups
 
 
 def _summed(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:

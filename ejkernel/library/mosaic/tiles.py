@@ -10,7 +10,7 @@ LINE_BYTES = 128
 # Warpgroups that multiply; one more copies.
 WORKERS = 2
 # What a block may have of shared memory, without what Mosaic itself needs.
-_SHARED_BYTES = 226 * 1024
+SHARED_BYTES = 226 * 1024
 # Tiles of 64 rows for each warpgroup, and as many columns as its registers hold sums of.
 _ROWS, _COLUMNS = (128, 256), (64, 128, 256)
 
@@ -49,9 +49,9 @@ def refuses(tile: tuple[int | None, ...], stages: int | None, dtype: Any, *, res
     if m // WORKERS * n > 64 * 256:
         return f"sums of {m}x{n} do not fit the registers of two warpgroups"
     needed = Tile(m, n, k, stages).bytes(dtype.itemsize, results)
-    if stages < 2 or needed > _SHARED_BYTES:
+    if stages < 2 or needed > SHARED_BYTES:
         return (
-            f"{stages} stages of {m}x{n}x{k} take {needed} bytes of shared memory, over {_SHARED_BYTES}, or are too few"
+            f"{stages} stages of {m}x{n}x{k} take {needed} bytes of shared memory, over {SHARED_BYTES}, or are too few"
         )
     return ""
 
