@@ -250,10 +250,11 @@ def decode_attention(small: bool) -> Iterator[Case]:
 
 
 def quantized_matmul(small: bool) -> Iterator[Case]:
-    """Serving with a batch of 64, and one token."""
+    """Serving with a batch of 64, one token, and a batch of 256."""
     depth, width = (512, 512) if small else (8192, 8192)
     weight = normal(1, (depth, width), jnp.float32, depth**-0.5)
-    for rows, kind, group in ((64, "int8", None), (64, "int4", None), (64, "int4", 128), (1, "int8", None)):
+    calls = [(rows, kind, None) for rows in (64, 1, 256) for kind in ("int8", "int4")]
+    for rows, kind, group in (*calls[:2], (64, "int4", 128), (64, "int8", 128), *calls[2:]):
         q, scales = library.quantize(weight, kind, group=group)
         arrays = (normal(0, (rows, depth)), q, scales)
 

@@ -1,7 +1,8 @@
 """Operations that JAX has no fast way for: device time of every way beside plain JAX and the floor, and errors.
 
 Each operation runs in a process of its own, so that a crash or a hang costs that operation alone; a line is printed for
-each case as it is done. `--small` runs small cases by the host's clock, for machines without a GPU.
+each case as it is done. `--small` runs small cases by the host's clock, for machines without a GPU; `--ways mosaic`
+runs plain JAX, the heuristic choice and the ways that start so.
 """
 
 from __future__ import annotations
@@ -99,12 +100,13 @@ def timed(programs: dict[int, Any], arrays: Any, tag: str, seconds: float) -> di
     return {number: median(found) for number, found in samples.items() if found}
 
 
-def study(case: Any, number: int) -> str:
-    """The line of a case."""
+def study(case: Any, number: int, ways: list[str]) -> str:
+    """The line of a case; of the ways only those that start with one of these words, where there are any."""
     import jax
 
     tag = f"case{number}"
-    names = list(case.ways)
+    kept = ("plain", *ways)
+    names = [name for name in case.ways if not ways or name.startswith(kept) or name.endswith("*")]
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         waiting = [
             pool.submit(finished, compiled(f"{tag}_{at}", case.ways[name], case.arrays))
@@ -132,7 +134,7 @@ def study(case: Any, number: int) -> str:
     return f"{case.name}: " + "; ".join(parts)
 
 
-def one_operation(name: str, small: bool) -> int:
+def one_operation(name: str, small: bool, ways: list[str]) -> int:
     """Waits for its turn, and prints a line for each case."""
     import jax
 
@@ -150,7 +152,7 @@ def one_operation(name: str, small: bool) -> int:
     while True:
         try:
             case = next(cases)
-            print(study(case, number), flush=True)
+            print(study(case, number, ways), flush=True)
         except StopIteration:
             break
         except Exception as error:
@@ -166,15 +168,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", help="operations")
     parser.add_argument("--small", action="store_true", help="small cases, by the host's clock")
+    parser.add_argument(
+        "--ways", nargs="*", default=[], help="first words of ways, beside plain JAX and the heuristic's"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=ALL, help="of all operations together")
     options = parser.parse_args()
     if options.one:
-        return one_operation(options.one, options.small)
+        return one_operation(options.one, options.small, options.ways)
     # Names alone: this process must not hold the device.
     names = options.only or list(NAMES)
     start = time.perf_counter()
-    command = [sys.executable, __file__, *(["--small"] if options.small else []), "--one"]
+    command = [sys.executable, __file__, *(["--small"] if options.small else []), "--ways", *options.ways, "--one"]
     # All of them start at once, so that imports take no time of those that come later; each waits for its turn.
     children = {name: subprocess.Popen([*command, name], stdin=subprocess.PIPE, text=True) for name in names}
     print("us of device time; * is the heuristic choice; off is the error's RMS over the result's", flush=True)

@@ -35,10 +35,11 @@ def call(rows, depth, width, kind, group=None):
 @pytest.mark.parametrize("bits", [8, 4])
 def test_every_word_of_16_bits_holds_the_numbers_that_it_was_made_of(bits):
     """All words: the numbers come out of bits alone, exact and with their signs."""
-    from ejkernel.library.mosaic.quantized import widened
+    from ejkernel.library.mosaic.words import widened
 
     words = np.arange(1 << 16)
-    found = [widened(jnp.asarray(words.astype(np.uint16).view(np.int16)), n, bits) for n in range(16 // bits)]
+    held = jnp.asarray(words.astype(np.uint16).view(np.int16))
+    found = [widened(held, number, bits, interpret=True) for number in range(16 // bits)]
     for number, made in enumerate(found):
         low = words >> (number * bits) & ((1 << bits) - 1)
         assert np.array_equal(wide(made), np.where(low >> (bits - 1), low - (1 << bits), low))

@@ -19,6 +19,7 @@ from .launch import launch, load, loop, plgpu
 from .matmul import turned
 from .quantized_tiles import BITS, HEIGHT, Strip
 from .tiles import LINE_BYTES
+from .words import widened
 
 # Registers of a thread that copies, and of all threads of a warpgroup's place together.
 _COPYING, _REGISTERS = 40, 512
@@ -92,7 +93,7 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
                     turned(seen.at[slot, depths, pl.ds(tile * HEIGHT, HEIGHT)]), plgpu.Layout.WGMMA, interpret=False
                 )
                 for number in numbers:
-                    yield widened(found, number, bits)
+                    yield widened(found, number, bits, interpret=False)
 
             def group_sums(begin: Any, length: Any) -> tuple[jax.Array, ...]:
                 def scope(*totals: Any) -> tuple[jax.Array, ...]:
@@ -182,32 +183,6 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
         total = total + made[number]
     whole = jnp.moveaxis(total[:, :count, : width // words], 0, -1).reshape(count, width)
     return (whole if grouped else whole * factors[None]).astype(x.dtype)
-
-
-def widened(found: jax.Array, number: int, bits: int) -> jax.Array:
-    """This number of each word of 16 bits, in bfloat16: its bits in a fraction of known size, less that size.
-
-    The highest bit of a number lies where the exponent has its lowest, and doubles what is taken away.
-    """
-    low = number * bits
-    if low >= 8:
-        found = jax.lax.shift_right_logical(found, jnp.full_like(found, 8))
-        low -= 8
-    # The size whose fraction has steps of one at the number's lowest bit: 2 ** (7 - low).
-    size = (127 + 7 - low) << 7
-    one = (found & _word(((1 << (bits - 1)) - 1) << low)) | _word(size)
-    if bits == 4 and low == 0:
-        # There is room for its highest bit, which is flipped: one step less.
-        one, two = (found & _word(0xF)) ^ _word(size | 8), jnp.full_like(found, size | 8)
-    else:
-        two = (found & _word(0x80)) | _word(size)
-    wide, taken = (jax.lax.bitcast_convert_type(word, jnp.bfloat16) for word in (one, two))
-    made: jax.Array = wide - taken
-    return made
-
-
-def _word(value: int) -> Any:
-    return jnp.int16(value)
 
 
 def _lines(bits: int, interpret: bool) -> tuple[Any, ...]:
