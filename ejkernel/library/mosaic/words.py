@@ -29,7 +29,7 @@ _OR, _XOR = 0xEA, 0x6A
 
 @dataclass(frozen=True)
 class Place:
-    """A number's place in a word: the shift before it, the masks of its bits and sign, and the power of two under it."""
+    """A number's place in a word: the shift before it, the masks of its bits and sign, and the power under it."""
 
     shift: int
     bits: int
