@@ -15,27 +15,34 @@ import numpy as np
 from ..ops import Executor, Invocation, Kernel
 from .arguments import LARGEST, ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
 from .call import plan, planned, program
+from .mosaic import scaled_tiles, served
 from .quantize import FLOAT8, block_from, quantize, spread_scales
+from .reverse import recomputed
 
 _BLOCK = 128
 
 
 @dataclass(frozen=True)
 class ScaledMatmulConfig:
-    """An implementation."""
+    """An implementation, and its blocks where it has any."""
 
     implementation: str
+    block_m: int | None = None
+    block_n: int | None = None
+    num_stages: int | None = None
+    warpgroups: int | None = None
 
 
 class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
     """`(a * a_scales) @ (b * b_scales)` for float8 a (m, k) and b (k, n), with scales of two dimensions.
 
     Implementations: "float8" (the product itself, then the scales, where these do not change along k), "blocks" (the
-    same for each block of k, added up), "bfloat16" (scaled and rounded before) and "float32" (scaled before).
+    same for each block of k, added up), "bfloat16" (scaled and rounded before), "float32" (scaled before) and "mosaic"
+    (as "blocks" in one kernel, for Hopper GPUs and scales of 1x128 and 128x128).
     """
 
     op_id = "library.scaled_matmul"
-    version = "1"
+    version = "2"  # blocks came: entries of version 1 lack them
     cfg_type = ScaledMatmulConfig
 
     def run(
@@ -47,6 +54,7 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         *,
         dtype: str = "bfloat16",
         cfg: ScaledMatmulConfig,
+        interpret: bool = False,
     ) -> jax.Array:
         """The computation by the cfg's implementation."""
         if cfg.implementation == "float8":
@@ -56,7 +64,21 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         if cfg.implementation in ("bfloat16", "float32"):
             wide = [_times(x, s).astype(cfg.implementation) for x, s in ((a, a_scales), (b, b_scales))]
             return jnp.matmul(*wide, preferred_element_type=jnp.float32).astype(dtype)
-        raise ArgumentError(f"{cfg} names no implementation of scaled_matmul; use float8, blocks, bfloat16 or float32")
+        if cfg.implementation == "mosaic":
+            refused = scaled_tiles.refuses(a, b, a_scales, b_scales, dtype=dtype, sizes=_patch(cfg))
+            if refused:
+                raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
+
+            def plain(*arrays: jax.Array) -> jax.Array:
+                return _by_blocks(*arrays).astype(dtype)
+
+            return recomputed(functools.partial(_by_mosaic, cfg, dtype, interpret), plain)(a, b, a_scales, b_scales)  # type: ignore[no-any-return]
+        names = "float8, blocks, bfloat16, float32 or mosaic"
+        raise ArgumentError(f"{cfg} names no implementation of scaled_matmul; use {names}")
+
+    def run_cpu(self, *args: Any, cfg: ScaledMatmulConfig, **kwargs: Any) -> jax.Array:
+        """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
+        return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def reference(self, *args: Any, dtype: str = "bfloat16") -> jax.Array:
         """In float32."""
@@ -76,9 +98,19 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         """All of them."""
         return [ScaledMatmulConfig(way) for way in ("float32", "bfloat16", "float8", "blocks")]
 
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[ScaledMatmulConfig]:
+        """The kernel as well, over its blocks."""
+        blocks = scaled_tiles.patches(inv.kwargs.get("dtype", "bfloat16"))
+        kernels = [ScaledMatmulConfig("mosaic", p.m, p.n, p.stages, p.workers) for p in blocks]
+        return [*self.candidate_cfgs(inv), *kernels]
+
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: ScaledMatmulConfig) -> bool | str:
         """A product that is scaled afterwards needs scales that are the same along k; bfloat16 is for such results."""
         dtype = inv.kwargs.get("dtype", "bfloat16")
+        if cfg.implementation == "mosaic":
+            refused = scaled_tiles.refuses(*inv.args, dtype=dtype, sizes=_patch(cfg))
+            a, b = inv.args[:2]
+            return refused or served.refuses(inv, a.size, b.size, a.shape[0] * b.shape[1], hopper=True) or True
         if cfg.implementation == "bfloat16" and dtype != "bfloat16":
             return f"factors rounded to bfloat16 are too far off for a result in {dtype}"
         if cfg.implementation == "float8" and not _is_constant(inv):
@@ -226,6 +258,18 @@ def _by_blocks(a: Any, b: Any, a_scales: Any, b_scales: Any) -> jax.Array:
         )
         total = total + part * sides[0] * sides[1]
     return total
+
+
+def _by_mosaic(cfg: ScaledMatmulConfig, dtype: str, interpret: bool, *arrays: jax.Array) -> jax.Array:
+    from .mosaic.scaled import product
+
+    a, b, a_scales, b_scales = arrays
+    patch = scaled_tiles.Patch(*(size or 1 for size in _patch(cfg)))
+    return product(a, b, a_scales, b_scales, patch=patch, dtype=jnp.dtype(dtype), interpret=interpret)
+
+
+def _patch(cfg: ScaledMatmulConfig) -> tuple[int | None, ...]:
+    return cfg.block_m, cfg.block_n, cfg.num_stages, cfg.warpgroups
 
 
 def _is_constant(inv: Invocation[Any, Any]) -> bool:
