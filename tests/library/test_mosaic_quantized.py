@@ -10,6 +10,7 @@ from fakes_library import UNTUNED, assert_near, normal, wide
 from fakes_mosaic import hopper, lowered_by_mosaic, needs_mosaic, races
 
 from ejkernel.library import QuantizedMatmul, QuantizedMatmulConfig, dequantize, quantize, quantized_matmul
+from ejkernel.library.mosaic.quantized_tiles import registers
 from ejkernel.ops import Invocation
 from ejkernel.ops.core.variants import variant
 
@@ -109,6 +110,16 @@ def test_every_candidate_for_a_batch_is_lowered_for_a_gpu(monkeypatch, kind, gro
         text = lowered_by_mosaic(lambda *a, cfg=cfg: kernel.run(*a, cfg=cfg), *shapes)
         assert "library_quantized_matmul" in text
         assert "ldmatrix" in text
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_warpgroups_ask_for_no_more_registers_than_their_block_has(workers):
+    """The copying one hands on what the others ask for, from equal shares in eights: more would be waited for."""
+    copying, multiplying = registers(workers)
+    begin = 65536 // (128 * (workers + 1)) // 8 * 8
+    assert copying < begin < multiplying <= 255
+    assert copying + workers * multiplying <= begin * (workers + 1)
+    assert copying % 8 == multiplying % 8 == 0
 
 
 @needs_words

@@ -17,12 +17,9 @@ from jax.experimental import pallas as pl
 
 from .launch import launch, load, loop, plgpu
 from .matmul import turned
-from .quantized_tiles import BITS, HEIGHT, Strip
+from .quantized_tiles import BITS, HEIGHT, Strip, registers
 from .tiles import LINE_BYTES
 from .words import widened
-
-# Registers of a thread that copies, and of all threads of a warpgroup's place together.
-_COPYING, _REGISTERS = 40, 512
 
 
 def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip, interpret: bool) -> jax.Array:
@@ -44,6 +41,7 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
     # Steps of a group, and groups of a part; without groups each part is one.
     each = depth // groups // strip.k if grouped else -(-steps // strip.parts)
     share = -(-groups // strip.parts) if grouped else 1
+    held_each = registers(strip.workers)
 
     def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
         *scale_refs, o_ref, held, x_held, full, empty = refs[: len(along) + 5]
@@ -55,7 +53,8 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
 
         @pl.when(worker == strip.workers)
         def _() -> None:
-            _registers(_COPYING, "decrease", interpret=interpret)
+            if held_each and not interpret:
+                plgpu.set_max_registers(held_each[0], action="decrease")
 
             def copied(at: Any, state: Any) -> Any:
                 slot = jax.lax.rem(at, jnp.int32(strip.stages))
@@ -140,8 +139,8 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
 
         @pl.when(worker < strip.workers)
         def _() -> None:
-            most = min(256, (_REGISTERS - _COPYING) // strip.workers) // 8 * 8
-            _registers(most, "increase", interpret=interpret)
+            if held_each and not interpret:
+                plgpu.set_max_registers(held_each[1], action="increase")
             if strip.each() == words:
                 multiplied(range(words), worker)
                 return
@@ -187,11 +186,6 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
 
 def _lines(bits: int, interpret: bool) -> tuple[Any, ...]:
     return () if interpret else (plgpu.TilingTransform((8, LINE_BYTES * 8 // bits)), plgpu.SwizzleTransform(LINE_BYTES))
-
-
-def _registers(count: int, action: str, *, interpret: bool) -> None:
-    if not interpret:
-        plgpu.set_max_registers(count, action=action)
 
 
 def _down(ref: Any, interpret: bool) -> jax.Array:

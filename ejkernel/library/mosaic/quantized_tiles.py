@@ -15,6 +15,8 @@ BITS = {"int8": 8, "int4": 4}
 HEIGHT = 64
 # Registers of a thread for sums, by warpgroups that multiply; the others hold weights, wide and narrow.
 _SUMS = {1: 128, 2: 128, 3: 80, 4: 64}
+# All registers of a multiprocessor, over the threads of a warpgroup.
+_REGISTERS = 65536 // 128
 # Multiprocessors of an H100 and an H200: each runs one block, and a last round of a few takes as long as a full one.
 _PROCESSORS = 132
 # Columns, depth of a step and warpgroups, by bits. A block of 256 columns reads as many bytes of 64 rows as of weights
@@ -50,6 +52,19 @@ class Strip:
     def bytes(self, bits: int, rows: int) -> int:
         """Shared memory for the steps."""
         return self.stages * self.k * (self.n * bits // 8 + 2 * rows)
+
+
+def registers(workers: int) -> tuple[int, int] | None:
+    """Those of a thread that copies and of one that multiplies; none where all have as many as there may be.
+
+    A block begins with equal shares, in eights, and can hand on no more than these: a warpgroup that asks for more
+    waits for ever.
+    """
+    if workers == 1:
+        return None
+    all_of_them = _REGISTERS // (workers + 1) // 8 * 8 * (workers + 1)
+    copying = 40 if workers < 4 else 24
+    return copying, (all_of_them - copying) // workers // 8 * 8
 
 
 def refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...]) -> str:
