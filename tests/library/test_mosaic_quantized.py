@@ -10,7 +10,7 @@ from fakes_library import UNTUNED, assert_near, normal, wide
 from fakes_mosaic import hopper, lowered_by_mosaic, needs_mosaic, races
 
 from ejkernel.library import QuantizedMatmul, QuantizedMatmulConfig, dequantize, quantize, quantized_matmul
-from ejkernel.library.mosaic.quantized_tiles import registers
+from ejkernel.library.mosaic.quantized_tiles import registers, strips
 from ejkernel.ops import Invocation
 from ejkernel.ops.core.variants import variant
 
@@ -120,6 +120,14 @@ def test_warpgroups_ask_for_no_more_registers_than_their_block_has(workers):
     assert copying < begin < multiplying <= 255
     assert copying + workers * multiplying <= begin * (workers + 1)
     assert copying % 8 == multiplying % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "parts"), [(8192, 8192, {2, 4, 8}), (4096, 14336, {1, 2, 7}), (64, 256, {1})]
+)
+def test_the_depth_has_as_many_parts_as_leave_few_multiprocessors_idle(depth, width, parts):
+    """Of 132: 32 blocks of columns four times, or 56 twice and, in three rounds, seven times."""
+    assert {strip.parts for strip in strips(*call(64, depth, width, "int8"))} == parts
 
 
 @needs_words

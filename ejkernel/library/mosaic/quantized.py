@@ -83,8 +83,9 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
                 depths = pl.ds(low, 64)
                 if interpret:
                     found = seen[slot, depths, pl.ds(tile * (HEIGHT * words), HEIGHT * words)]
+                    found = jax.lax.bitcast_convert_type(found.reshape(64, HEIGHT, words), jnp.int16).T
                     for number in numbers:
-                        staged[worker] = found.reshape(64, HEIGHT, words)[:, :, number].T.astype(x.dtype)
+                        staged[worker] = widened(found, number, bits, interpret=True)
                         plgpu.commit_smem()
                         yield staged.at[worker]
                     return

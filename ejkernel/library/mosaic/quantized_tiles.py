@@ -46,7 +46,7 @@ class Strip:
     def rows(self, count: int, *, grouped: bool) -> int:
         """Rows of a block: all of them, or equal parts that the registers hold sums of."""
         most = 2 * _SUMS[self.workers] // (self.each() * (2 if grouped else 1))
-        eighths = -(-count // 8)
+        eighths = max(1, -(-count // 8))
         return 8 * -(-eighths // -(-eighths // (most // 8)))
 
     def bytes(self, bits: int, rows: int) -> int:
@@ -109,7 +109,13 @@ def strips(x: Any, weight: Any, scales: Any) -> Iterator[Strip]:
         stages = min(_MOST_STAGES, SHARED_BYTES // (bare.bytes(bits, rows) // 2))
         blocks = -(-width // n) * -(-x.shape[0] // rows)
         most = scales.shape[0] if grouped else -(-depth // k)
-        fits = max(1, min(_PROCESSORS // blocks, most))
-        # Twice as many are two rounds, of which one waits for memory while the other adds up.
-        for parts in dict.fromkeys((fits, min(2 * fits, most) if workers == 2 and n == 256 else fits)):
+        # One round of blocks, or two or three where these leave fewer multiprocessors idle at the end.
+        rounds = [max(1, min(count * _PROCESSORS // blocks, most)) for count in (1, 2, 3)]
+        later = max(rounds[1:], key=lambda parts: _busy(parts * blocks))
+        for parts in dict.fromkeys((rounds[0], later) if workers == 2 and n == 256 else rounds[:1]):
             yield Strip(n, k, stages, parts, workers)
+
+
+def _busy(blocks: int) -> float:
+    """The share of multiprocessors that have a block, over all rounds."""
+    return blocks / (-(-blocks // _PROCESSORS) * _PROCESSORS)
