@@ -281,7 +281,7 @@ def test_a_deadline_that_passes_while_the_program_is_compiled_is_a_sentence(monk
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", held)
     fn = program(executor_with())
-    found = confirm(fn, (X,), {}, changes_of(fn), time.perf_counter() + 2.0)
+    found = confirm(fn, (X,), {}, changes_of(fn), time.perf_counter() + 6.0)
     release.set()
     assert found.note == "the program was still being compiled when the time was up"
     assert found.taken_back == ()
@@ -657,7 +657,7 @@ def test_an_eighth_of_a_budget_is_kept_for_confirming():
     options = AutotuneOptions(seconds=100.0)
     for confirms, kept in ((True, 12.0), (False, 0.0)):
         batch = BatchTuner("cpu", options, deadline=time.perf_counter() + 100.0, confirms=confirms)
-        assert batch._left() == pytest.approx(100.0 - kept, abs=1.0)
+        assert batch._left() == pytest.approx(100.0 - kept, abs=5.0)
 
 
 # By the device's own clock.

@@ -83,7 +83,7 @@ def kill(process, whom, after):
         for descriptor in watched:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     for descriptor in watched:
-        assert select.select([descriptor], [], [], 60)[0] == [descriptor]
+        assert select.select([descriptor], [], [], 300)[0] == [descriptor]
         os.close(descriptor)
 
 
