@@ -77,6 +77,18 @@ def test_a_straggler_waits_while_other_work_waits():
     assert [work for work, _ in sent(schedule, 51.0)] == [slow]
 
 
+def test_a_straggler_that_waits_for_a_worker_is_not_looked_at_again_and_again():
+    """Only an answer brings a free worker: until then there is no time to wait for, and the tuner rests."""
+    schedule = Schedule(works("a", "b", "c"), workers=2, rules=RULES)
+    (_, quick), _ = sent(schedule)
+    answer(schedule, quick)
+    assert schedule.seconds_until_late(4.0) == 6.0
+    ((_, number),) = sent(schedule, 50.0)
+    assert schedule.seconds_until_late(50.0) == 10.0
+    answer(schedule, number)
+    assert len(sent(schedule, 51.0)) == 1
+
+
 def test_work_without_an_answer_is_given_up():
     """Repeated in vain, or sent to workers none of which ever answered."""
     schedule = Schedule(works("a", "b"), workers=2, rules=RULES)

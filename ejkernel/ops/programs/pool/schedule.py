@@ -296,8 +296,9 @@ class Schedule:
         return others
 
     def seconds_until_late(self, now: float) -> float:
-        """Seconds until some work is late or is to be sent again; infinite where there is none."""
+        """Seconds until some work becomes late or is to be sent again; infinite where there is none."""
         works = dict.fromkeys(self._under_way.values())
-        times = [max(work.sent.values()) + self._patience(work) - now for work in works if not work.was_repeated]
-        times += [work.again_at - now for work in self._refused]
+        lates = [max(work.sent.values()) + self._patience(work) - now for work in works if not work.was_repeated]
+        # What is late already waits for a worker, and not for a time.
+        times = [late for late in lates if late > 0] + [work.again_at - now for work in self._refused]
         return max(0.0, min(times, default=math.inf))
