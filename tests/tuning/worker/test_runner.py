@@ -439,8 +439,7 @@ def test_the_end_of_the_parent_is_the_end_of_its_worker(tmp_path):
         """
         import jax.numpy as jnp, faults
         from ejkernel.ops import Isolation, Tuner
-        from ejkernel.ops.tuning.worker import process, watchdog
-from ejkernel.ops.tuning.worker.watchdog import Watchdog
+        from ejkernel.ops.tuning.worker import process
         begin = process.WorkerProcess._begin
         def telling(self):
             print(self.pid, flush=True)
