@@ -26,7 +26,7 @@ class ScheduleRules:
     # was refused, where none was ever taken and no worker is left that may take it.
     refusals: int = 40
     rounds: int = 3
-    # After so many refusals work is under way twice, since an engine may hand it to the same worker each time.
+    # After so many refusals work is under way once more, since an engine may hand it to the same worker each time.
     unlucky: int = 3
     # Refused work is sent again when a worker of use is free, and at the latest after these seconds, doubled each time.
     refused_seconds: float = 0.1
@@ -141,15 +141,19 @@ class Schedule:
         idle = self.workers is None or self.under_way < self.workers
         if not idle or self._waiting or self._refused:
             return None
-        # Up to a limit: while one attempt is under way the refusal of another gives nothing up.
-        once = [work for work in dict.fromkeys(self._under_way.values()) if len(work.sent) == 1]
-        once = [work for work in once if work.in_vain < self.rules.refusals]
-        late = (work for work in once if work in self._late(now) and not work.was_repeated)
-        return next(late, None) or next(filter(self._is_unlucky, once), None)
+        # Up to a limit, and in time: while one attempt is under way the refusal of another gives nothing up.
+        some = [work for work in dict.fromkeys(self._under_way.values()) if work.in_vain < self.rules.refusals]
+        some = [work for work in some if now >= work.again_at]
+        late = (work for work in some if len(work.sent) == 1 and not work.was_repeated and work in self._late(now))
+        return next(late, None) or next(filter(self._is_unlucky, some), None)
 
     def _is_unlucky(self, work: Work) -> bool:
-        """Does one worker refuse it again and again? At two attempts at once, another worker gets one of them."""
-        return work.in_vain >= self.rules.unlucky and work.kind in self._taken
+        """Does the wrong worker get it again and again, though there is a right one?
+
+        An engine that prefers an idle worker hands it over to that one each time. So more and more attempts are under
+        way at once: the wrong workers have one each, and another worker gets the next.
+        """
+        return work.kind in self._taken and len(work.sent) <= work.in_vain // self.rules.unlucky
 
     def _refused_next(self, now: float) -> Work | None:
         """Refused work to be sent now: a worker of use is free, or it has waited long enough."""
