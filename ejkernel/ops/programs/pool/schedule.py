@@ -141,9 +141,8 @@ class Schedule:
         idle = self.workers is None or self.under_way < self.workers
         if not idle or self._waiting or self._refused:
             return None
-        # Up to a limit, and in time: while one attempt is under way the refusal of another gives nothing up.
+        # Up to a limit: while one attempt is under way the refusal of another gives nothing up.
         some = [work for work in dict.fromkeys(self._under_way.values()) if work.in_vain < self.rules.refusals]
-        some = [work for work in some if now >= work.again_at]
         late = (work for work in some if len(work.sent) == 1 and not work.was_repeated and work in self._late(now))
         return next(late, None) or next(filter(self._is_unlucky, some), None)
 
