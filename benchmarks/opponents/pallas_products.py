@@ -22,33 +22,19 @@ MATMUL = ((128, 128, "M", 8), (128, 128, "N", 8), (64, 256, "M", 8), (256, 64, "
 
 def ragged(lhs: Any, rhs: Any, sizes: Any, *, config: tuple[int, ...], transposed: bool = False) -> jax.Array:
     """Rows times the matrix of their group, or times its transpose."""
-    block_m, block_n, steps, together = config
-    return gpu_kernels("ragged_dot_mgpu").ragged_dot(
-        lhs,
-        rhs,
-        group_sizes=sizes,
-        block_m=block_m,
-        block_n=block_n,
-        block_k=64,
-        max_concurrent_steps=steps,
-        grid_block_n=together,
-        transpose_rhs=transposed,
-    )
+    kernel = gpu_kernels("ragged_dot_mgpu").ragged_dot
+    return kernel(lhs, rhs, group_sizes=sizes, transpose_rhs=transposed, **_tiles(*config))
 
 
 def ragged_weights(lhs: Any, dy: Any, sizes: Any, *, config: tuple[int, ...]) -> jax.Array:
     """The gradient of the groups' matrices."""
-    block_m, block_n, steps, together = config
-    return gpu_kernels("transposed_ragged_dot_mgpu").transposed_ragged_dot(
-        lhs,
-        dy,
-        group_sizes=sizes,
-        block_m=block_m,
-        block_n=block_n,
-        block_k=64,
-        max_concurrent_steps=steps,
-        grid_block_n=together,
-    )
+    kernel = gpu_kernels("transposed_ragged_dot_mgpu").transposed_ragged_dot
+    return kernel(lhs, dy, group_sizes=sizes, **_tiles(*config))
+
+
+def _tiles(block_m: int, block_n: int, steps: int, together: int) -> dict[str, int]:
+    sizes = {"block_m": block_m, "block_n": block_n, "block_k": 64}
+    return {**sizes, "max_concurrent_steps": steps, "grid_block_n": together}
 
 
 def ragged_with_gradients(forward: Any, backward: Any) -> Any:

@@ -146,6 +146,16 @@ def test_gradients_are_those_of_the_plain_way(registered, name):
         assert_near(one, np.asarray(other, np.float64), "float32", slack=10)
 
 
+def test_another_axis_by_hand_is_that_axis(registered):
+    """It is no candidate then; a cfg that names it gets the right result all the same."""
+    x = normal(3, 5, 64)
+    cfg = SoftmaxConfig("provider:jax_triton")
+    for axis in (0, 1, -1):
+        assert_near(provided.softmax(x, axis=axis), np.asarray(jax.nn.softmax(x, axis), np.float64), "float32")
+    made = softmax(x, axis=-1, cfg=cfg, executor=UNTUNED)
+    assert_near(made, np.asarray(jax.nn.softmax(x, -1), np.float64), "float32")
+
+
 def test_under_vmap_there_are_more_rows(registered):
     """And one call after the other where each has vectors of its own."""
     x, weight = normal(2, 3, 64), normal(2, 64, seed=1)

@@ -657,7 +657,8 @@ def test_an_eighth_of_a_budget_is_kept_for_confirming():
     options = AutotuneOptions(seconds=100.0)
     for confirms, kept in ((True, 12.0), (False, 0.0)):
         batch = BatchTuner("cpu", options, deadline=time.perf_counter() + 100.0, confirms=confirms)
-        assert batch._left() == pytest.approx(100.0 - kept, abs=5.0)
+        # Time goes by meanwhile, however much on a busy machine, and never comes back.
+        assert 100.0 - kept - 5.0 < batch._left() <= 100.0 - kept
 
 
 # By the device's own clock.

@@ -26,7 +26,9 @@ def softmax(x: Any, *, axis: int = -1) -> Any:
     def plain(x: jax.Array) -> jax.Array:
         return jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(x.dtype)
 
-    return recomputed(functools.partial(_by_rows, "softmax", 0.0), plain)(x)
+    # A cfg that is given by hand may have another axis than `supports_softmax` takes.
+    rows = jnp.moveaxis(x, axis, -1)
+    return jnp.moveaxis(recomputed(functools.partial(_by_rows, "softmax", 0.0), plain)(rows), -1, axis)
 
 
 def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6) -> Any:

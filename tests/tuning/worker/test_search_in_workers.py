@@ -136,9 +136,10 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_search_is_replaced(workers, 
     assert record.clock == "wall (in a worker process)"
     assert set(outcome(record).values()) == {"ok"}
     assert len(record.trials) == 10
-    # How fast each was on this machine, as busy as it is, is not known here; that each was timed is.
-    assert all(trial.samples_s for trial in record.trials)
+    # By what was measured on this machine, as busy as it is: no other was surely faster by far.
     assert record.winner is not None
+    fastest = min(record.trials[record.winner].samples_s)
+    assert fastest <= 2 * min(max(trial.samples_s) for trial in record.trials)
 
 
 # The same worker without a process: what it does is known to the letter.
