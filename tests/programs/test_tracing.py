@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -74,6 +75,23 @@ def taken(monkeypatch):
     return found
 
 
+@contextlib.contextmanager
+def held(tracers):
+    """None of its processes gets a candidate."""
+    following = tracers._next
+    gate = threading.Event()
+
+    def waiting(*, wait):
+        gate.wait()
+        return following(wait=wait)
+
+    tracers._next = waiting
+    try:
+        yield
+    finally:
+        gate.set()
+
+
 @pytest.fixture
 def tracers():
     """One process that traces."""
@@ -117,6 +135,24 @@ def test_a_tuning_takes_what_another_process_traced(shared, taken, x, kernel, bo
     assert taken == {"here": ["a"], "elsewhere": ["b", "c"]}
     assert record.objective == objective
     assert [trial.status for trial in record.trials] == ["ok"] * 3
+
+
+def test_the_first_candidate_is_left_with_processes_that_have_not_begun(x):
+    """They trace it too: without theirs there would be nothing to compare, and all would be traced here."""
+    made = Tracers(worker_settings(default_device(), Isolation()), 1)
+    try:
+        with held(made):
+            inv = Invocation("traced.doubling", (x,), {})
+            key = ask(inv, Doubling(), "forward").key
+            bare = Invocation("traced.doubling", abstractify((x,)), {})
+            made.want(AskedCall(key, signatures.written(Doubling(), bare, TraceContext.now())), ["a", "b"])
+            ready = ReadyMade(made.call(key, "forward"))
+            assert ready.staged("a", "a", math.inf) is None
+        task = made.task(ready.elsewhere.name, "a")
+        made.wait(task, math.inf)
+        assert task.found is not None
+    finally:
+        made.close()
 
 
 def test_another_program_elsewhere_is_not_believed(shared, taken, x, monkeypatch):

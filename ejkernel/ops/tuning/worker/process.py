@@ -140,6 +140,8 @@ class WorkerProcess:
         self._process.stdin.close()
         self._process.stdout.close()
         self._is_ready = False
+        # Does it still compile something for a tuning that is over?
+        self.is_busy = False
         # Since when it is stopped, where it is.
         self._stopped_since: float | None = None
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -271,8 +273,14 @@ class WorkerProcess:
         """Has it not ended?"""
         return not self._has_ended()
 
-    def leave(self) -> None:
-        """Done with it: kept for another tuning where there may be one, else ended."""
+    @property
+    def is_on_cpu(self) -> bool:
+        """Is its device the processor?"""
+        return bool(self._head["platform"] == "cpu")
+
+    def leave(self, *, busy: bool = False) -> None:
+        """Done with it: kept for another tuning where there may be one, else ended; a busy one still compiles."""
+        self.is_busy = self.is_busy or busy
         kept, name = _kept.get(), json.dumps(self._head)
         # A kernel inside a kernel is tuned while the outer one's worker waits: one of the two is enough.
         if kept is None or name in kept.spare:

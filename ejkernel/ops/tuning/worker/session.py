@@ -4,8 +4,9 @@ The parent exports programs and sends each as soon as it is there; a worker comp
 every step before it takes it. So a worker may die at any moment: of a candidate, of a kill from outside, or because the
 watchdog ends it for time or memory. The candidate that was at work is out, a new worker gets all programs that are
 left, and what was running, a look or a race, begins afresh there. Where several candidates were at work, they are
-compiled one by one first. A kill from outside costs a candidate its place the second time. The parent does not die of a
-candidate, and a worker dies with its parent. Three deaths with no candidate at work, or three before a worker is ready,
+compiled one by one first. A kill from outside costs a candidate its place the second time, and so does a death in a
+worker that still compiled something for the tuning before. The parent does not die of a candidate, and a worker dies
+with its parent. Three deaths with no candidate at work, or three before a worker is ready,
 are an `IsolationError`: then the worker itself cannot be used.
 """
 
@@ -127,16 +128,26 @@ class WorkerSession:
 
     def close(self) -> None:
         """Done with the worker."""
-        # One that still compiles something is of no use to the next tuning.
-        if self._worker is not None and not self.watchdog.at_work:
-            self._worker.leave()
+        if self._worker is not None and self._serves_the_next():
+            self._worker.leave(busy=bool(self.watchdog.at_work))
             self._worker = None
         self._end()
 
+    def _serves_the_next(self) -> bool:
+        """Is nothing at work in the worker, or on an accelerator a compilation that was left behind?
+
+        A CPU's clock would measure that as well. On an H200 a new worker cost the next tuning seven seconds: its start,
+        and all that was compiled ahead.
+        """
+        if not self.watchdog.at_work:
+            return True
+        assert self._worker is not None
+        return not self._worker.is_on_cpu and all(turn.doing == "compile" for turn in self.watchdog.at_work.values())
+
     def _new(self) -> WorkerProcess:
-        self.watchdog.new_worker()
         self._sent = set()
         self._worker = self._start()
+        self.watchdog.new_worker(busy=self._worker.is_busy)
         self._send_tuning(self._worker)
         return self._worker
 

@@ -93,7 +93,10 @@ class ReadyMade:
         elsewhere = self.elsewhere
         if elsewhere is None:
             return None
-        if self._first is None or not self._is_alike(elsewhere, *self._first):
+        if self._first is None:
+            # Left with the others too, which may not even have begun: without theirs there is nothing to compare.
+            return None
+        if not self._is_alike(elsewhere, *self._first):
             elsewhere.take(cfg)
             return None
         found = elsewhere.program(cfg, until)

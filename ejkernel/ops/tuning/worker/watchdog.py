@@ -61,6 +61,8 @@ class Watchdog:
         # Ended once from outside while at work: by the system for want of memory, or by a person. Twice is no accident.
         self._struck: set[int] = set()
         self._unexplained = 0
+        # Does the worker still compile what the tuning before left behind? Then that may be what ends it.
+        self._is_busy = False
         self._memory_limit = math.inf
         self._deadline = math.inf
         # The shortest check in this worker: the first one in a new worker also loads what all need.
@@ -74,9 +76,10 @@ class Watchdog:
         self.hears()
         self.one_by_one, self._unexplained = False, 0
 
-    def new_worker(self) -> None:
-        """One that starts now may hold what is free now."""
+    def new_worker(self, *, busy: bool = False) -> None:
+        """One that starts now may hold what is free now; a busy one still compiles for the tuning before."""
         self._memory_limit, self._quickest = self.isolation.memory_limit, math.inf
+        self._is_busy = busy
         self.hears()
 
     def hears(self) -> None:
@@ -142,6 +145,8 @@ class Watchdog:
         suspects, self.at_work = self.at_work, {}
         if ended is not None and ended.number is not None:
             return Blame(ended.number, "timeout", ended.message)
+        if self._is_busy:
+            return None
         if not suspects:
             self._unexplained += 1
             if self._unexplained >= _UNEXPLAINED:
