@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 
 from ejkernel.library import rms_norm, softmax
@@ -57,3 +61,71 @@ def test_nothing_is_traced_ahead_where_that_would_be_measured_too(monkeypatch):
     result, ahead = tuned(monkeypatch, pays=False)
     assert [entry.is_measured for entry in result.entries] == [True, True]
     assert ahead == 0
+
+
+class Prepared:
+    """Calls that note the order in which they are traced, and on which thread."""
+
+    def __init__(self):
+        self.order = []
+
+    def call(self, name, *, outer=(), holds=None):
+        def prepare(inv, kernel, *, seconds, is_next):
+            self.order.append((name, threading.current_thread().name, is_next))
+            if holds is not None:
+                holds.wait()
+            return lambda: self.order.append((name, "let go"))
+
+        return SimpleNamespace(
+            key=name,
+            outer=frozenset(outer),
+            device=SimpleNamespace(platform="gpu"),
+            selectors=[SimpleNamespace(prepare=prepare)],
+            inv=None,
+            kernel=None,
+            restored=contextlib.nullcontext,
+        )
+
+
+def test_three_calls_behind_the_one_that_is_measured_are_traced():
+    """In their order, each once, and no more of them until one has had its turn."""
+    made = Prepared()
+    first, *rest = (made.call(name) for name in "abcdef")
+    ahead = TracedAhead()
+    ahead.trace(first, None)
+    for measured, waiting in ((first, rest), (rest[0], rest[1:])):
+        ahead.begin(measured, waiting, None)
+        ahead.wait(waiting[2])
+    ahead.trace(rest[0], None)
+    ahead.close()
+    traced = [one for one in made.order if one[1] != "let go"]
+    thread = "ejkernel-ahead"
+    assert traced == [("a", "MainThread", False), *((name, thread, True) for name in "bcde")]
+    assert [one[0] for one in made.order if one[1] == "let go"] == ["a", "b", "c", "d", "e"]
+
+
+def test_a_kernel_around_one_that_is_not_tuned_yet_waits_for_its_turn():
+    """Its program depends on the cfg that the other one gets."""
+    made = Prepared()
+    inner, outer, other = made.call("inner", outer=["outer"]), made.call("outer"), made.call("other")
+    ahead = TracedAhead()
+    ahead.begin(inner, [outer, other], None)
+    ahead.wait(other)
+    ahead.trace(outer, None)
+    ahead.close()
+    assert [one[:2] for one in made.order[:2]] == [("other", "ejkernel-ahead"), ("outer", "MainThread")]
+
+
+def test_the_end_waits_for_the_call_that_is_traced_and_for_no_other():
+    """A budget that is used up leaves calls behind."""
+    made, gate = Prepared(), threading.Event()
+    first, second, third = made.call("a"), made.call("b", holds=gate), made.call("c")
+    ahead = TracedAhead()
+    ahead.begin(first, [second, third], None)
+    closing = threading.Thread(target=ahead.close)
+    closing.start()
+    while not ahead._is_closed:
+        pass
+    gate.set()
+    closing.join()
+    assert [one[0] for one in made.order] == ["b", "b"]

@@ -1,34 +1,41 @@
-"""The next call of a program is traced while this one is measured: tracing needs Python, and measuring the device.
+"""The next calls of a program are traced while this one is measured: tracing needs Python, and measuring the device.
 
-The first call has none before it: it is traced on the asking thread, and the second one after it, since two threads
-that trace share Python's lock.
+The first call has none before it: it is traced on the asking thread, and the others after it, since two threads that
+trace share Python's lock. What is traced goes to the worker at once, which compiles it while the device is measured on:
+so a call whose compiler takes long does not keep the other processors waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 from ..core.key import Key
 from ..timing.compile_pool import JaxSettings
 from .found_call import FoundCall
 
+# Calls behind the one that is measured. More would be compiled long before their turn, and held until then.
+DEPTH = 3
+
 
 @final
 class TracedAhead:
-    """One call at a time on a thread of its own.
+    """One call after the other on a thread of its own.
 
     Not on a CPU: the clock there would measure the tracing too.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        self._waiting: queue.SimpleQueue[tuple[FoundCall, float | None] | None] = queue.SimpleQueue()
+        self._is_closed = False
         self._let_go: list[Callable[[], None]] = []
-        # The calls that were begun with, and not measured yet.
-        self._begun: set[Key] = set()
+        # The calls that were begun with, and not measured yet; set once they are traced.
+        self._begun: dict[Key, threading.Event] = {}
 
     @staticmethod
     def pays(call: FoundCall) -> bool:
@@ -37,39 +44,52 @@ class TracedAhead:
 
     def trace(self, call: FoundCall, seconds: float | None) -> None:
         """Traces a call now, on this thread, unless that was begun with ahead; then it waits for that."""
-        self.wait()
+        self.wait(call)
         if self.pays(call) and call.key not in self._begun:
             self._prepare(call, seconds, is_next=False)
-        self._begun.discard(call.key)
+        self._begun.pop(call.key, None)
 
-    def begin(self, call: FoundCall, seconds: float | None) -> None:
-        """Begins with a call on another thread; what it raises is raised once more when its turn comes."""
-        if not self.pays(call):
-            return
-        self._begun.add(call.key)
-        settings, context = JaxSettings.here(), contextvars.copy_context()
+    def begin(self, measured: FoundCall, calls: Sequence[FoundCall], seconds: float | None) -> None:
+        """Begins with the first of these calls, on another thread, while one is measured.
 
-        def trace() -> None:
-            with settings.entered():
+        What a call raises is raised once more when its turn comes. A kernel around another one that is not tuned yet is
+        traced when its turn comes, since its program depends on the other's cfg.
+        """
+        untuned = [measured]
+        for call in calls[:DEPTH]:
+            if self.pays(call) and call.key not in self._begun and all(call.key not in one.outer for one in untuned):
+                self._begun[call.key] = threading.Event()
+                self._waiting.put((call, seconds))
+            untuned.append(call)
+        if self._begun and self._thread is None:
+            settings, context = JaxSettings.here(), contextvars.copy_context()
+            work = (self._work, settings)
+            self._thread = threading.Thread(target=context.run, args=work, name="ejkernel-ahead", daemon=True)
+            self._thread.start()
+
+    def _work(self, settings: JaxSettings) -> None:
+        with settings.entered():
+            while (given := self._waiting.get()) is not None and not self._is_closed:
+                call, seconds = given
                 self._prepare(call, seconds, is_next=True)
-
-        self._thread = threading.Thread(target=context.run, args=(trace,), name="ejkernel-ahead", daemon=True)
-        self._thread.start()
+                self._begun[call.key].set()
 
     def _prepare(self, call: FoundCall, seconds: float | None, *, is_next: bool) -> None:
         # Whatever a kernel raises here: its turn, which then begins from the start, finds and tells it.
         with contextlib.suppress(Exception), call.restored():
             self._let_go.append(call.selectors[0].prepare(call.inv, call.kernel, seconds=seconds, is_next=is_next))
 
-    def wait(self) -> None:
-        """Waits for the call that was begun with."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+    def wait(self, call: FoundCall) -> None:
+        """Waits for a call that was begun with."""
+        if call.key in self._begun:
+            self._begun[call.key].wait()
 
     def close(self) -> None:
-        """Lets go of what was traced and not measured."""
-        self.wait()
+        """Lets go of what was traced and not measured; the call that is being traced is waited for."""
+        self._is_closed = True
+        self._waiting.put(None)
+        if self._thread is not None:
+            self._thread.join()
         for let_go in self._let_go:
             let_go()
         self._let_go.clear()

@@ -212,7 +212,7 @@ class BatchTuner:
     ) -> None:
         while waiting:
             interrupts.check()
-            ahead.wait()
+            ahead.wait(waiting[0])
             seconds = None if shares is None else allotted(waiting[0], waiting, shares, self._left(), self._taken)
             call = waiting.pop(0)
             if shares is not None and seconds is None:
@@ -226,8 +226,7 @@ class BatchTuner:
             if self.options.repetitions == 1:
                 ahead.trace(call, seconds)
                 seconds = seconds and seconds - (time.perf_counter() - start)
-                if waiting:
-                    ahead.begin(waiting[0], None if shares is None else self._left())
+                ahead.begin(call, waiting, None if shares is None else self._left())
             self.entries[call.key] = entry = self._tuned(call, seconds)
             if entry.is_measured:
                 self._taken.append(time.perf_counter() - start)

@@ -187,7 +187,10 @@ class AtHome:
     def end(self):
         self.dead = True
 
-    leave = end
+    is_busy, is_on_cpu = False, True
+
+    def leave(self, *, busy=False):
+        self.end()
 
 
 class TableClock:

@@ -1,4 +1,4 @@
-"""In a worker: programs of the next tuning are compiled while this one is measured.
+"""In a worker: programs of the next tunings are compiled while this one is measured.
 
 The parent sends them as it writes them down, and sends them again when their tuning begins; by then most are compiled.
 Nothing of it runs on the device: where the compiler would time products there, a program is compiled without that.
@@ -17,6 +17,9 @@ import jax
 from ... import _jax
 from ...timing.compile_pool import JaxSettings
 from ...timing.program import compiled_quickly, times_products
+
+# Tunings that programs are given ahead of at most; one that was not taken by then will not be.
+_TUNINGS = 4
 
 
 class CompiledAhead(NamedTuple):
@@ -38,8 +41,9 @@ class AheadCompiler:
         self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2), "ejkernel-ahead")
         self._load = load
         self._coming: dict[bytes, Future[CompiledAhead]] = {}
-        # Those that were given before the tuning at work began.
-        self._earlier: set[bytes] = set()
+        # Tunings that have begun, and how many had when a program was given.
+        self._tunings = 0
+        self._given: dict[bytes, int] = {}
         self._settings: JaxSettings | None = None
 
     def begin(self) -> None:
@@ -50,10 +54,12 @@ class AheadCompiler:
         """Has a program compiled."""
         if self._settings is not None and data not in self._coming:
             self._coming[data] = self._pool.submit(self._compiled, data, self._settings)
+            self._given[data] = self._tunings
 
     def take(self, data: bytes, *, for_speed: bool) -> CompiledAhead | None:
         """A program that was given, once it is there; None where it was not begun, failed, or is of another kind."""
         future = self._coming.pop(data, None)
+        self._given.pop(data, None)
         # What fails is compiled again where it belongs, and says why.
         if future is None or future.cancel() or future.exception() is not None:
             return None
@@ -61,10 +67,13 @@ class AheadCompiler:
         return found if found.for_speed == for_speed else None
 
     def forget(self) -> None:
-        """A tuning begins: lets go of what the one before was given and has not taken."""
-        for data in self._earlier & self._coming.keys():
-            self._coming.pop(data).cancel()
-        self._earlier = set(self._coming)
+        """A tuning begins: lets go of what was given long ago and was not taken."""
+        self._tunings += 1
+        for data in [data for data, given in self._given.items() if self._tunings - given > _TUNINGS]:
+            self._given.pop(data, None)
+            future = self._coming.pop(data, None)
+            if future is not None:
+                future.cancel()
 
     def _compiled(self, data: bytes, settings: JaxSettings) -> CompiledAhead:
         with settings.entered(), _jax.clean_room():

@@ -100,6 +100,9 @@ class WorkerProcess:
     It imports JAX and takes its device while its parent goes on: what is sent meanwhile waits in a queue.
     """
 
+    # Does it still compile something for a tuning that is over?
+    is_busy = False
+
     def __init__(
         self, head: Mapping[str, Any], *, serves: str = _CANDIDATES, variables: Mapping[str, str] | None = None
     ) -> None:
@@ -140,8 +143,6 @@ class WorkerProcess:
         self._process.stdin.close()
         self._process.stdout.close()
         self._is_ready = False
-        # Does it still compile something for a tuning that is over?
-        self.is_busy = False
         # Since when it is stopped, where it is.
         self._stopped_since: float | None = None
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
