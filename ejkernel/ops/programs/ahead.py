@@ -2,7 +2,7 @@
 
 The first call has none before it: it is traced on the asking thread, and the others after it, since two threads that
 trace share Python's lock. What is traced goes to the worker at once, which compiles it while the device is measured on:
-so a call whose compiler takes long does not keep the other processors waiting.
+so a call that takes long to compile does not keep the other processors waiting.
 """
 
 from __future__ import annotations
