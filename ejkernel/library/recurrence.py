@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -34,7 +35,10 @@ def out_of_chunks(x: jax.Array, length: int) -> jax.Array:
     return jnp.moveaxis(x, 1, 2)[:, :length]
 
 
-def decays(gates: jax.Array) -> jax.Array:
+EXACT = jax.lax.Precision.HIGHEST
+
+
+def decays(gates: jax.Array, how: Any = EXACT) -> jax.Array:
     """`exp` of the sum of gates after j up to i, for j up to i, else 0: what is left at i of what came at j.
 
     The sum itself and not a difference of two: where decay is strong, these are large and nearly equal.
@@ -43,7 +47,7 @@ def decays(gates: jax.Array) -> jax.Array:
     place = jnp.arange(size)
     up_to = (place[:, None] >= place[None]).astype(gates.dtype)
     after = jnp.where(across(place[:, None] > place[None], gates[..., None]), gates[..., :, None], 0)
-    sums = jnp.einsum("il,...lj->...ij", up_to, after, precision=jax.lax.Precision.HIGHEST)
+    sums = jnp.einsum("il,...lj->...ij", up_to, after, precision=how)
     # Later ones are left out before: they would else be one, and their gradient something.
     return jnp.exp(jnp.where(across(up_to > 0, sums), sums, -jnp.inf))
 
@@ -82,29 +86,29 @@ def states_of(moves: jax.Array, added: jax.Array, start: jax.Array, *, levels: b
     return jnp.moveaxis(before, 0, 2), last
 
 
-@jax.custom_jvp
-def unit_inverse(lower: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def unit_inverse(lower: jax.Array, how: Any = EXACT) -> jax.Array:
     """The inverse of one plus a strictly lower triangular matrix, by halves: exact as a substitution is."""
     size = lower.shape[-1]
     if size == 1:
         return jnp.ones_like(lower)
     half = size // 2
     if size <= 16 or size % 2:
-        return _small_inverse(lower)
-    corners = unit_inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]))
+        return _small_inverse(lower, how)
+    corners = unit_inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]), how)
     first, second = corners[0], corners[1]
-    below = -_product(_product(second, lower[..., half:, :half]), first)
+    below = -_product(how, second, lower[..., half:, :half], first)
     top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
     return jnp.concatenate([top, jnp.concatenate([below, second], axis=-1)], axis=-2)
 
 
 @unit_inverse.defjvp
-def _unit_inverse_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    made = unit_inverse(*primals)
-    return made, -_product(_product(made, tangents[0]), made)
+def _unit_inverse_jvp(how: Any, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    made = unit_inverse(*primals, how)
+    return made, -_product(how, made, tangents[0], made)
 
 
-def _small_inverse(lower: jax.Array) -> jax.Array:
+def _small_inverse(lower: jax.Array, how: Any) -> jax.Array:
     """Inverses of blocks on the diagonal, joined to those of twice the size until there is one."""
     size = lower.shape[-1]
     row = jnp.arange(size)
@@ -115,10 +119,10 @@ def _small_inverse(lower: jax.Array) -> jax.Array:
         # The lower half's columns of the upper half, of each pair of blocks.
         between = (block[:, None] % 2 == 1) & (block[:, None] - 1 == block[None, :])
         part = jnp.where(across(between, lower), lower, 0)
-        made = made - (part if step == 1 else _product(_product(made, part), made))
+        made = made - (part if step == 1 else _product(how, made, part, made))
         step *= 2
     return made
 
 
-def _product(one: jax.Array, other: jax.Array) -> jax.Array:
-    return jnp.matmul(one, other, precision=jax.lax.Precision.HIGHEST)
+def _product(how: Any, one: jax.Array, other: jax.Array, third: jax.Array) -> jax.Array:
+    return jnp.matmul(jnp.matmul(one, other, precision=how), third, precision=how)
