@@ -69,7 +69,7 @@ class Prepared:
     def __init__(self):
         self.order = []
 
-    def call(self, name, *, outer=(), holds=None):
+    def call(self, name, *, outer=(), holds=None, isolate=None):
         def prepare(inv, kernel, *, seconds, is_next):
             self.order.append((name, threading.current_thread().name, is_next))
             if holds is not None:
@@ -80,7 +80,7 @@ class Prepared:
             key=name,
             outer=frozenset(outer),
             device=SimpleNamespace(platform="gpu"),
-            selectors=[SimpleNamespace(prepare=prepare)],
+            selectors=[SimpleNamespace(prepare=prepare, tuner=SimpleNamespace(isolate=isolate, clock=None))],
             inv=None,
             kernel=None,
             restored=contextlib.nullcontext,
@@ -102,6 +102,17 @@ def test_three_calls_behind_the_one_that_is_measured_are_traced():
     thread = "ejkernel-ahead"
     assert traced == [("a", "MainThread", False), *((name, thread, True) for name in "bcde")]
     assert [one[0] for one in made.order if one[1] == "let go"] == ["a", "b", "c", "d", "e"]
+
+
+def test_one_call_is_traced_ahead_where_this_process_would_hold_their_inputs():
+    """A tuner without workers draws the inputs of a call when it is traced."""
+    made = Prepared()
+    first, *rest = (made.call(name, isolate=False) for name in "abc")
+    ahead = TracedAhead()
+    ahead.begin(first, rest, None)
+    ahead.wait(rest[0])
+    ahead.close()
+    assert [one[0] for one in made.order] == ["b", "b"]
 
 
 def test_a_kernel_around_one_that_is_not_tuned_yet_waits_for_its_turn():

@@ -56,7 +56,9 @@ class TracedAhead:
         traced when its turn comes, since its program depends on the other's cfg.
         """
         untuned = [measured]
-        for call in calls[:DEPTH]:
+        for place, call in enumerate(calls[:DEPTH]):
+            if place and not _is_light(call):
+                break
             if self.pays(call) and call.key not in self._begun and all(call.key not in one.outer for one in untuned):
                 self._begun[call.key] = threading.Event()
                 self._waiting.put((call, seconds))
@@ -68,11 +70,16 @@ class TracedAhead:
             self._thread.start()
 
     def _work(self, settings: JaxSettings) -> None:
-        with settings.entered():
-            while (given := self._waiting.get()) is not None and not self._is_closed:
-                call, seconds = given
-                self._prepare(call, seconds, is_next=True)
-                self._begun[call.key].set()
+        try:
+            with settings.entered():
+                while (given := self._waiting.get()) is not None and not self._is_closed:
+                    call, seconds = given
+                    self._prepare(call, seconds, is_next=True)
+                    self._begun[call.key].set()
+        finally:
+            # Nothing waits for a thread that has ended.
+            for event in list(self._begun.values()):
+                event.set()
 
     def _prepare(self, call: FoundCall, seconds: float | None, *, is_next: bool) -> None:
         # Whatever a kernel raises here: its turn, which then begins from the start, finds and tells it.
@@ -93,3 +100,9 @@ class TracedAhead:
         for let_go in self._let_go:
             let_go()
         self._let_go.clear()
+
+
+def _is_light(call: FoundCall) -> bool:
+    """Is the call measured by a worker? This process would hold the inputs of each call that it has traced."""
+    tuner = call.selectors[0].tuner
+    return getattr(tuner, "isolate", False) is not False and getattr(tuner, "clock", None) is None
