@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import math
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes_library import normal, pull
+from fakes_library import normal, pull, selects
 
 from ejkernel.library import Attention, AttentionConfig, attention_ready
 from ejkernel.library.attention_ready import by_cudnn, by_jax, capability_of
@@ -18,24 +16,6 @@ from ejkernel.library.attention_sight import Sight
 
 BATCH, KEYS, HEADS, DEPTH = 2, 32, 2, 16
 HOPPER, AMPERE = (9, 0), (8, 0)
-
-
-@pytest.fixture
-def cudnn(monkeypatch):
-    """JAX traces calls of cuDNN as if it were installed."""
-    module = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
-    monkeypatch.setattr(module, "check_cudnn_version", lambda: 91600)
-
-
-def selects(jaxpr, size):
-    """Selects of arrays of so many elements, in the program and in those that it calls."""
-    found = 0
-    for eqn in jaxpr.eqns:
-        found += eqn.primitive.name == "select_n" and math.prod(eqn.outvars[0].aval.shape) == size
-        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            found += selects(inner, size) if hasattr(inner, "eqns") else 0
-    return found
 
 
 def program(queries, capability=HOPPER, **options):
