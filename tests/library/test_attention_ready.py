@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes_library import normal, pull, selects
+from fakes_library import UNTUNED, normal, pull, selects
 
-from ejkernel.library import Attention, AttentionConfig, attention_ready
+from ejkernel.library import Attention, AttentionConfig, attention, attention_ready
 from ejkernel.library.attention_ready import by_cudnn, by_jax, capability_of
 from ejkernel.library.attention_sight import Sight
 
@@ -103,3 +103,25 @@ def test_a_capability_is_read_as_numbers(said, numbers):
     """What is not NVIDIA's has none."""
     device = type("Device", (), {} if said is None else {"compute_capability": said})()
     assert capability_of(device) == numbers
+
+
+NO_GPU = all(device.platform != "gpu" for device in jax.devices())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU, reason="there is no GPU here")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("queries", [1, 4, 64])
+@pytest.mark.parametrize("hidden", [float("nan"), float("inf")])
+def test_on_a_gpu_results_do_not_depend_on_what_is_beyond_the_lengths(hidden, queries, causal):
+    """Bit by bit, with NaN and infinities in keys and values."""
+    q, k, v = (normal(3, n, 8, 64, dtype="bfloat16", seed=n) for n in (queries, 4000, 4000))
+    lengths = jnp.array([3000, 1, 4000], jnp.int32)
+    beyond = (jnp.arange(4000)[None] >= lengths[:, None])[..., None, None]
+
+    def attend(other):
+        keys, values = (jnp.where(beyond, other, x).astype(x.dtype) for x in (k, v))
+        how = {"key_value_lengths": lengths, "causal": causal, "cfg": AttentionConfig("cudnn"), "executor": UNTUNED}
+        return attention(q, keys, values, **how)
+
+    np.testing.assert_array_equal(attend(hidden), attend(0.0))

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes_library import assert_near, normal, pull, selects, wide
+from fakes_library import UNTUNED, assert_near, normal, pull, selects, wide
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ejkernel.library import DecodeAttention, DecodeAttentionConfig, decode_attention_cudnn
+from ejkernel.library import DecodeAttention, DecodeAttentionConfig, decode_attention, decode_attention_cudnn
+from ejkernel.library.attention_ready import capability_of
 from ejkernel.library.decode_attention_cudnn import of_pages
 from ejkernel.library.decode_attention_ways import CacheSight, whole
 from ejkernel.ops import Invocation
@@ -225,3 +226,26 @@ def test_a_gpu_without_cudnn_has_another_heuristic(hopper, cudnn, monkeypatch):
     inv = Invocation("x", shapes(), {"scale": 0.25})
     assert "JAX refuses cuDNN: cuDNN is not detected" in DecodeAttention().valid_cfg(inv, CUDNN)
     assert DecodeAttention().heuristic_cfg_gpu(inv).implementation in ("triton", "gather")
+
+
+NO_HOPPER = all(capability_of(device)[0] != 9 for device in jax.devices())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_HOPPER, reason="there is no GPU of capability 9 here")
+@pytest.mark.parametrize("page", [16, 64, 256])
+@pytest.mark.parametrize("hidden", [float("nan"), float("inf")])
+def test_on_a_gpu_pages_may_hold_anything_beyond_the_lengths(hidden, page):
+    """NaN and infinities in the rest of a last page and in pages that no sequence uses; also side by side."""
+    batch, each = 5, 1024 // page
+    lengths = jnp.array([1000, 1, 0, page + 1, 1024], jnp.int32)
+    table = np.random.default_rng(0).permutation(batch * each + 3)[: batch * each].reshape(batch, each)
+    place = jnp.arange(1024).reshape(1, each, page)
+    used = jnp.zeros((batch * each + 3, page), bool).at[table].set(place < lengths[:, None, None])
+    q = normal(batch, 1, 8, 128, dtype="bfloat16")
+    pools = [normal(*used.shape, 2, 128, dtype="bfloat16", seed=seed) for seed in (1, 2)]
+    pools = [jnp.where(used[..., None, None], x, hidden).astype(x.dtype) for x in pools]
+    side_by_side = [x[table].reshape(batch, 1024, 2, 128) for x in pools]
+    for given in ((*pools, table), (*side_by_side, None)):
+        found, wanted = (decode_attention(q, *given, lengths, cfg=cfg, executor=UNTUNED) for cfg in (CUDNN, GATHER))
+        assert_near(found, wide(wanted), "bfloat16")
