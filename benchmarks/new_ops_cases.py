@@ -226,14 +226,19 @@ def gated_delta_rule(small: bool) -> Iterator[Case]:
 
 
 def decode_attention(small: bool) -> Iterator[Case]:
-    """Many sequences, and one long one."""
+    """Many sequences, one long one, and sequences of several lengths with NaN beyond them in a larger pool."""
     sizes = ((4, 512, 8, 2, 32, 16),) if small else ((64, 4096, 32, 8, 128, 64), (1, 65536, 32, 8, 128, 64))
-    for batch, length, heads, shared, size, page in sizes:
+    for at, (batch, length, heads, shared, size, page) in enumerate((*sizes, sizes[0])):
+        ragged = at == len(sizes)
         each = length // page
         rng = np.random.default_rng(0)
-        table = jnp.asarray(rng.permutation(batch * each).reshape(batch, each), jnp.int32)
-        pages = [normal(seed, (batch * each, page, shared, size)) for seed in (1, 2)]
+        count = batch * each + (7 if ragged else 0)
+        table = jnp.asarray(rng.permutation(count)[: batch * each].reshape(batch, each), jnp.int32)
+        pages = [normal(seed, (count, page, shared, size)) for seed in (1, 2)]
         lengths = jnp.full(batch, length, jnp.int32)
+        if ragged:
+            lengths = jnp.asarray(rng.integers(1, length + 1, batch), jnp.int32)
+            pages = [_nothing_beyond(x, table, lengths) for x in pages]
         arrays = (normal(0, (batch, 1, heads, size)), *pages, lengths, table)
 
         def plain(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> Any:
@@ -245,8 +250,17 @@ def decode_attention(small: bool) -> Iterator[Case]:
         kernel = library.DecodeAttention()
         ways = {"plain": plain, **of_kernel(kernel, arrays, **static)}
         exact = in_float32(functools.partial(kernel.reference, **static))
-        floor = 2 * pages[0].nbytes / TRAFFIC
-        yield Case(f"decode {batch}x{length}, {heads} heads on {shared} of {size}", floor, arrays, ways, exact)
+        floor = 2 * pages[0].nbytes * float(jnp.sum(lengths)) / (count * page) / TRAFFIC
+        title = f"decode {batch}x{length}, {heads} heads on {shared} of {size}"
+        yield Case(title + (", ragged, NaN beyond" if ragged else ""), floor, arrays, ways, exact)
+
+
+def _nothing_beyond(pages: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Pages with NaN at every place that is no token of a sequence."""
+    page = pages.shape[1]
+    place = jnp.arange(table.shape[1] * page).reshape(1, -1, page)
+    used = jnp.zeros(pages.shape[:2], bool).at[table].set(place < lengths[:, None, None])
+    return jnp.where(used[..., None, None], pages, jnp.nan)
 
 
 def quantized_matmul(small: bool) -> Iterator[Case]:

@@ -27,8 +27,10 @@ from .attention_arguments import (
 )
 from .attention_blocks import chunked, sliced
 from .attention_ready import (
+    by_cudnn,
     by_jax,
     by_pallas,
+    capability_of,
     cudnn_refuses,
     jax_refuses_cudnn,
     pallas_refuses,
@@ -108,9 +110,12 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         refused = ready_made_refuses(q, v, sinks, logits_soft_cap) if cfg.implementation in _READY else ""
         if refused:
             raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
+        if cfg.implementation == "cudnn":
+            capability = capability_of(device_of(Invocation(self.op_id, (q, k, v), {})))
+            return by_cudnn(q, k, v, mask, bias, sight=sight, scale=scale, capability=capability)
         q, k, v = without_hidden(q, k, v, mask, sight)
-        if cfg.implementation in ("xla", "cudnn"):
-            return by_jax(q, k, v, mask, bias, sight=sight, scale=scale, implementation=cfg.implementation)
+        if cfg.implementation == "xla":
+            return by_jax(q, k, v, mask, bias, sight=sight, scale=scale, implementation="xla")
         if cfg.implementation == "sliced":
             block = cfg.block_q or queries
             return sliced(q, k, v, mask, bias, sinks, sight=sight, scale=scale, cap=logits_soft_cap, block_q=block)
@@ -276,9 +281,8 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
                 return "JAX's Pallas kernel does not say over which mesh axes it varies; use check_vma=False"
             blocks = _pallas_blocks(cfg)
             return pallas_refuses(arrays[0], arrays[1], *arrays[3:], sight=sight, blocks=blocks) or True
-        capability = tuple(int(part) for part in str(getattr(device, "compute_capability", "0")).split("."))
         scale = given["scale"]
-        refused = cudnn_refuses(*arrays, sight=sight, scale=scale, capability=capability)
+        refused = cudnn_refuses(*arrays, sight=sight, scale=scale, capability=capability_of(device))
         return refused or jax_refuses_cudnn(*arrays, sight=sight, scale=scale, gradient=False) or True
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .attention_sight import Sight
+from .attention_sight import Sight, without_hidden
 from .ready_made import gpu_kernels
 from .triton.served import missing
 
@@ -40,6 +42,43 @@ def by_jax(
     )
     sighted = sight.sighted(mask, q.shape[1], k.shape[1])
     return out if sighted is None else jnp.where(sighted, out, jnp.zeros_like(out))
+
+
+def by_cudnn(
+    q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float, capability: tuple[int, ...]
+) -> jax.Array:
+    """cuDNN's, with zeros for what is hidden and would be seen all the same."""
+
+    def attend(*arrays: Any, of_keys: bool = True, of_values: bool = True) -> jax.Array:
+        q, k, v, mask, bias, queries, keys = arrays
+        place = replace(sight, query_lengths=queries, key_value_lengths=keys)
+        q, k, v = without_hidden(q, k, v, mask, place, of_keys=of_keys, of_values=of_values)
+        return by_jax(q, k, v, mask, bias, sight=place, scale=scale, implementation="cudnn")
+
+    arrays = (q, k, v, mask, bias, sight.query_lengths, sight.key_value_lengths)
+    by_lengths_alone = sight.key_value_lengths is not None and sight.window is None and mask is None and bias is None
+    if not by_lengths_alone or not leaves_hidden_alone(capability):
+        return attend(*arrays)
+    # Keys beyond their length do no harm, and one query does not see values there either. The copies that are saved
+    # were two thirds of a decoding step on an H200: 3.15 ms against 1.07. A gradient is hurt by both.
+    lean = jax.custom_vjp(functools.partial(attend, of_keys=False, of_values=q.shape[1] > 1))
+    lean.defvjp(lambda *given: jax.vjp(attend, *given), lambda pull, dy: pull(dy))
+    return lean(*arrays)
+
+
+def leaves_hidden_alone(capability: tuple[int, ...]) -> bool:
+    """Was cuDNN seen to keep out of a result what is beyond the lengths of keys?
+
+    On an H200 the result with NaN or infinities there is that without them, bit by bit: in keys and values for one
+    query, in keys for 4 to 1024, of 4000 and 4096 keys, causal or not. Other generations have other kernels.
+    """
+    return capability[:1] == (9,)
+
+
+def capability_of(device: Any) -> tuple[int, ...]:
+    """The compute capability of an NVIDIA GPU as numbers; (0,) for other devices."""
+    parts = str(getattr(device, "compute_capability", "0")).split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else (0,)
 
 
 def ready_made_refuses(q: Any, v: Any, sinks: Any, cap: float | None) -> str:

@@ -68,10 +68,13 @@ class Sight:
         return None if found is None else found[..., None, None]
 
 
-def without_hidden(q: Any, k: Any, v: Any, mask: Any, sight: Sight) -> tuple[Any, Any, Any]:
+def without_hidden(
+    q: Any, k: Any, v: Any, mask: Any, sight: Sight, *, of_keys: bool = True, of_values: bool = True
+) -> tuple[Any, Any, Any]:
     """Zeros for queries that see nothing and for keys and values that a mask or lengths hide from every query.
 
-    They may hold anything, and a weight of zero times what is no number would be none.
+    They may hold anything, and a weight of zero times what is no number would be none. For few queries the copies are
+    most of the traffic: `of_keys` and `of_values` say which are needed.
     """
     keys, heads = k.shape[1], k.shape[2]
     conditions: list[Any] = []
@@ -84,7 +87,10 @@ def without_hidden(q: Any, k: Any, v: Any, mask: Any, sight: Sight) -> tuple[Any
         conditions.append((jnp.arange(keys)[None] < sight.key_value_lengths[:, None])[..., None])
     shown = all_of(*conditions)
     if shown is not None:
-        k, v = (jnp.where(shown[..., None], x, jnp.zeros_like(x)) for x in (k, v))
+        k, v = (
+            jnp.where(shown[..., None], x, jnp.zeros_like(x)) if wanted else x
+            for x, wanted in ((k, of_keys), (v, of_values))
+        )
     if mask is None and sight.query_lengths is None and sight.key_value_lengths is None:
         return q, k, v
     sighted = sight.sighted(mask, q.shape[1], keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -69,3 +70,14 @@ def lowered_for_a_gpu(fn: Callable[..., Any], *shapes: Any) -> str:
         # JAX 0.12 still has it.
         warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
         return jax.jit(fn).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def selects(jaxpr: Any, size: int) -> int:
+    """Selects of arrays of so many elements, in the program and in those that it calls."""
+    found = 0
+    for eqn in jaxpr.eqns:
+        found += eqn.primitive.name == "select_n" and math.prod(eqn.outvars[0].aval.shape) == size
+        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            found += selects(inner, size) if hasattr(inner, "eqns") else 0
+    return found

@@ -22,6 +22,7 @@ from ejkernel.library import (
     RmsNorm,
     Softmax,
     SoftmaxConfig,
+    attention_ready,
 )
 from ejkernel.ops import Invocation
 
@@ -123,13 +124,13 @@ def test_candidates_of_the_kernel_are_few_and_can_run(monkeypatch, tokens, words
 def test_where_cudnn_has_no_gradient_another_s_serves(monkeypatch):
     """The output is cuDNN's, here XLA's in its place, and the gradients are right."""
     module = sys.modules[Attention.__module__]
-    plain, asked = module.by_jax, []
+    plain, asked = attention_ready.by_jax, []
 
     def by_jax(*args, implementation, **kwargs):
         asked.append(implementation)
         return plain(*args, implementation="xla", **kwargs)
 
-    monkeypatch.setattr(module, "by_jax", by_jax)
+    monkeypatch.setattr(attention_ready, "by_jax", by_jax)
     monkeypatch.setattr(module, "jax_refuses_cudnn", lambda *args, gradient, **kwargs: "odd" if gradient else "")
     q, k, v = (jax.random.normal(jax.random.key(n), (1, 7, 2, 8)) for n in range(3))
     kernel, cfg = Attention(), AttentionConfig("cudnn")
