@@ -82,10 +82,11 @@ def cotangents(fn: Callable[..., Any], arrays: tuple[Any, ...]) -> tuple[jax.Arr
 
 
 def pair(name: str, floors: tuple[float, float], arrays: Any, ways: Any, exact: Any, floats: int) -> Iterator[Case]:
-    """A case forward, and one with its gradient."""
-    yield Case(name, floors[0], arrays, ways, exact)
+    """A case forward, and one with its gradient; what is right is computed in float32, whatever the arrays are."""
+    yield Case(name, floors[0], arrays, ways, in_float32(exact))
     pulled = cotangents(next(iter(ways.values())), arrays)
-    wide = with_gradient({"exact": exact}, arrays, floats)["exact"]
+    # Wide before the gradient is taken: else gradients are added up and rounded as plain JAX does.
+    wide = in_float32(with_gradient({"exact": exact}, arrays, floats)["exact"])
     yield Case(f"{name}, gradient", floors[1], (*arrays, *pulled), with_gradient(ways, arrays, floats), wide)
 
 
@@ -151,18 +152,25 @@ def residual_norm(small: bool) -> Iterator[Case]:
     yield from pair(f"residual_norm {rows}x{width}", (4 * size, 8 * size), arrays, ways, plain, 3)
 
 
-def _plain_moe(x: Any, logits: Any, gate: Any, up: Any, down: Any, *, k: int, product: Any) -> Any:
+def _routed(logits: Any, k: int) -> tuple[Any, Any, Any]:
+    """Plain JAX: each row's token and weight, in order of experts, and the size of each group."""
     values, chosen = jax.lax.top_k(logits, k)
-    weights = jax.nn.softmax(values.astype(jnp.float32), -1)
     order = jnp.argsort(chosen.reshape(-1), stable=True)
-    token = order // k
     sizes = jnp.bincount(chosen.reshape(-1), length=logits.shape[1]).astype(jnp.int32)
+    return order // k, jax.nn.softmax(values.astype(jnp.float32), -1).reshape(-1)[order], sizes
+
+
+def _added(rows: Any, token: Any, weights: Any, like: Any) -> Any:
+    scaled = rows.astype(jnp.float32) * weights[:, None]
+    return jnp.zeros(like.shape, jnp.float32).at[token].add(scaled).astype(like.dtype)
+
+
+def _plain_moe(x: Any, logits: Any, gate: Any, up: Any, down: Any, *, k: int, product: Any) -> Any:
+    token, weights, sizes = _routed(logits, k)
     rows = x[token]
-    if gate is not None:
-        inner = jax.nn.silu(product(rows, gate, sizes).astype(jnp.float32))
-        rows = product((inner * product(rows, up, sizes)).astype(x.dtype), down, sizes)
-    scaled = rows.astype(jnp.float32) * weights.reshape(-1)[order][:, None]
-    return jnp.zeros(x.shape, jnp.float32).at[token].add(scaled).astype(x.dtype)
+    inner = jax.nn.silu(product(rows, gate, sizes).astype(jnp.float32))
+    rows = product((inner * product(rows, up, sizes)).astype(x.dtype), down, sizes)
+    return _added(rows, token, weights, x)
 
 
 def moe(small: bool) -> Iterator[Case]:
@@ -173,24 +181,29 @@ def moe(small: bool) -> Iterator[Case]:
     experts = [normal(2 + i, (count, width, inner), scale=width**-0.5) for i in (0, 1)]
     experts.append(normal(4, (count, inner, width), scale=inner**-0.5))
 
-    def plain(x: Any, logits: Any) -> Any:
-        return _plain_moe(x, logits, None, None, None, k=k, product=None)
+    # The experts' results are an argument: from the rows themselves, with weights that add up to one, the result would
+    # be x, and the gradient of logits nothing but rounding.
+    made = normal(5, (tokens * k, width))
+
+    def plain(x: Any, logits: Any, made: Any) -> Any:
+        token, weights, _ = _routed(logits, k)
+        return x[token], _added(made, token, weights, x)
 
     def there_and_back(order: str, sums: str) -> Callable[..., Any]:
-        def run(x: Any, logits: Any) -> Any:
+        def run(x: Any, logits: Any, made: Any) -> Any:
             how: dict[str, Any] = {"cfg": library.MoeDispatchConfig(order), "executor": UNTUNED}
             sent = library.moe_dispatch(x, logits, k=k, **how)
-            # A barrier stands for the experts, so that the rows are made.
-            rows = jax.lax.optimization_barrier(sent.rows)
             cfg = library.MoeCombineConfig(sums)
-            return library.moe_combine(rows, sent.weights, sent.places, cfg=cfg, executor=UNTUNED)
+            return sent.rows, library.moe_combine(made, sent.weights, sent.places, cfg=cfg, executor=UNTUNED)
 
         return run
 
     pairs = [("count", "unrolled"), ("sort", "unrolled"), ("count", "reduce"), ("count", "scatter")]
     ways = {"plain": plain, **{"/".join(p): there_and_back(*p) for p in pairs}}
     row = 2 * tokens * width / TRAFFIC
-    yield from pair(f"dispatch and combine {tokens}x{width}", (row * 10, row * 20), (x, logits), ways, plain, 2)
+    # Forward 1 and k in, k and 1 out; backward k and 1 and once more k in, 1 and k out.
+    floors = (row * (2 * k + 2), row * (5 * k + 4))
+    yield from pair(f"dispatch and combine {tokens}x{width}", floors, (x, logits, made), ways, plain, 3)
 
     def layer(*arrays: Any) -> Any:
         return library.moe(*arrays, k=k, executor=UNTUNED)
@@ -201,10 +214,14 @@ def moe(small: bool) -> Iterator[Case]:
     def with_ours(*arrays: Any) -> Any:
         return _plain_moe(*arrays, k=k, product=functools.partial(library.ragged_dot, executor=UNTUNED))
 
+    def exact(*arrays: Any) -> Any:
+        cfg = library.RaggedDotConfig("tiled", block_m=256)
+        return _plain_moe(*arrays, k=k, product=functools.partial(library.ragged_dot, cfg=cfg, executor=UNTUNED))
+
     flops = 3 * 2 * tokens * k * width * inner / FLOPS
     layers = {"plain": plain_layer, "plain, our ragged_dot": with_ours, "moe": layer}
     arrays = (x, logits, *experts)
-    yield from pair(f"moe {tokens}x{width} by {count} of {inner}", (flops, 3 * flops), arrays, layers, with_ours, 5)
+    yield from pair(f"moe {tokens}x{width} by {count} of {inner}", (flops, 3 * flops), arrays, layers, exact, 5)
 
 
 def gated_delta_rule(small: bool) -> Iterator[Case]:
@@ -222,7 +239,7 @@ def gated_delta_rule(small: bool) -> Iterator[Case]:
     floor = 4 * q.nbytes / TRAFFIC
     title = f"gated_delta_rule {batch}x{length}, {heads} heads of {size}"
     ways = {"plain": plain, **ours}
-    yield from pair(title, (floor, 3 * floor), arrays, ways, in_float32(kernel.reference), 6)
+    yield from pair(title, (floor, 3 * floor), arrays, ways, kernel.reference, 6)
 
 
 def decode_attention(small: bool) -> Iterator[Case]:

@@ -31,6 +31,7 @@ class ScaledMatmulConfig:
     block_n: int | None = None
     num_stages: int | None = None
     warpgroups: int | None = None
+    block_k: int | None = None
 
 
 class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
@@ -38,7 +39,8 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
 
     Implementations: "float8" (the product itself, then the scales, where these do not change along k), "blocks" (the
     same for each block of k, added up), "bfloat16" (scaled and rounded before), "float32" (scaled before) and "mosaic"
-    (as "blocks" in one kernel, for Hopper GPUs and scales of 1x128 and 128x128).
+    (one kernel for Hopper GPUs: scales that do not change along k, as "float8" has them, or of 1x128 for a and 128x128
+    for b, as "blocks" has them).
     """
 
     op_id = "library.scaled_matmul"
@@ -100,8 +102,13 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[ScaledMatmulConfig]:
         """The kernel as well, over its blocks."""
-        blocks = scaled_tiles.patches(inv.kwargs.get("dtype", "bfloat16"))
-        kernels = [ScaledMatmulConfig("mosaic", p.m, p.n, p.stages, p.workers) for p in blocks]
+        a_scales, b_scales = inv.args[2:]
+        blocks = scaled_tiles.patches(a_scales, b_scales, inv.kwargs.get("dtype", "bfloat16"))
+        kernels = [
+            # Steps of 128 have no name of their own: so they are known since before there were others.
+            ScaledMatmulConfig("mosaic", p.m, p.n, p.stages, p.workers, p.k if p.k != scaled_tiles.DEPTH else None)
+            for p in blocks
+        ]
         return [*self.candidate_cfgs(inv), *kernels]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: ScaledMatmulConfig) -> bool | str:
@@ -269,7 +276,8 @@ def _by_mosaic(cfg: ScaledMatmulConfig, dtype: str, interpret: bool, *arrays: ja
 
 
 def _patch(cfg: ScaledMatmulConfig) -> tuple[int | None, ...]:
-    return cfg.block_m, cfg.block_n, cfg.num_stages, cfg.warpgroups
+    depth = scaled_tiles.DEPTH if cfg.block_k is None else cfg.block_k
+    return cfg.block_m, cfg.block_n, cfg.num_stages, cfg.warpgroups, depth
 
 
 def _is_constant(inv: Invocation[Any, Any]) -> bool:

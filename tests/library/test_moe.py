@@ -58,6 +58,30 @@ def test_the_layer_and_its_gradients_are_those_of_plain_jax(layer, order, sums):
         assert_near(one, wide(other), "float32")
 
 
+@pytest.mark.parametrize("order", ORDERS, ids=lambda cfg: cfg.implementation)
+def test_gradients_in_bfloat16_are_within_rounding_of_those_in_float64(order):
+    """Of rows there and of other rows back: each is added up in float32 and rounded once."""
+    x, logits, made = normal(64, 32, dtype="bfloat16"), normal(64, 8, seed=1), normal(192, 32, dtype="bfloat16", seed=2)
+    d_rows, d_out = normal(192, 32, dtype="bfloat16", seed=3), normal(64, 32, dtype="bfloat16", seed=4)
+
+    def there_and_back(x, logits, made):
+        sent = moe_dispatch(x, logits, k=3, cfg=order, executor=UNTUNED)
+        return sent.rows, moe_combine(made, sent.weights, sent.places, executor=UNTUNED)
+
+    found = jax.jit(lambda *a: jax.vjp(there_and_back, *a)[1]((d_rows, d_out)))(x, logits, made)
+    values, chosen = (np.asarray(a) for a in jax.lax.top_k(logits, 3))
+    weights = np.exp(wide(values)) / np.exp(wide(values)).sum(1, keepdims=True)
+    places = np.argsort(np.argsort(chosen.ravel(), kind="stable")).reshape(64, 3)
+    each = np.einsum("tkd,td->tk", wide(made)[places], wide(d_out))
+    towards = np.zeros((64, 8))
+    np.put_along_axis(towards, chosen, weights * (each - (weights * each).sum(1, keepdims=True)), axis=1)
+    back = np.zeros((192, 32))
+    back[places] = weights[:, :, None] * wide(d_out)[:, None]
+    assert_near(found[0], wide(d_rows)[places].sum(1), "bfloat16", slack=0.25)
+    assert_near(found[1], towards, "float32")
+    assert_near(found[2], back, "bfloat16", slack=0.25)
+
+
 def test_the_layer_takes_leading_axes_and_jit(layer):
     """Tokens of a batch, under a trace."""
     x, logits, *experts = layer

@@ -1,7 +1,8 @@
-"""Products of float8 with scales for blocks of 128 along the depth, for Hopper GPUs: each block is added up in float32.
+"""Products of float8 with scales, for Hopper GPUs: each block of the depth is added up in float32.
 
-Tensor cores add up float8 with fewer bits than float32 has, so that a product of 128 is scaled and added by other
-units, while the other warpgroup multiplies.
+Tensor cores add up float8 with fewer bits than float32 has, so that a product of 128 or 256 is added to the others by
+other units, while the other warpgroup multiplies. Scales that change along the depth multiply each such product; those
+that do not multiply the result, once.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from ..quantize import block_from, spread_scales
 from .launch import launch, load, plgpu
-from .matmul import lines, turned
-from .scaled_tiles import DEPTH, Patch
+from .matmul import lines, load_columns, turned
+from .scaled_tiles import Patch, change
 from .tiles import band
 
 # Rows of a product of tensor cores.
@@ -24,12 +26,14 @@ _HEIGHT = 64
 def product(
     a: jax.Array, b: jax.Array, a_scales: jax.Array, b_scales: jax.Array, *, patch: Patch, dtype: Any, interpret: bool
 ) -> jax.Array:
-    """`(a * a_scales) @ (b * b_scales)` for calls that `scaled_tiles` serves: scales of 1x128 and 128x128."""
+    """`(a * a_scales) @ (b * b_scales)` for calls that `scaled_tiles` serves."""
     (m, depth), n = a.shape, b.shape[1]
-    rows, columns, steps = -(-m // patch.m), n // patch.n, depth // DEPTH
+    rows, columns, steps = -(-m // patch.m), n // patch.n, depth // patch.k
     wide, share = band(columns), patch.m // patch.workers
-    # Tensor cores read both factors of float8 along the depth; scales of a block of rows lie together.
-    along, factors = b.T, jnp.pad(a_scales.T, ((0, 0), (0, rows * patch.m - m)))
+    by_step = change(a_scales, b_scales)
+    s, t = _of_a(a_scales, a, rows * patch.m), _of_b(b_scales, b)
+    # Tensor cores read both factors of float8 along the depth.
+    along = b.T
     order = () if interpret else lines(a.dtype)
 
     def kernel(a_ref: Any, b_ref: Any, s_ref: Any, t_ref: Any, o_ref: Any, staged: Any) -> None:
@@ -37,43 +41,59 @@ def product(
         j = jax.lax.axis_index("band") * wide + jax.lax.axis_index("column")
         group = jax.lax.axis_index("group")
 
+        def of_rows(number: int, *at: Any) -> jax.Array:
+            mine = pl.ds(i * patch.m + group * share + number * _HEIGHT, _HEIGHT)
+            return load(s_ref.at[*at, mine], plgpu.Layout.WGMMA.reduce(1), interpret=interpret, optimized=False)
+
+        def scaled(total: Any, number: int) -> Any:
+            if not by_step[0]:
+                down = s_ref[0] if s.size == 1 else jax.lax.broadcast_in_dim(of_rows(number), total.shape, (0,))
+                total = total * down
+            if by_step[1]:
+                return total
+            if t.size == 1:
+                return total * t_ref[0]
+            across = load_columns(t_ref.at[pl.ds(j * patch.n, patch.n)], interpret=interpret)
+            return total * jax.lax.broadcast_in_dim(across, total.shape, (1,))
+
         def compute(pipeline: Any) -> None:
             zeros = jnp.zeros((_HEIGHT, patch.n), jnp.float32)
             zeros = zeros if interpret else plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
             totals = pipeline((zeros,) * (share // _HEIGHT))
             for number, total in enumerate(totals):
-                staged[group] = total.astype(dtype)
+                staged[group] = scaled(total, number).astype(dtype)
                 plgpu.commit_smem()
                 low = i * patch.m + group * share + number * _HEIGHT
                 plgpu.copy_smem_to_gmem(staged.at[group], o_ref.at[pl.ds(low, _HEIGHT), pl.ds(j * patch.n, patch.n)])
                 plgpu.wait_smem_to_gmem(0)
 
-        def scale(at: Any, number: int) -> jax.Array:
-            mine = pl.ds(i * patch.m + group * share + number * _HEIGHT, _HEIGHT)
-            return load(s_ref.at[at, mine], plgpu.Layout.WGMMA.reduce(1), interpret=interpret, optimized=False)
-
         def step(indices: Any, left: Any, right: Any, totals: Any) -> Any:
             # Asked for before the products, so that they come meanwhile.
+            downs = [of_rows(number, indices[0]) if by_step[0] else None for number in range(len(totals))]
+            other = t_ref[indices[0], j] if by_step[1] else None
             places = [pl.ds(group * share + number * _HEIGHT, _HEIGHT) for number in range(len(totals))]
-            scales = [scale(indices[0], number) for number in range(len(totals))]
-            other = t_ref[indices[0], j]
             made = []
-            for total, mine, down in zip(totals, places, scales, strict=True):
+            for total, mine, down in zip(totals, places, downs, strict=True):
 
                 def multiplied(part: Any, mine: Any = mine) -> Any:
                     plgpu.wgmma(part, left.at[mine], turned(right))
                     return part[...]
 
                 part = pl.run_scoped(multiplied, plgpu.ACC((_HEIGHT, patch.n), jnp.float32))
-                made.append(total + part * jax.lax.broadcast_in_dim(down * other, total.shape, (0,)))
+                if down is not None:
+                    factor = down if other is None else down * other
+                    part = part * jax.lax.broadcast_in_dim(factor, total.shape, (0,))
+                elif other is not None:
+                    part = part * other
+                made.append(total + part)
             return tuple(made)
 
         plgpu.emit_pipeline_warp_specialized(
             step,
             grid=(steps,),
             in_specs=[
-                plgpu.BlockSpec((patch.m, DEPTH), lambda at: (i, at), transforms=order),
-                plgpu.BlockSpec((patch.n, DEPTH), lambda at: (j, at), transforms=order),
+                plgpu.BlockSpec((patch.m, patch.k), lambda at: (i, at), transforms=order),
+                plgpu.BlockSpec((patch.n, patch.k), lambda at: (j, at), transforms=order),
             ],
             max_concurrent_steps=patch.stages,
             memory_registers=40,
@@ -85,7 +105,7 @@ def product(
 
     (out,) = launch(
         kernel,
-        [a, along, factors, b_scales],
+        [a, along, s, t],
         out=[jax.ShapeDtypeStruct((m, n), dtype)],
         grid={"band": columns // wide, "row": rows, "column": wide},
         scratch=[plgpu.SMEM((patch.workers, _HEIGHT, patch.n), dtype, transforms=() if interpret else lines(dtype))],
@@ -94,3 +114,20 @@ def product(
         name="library_scaled_matmul",
     )
     return out
+
+
+def _of_a(scales: jax.Array, a: jax.Array, rows: int) -> jax.Array:
+    """Scales of a block of rows lie together: one for each step and row, or one for each row, or one."""
+    if scales.size == 1:
+        return scales.reshape(1)
+    below = (0, rows - a.shape[0])
+    if scales.shape[1] > 1:
+        return jnp.pad(scales.T, ((0, 0), below))
+    return jnp.pad(spread_scales(scales, a.shape, block_from(scales, a)).reshape(-1), below)
+
+
+def _of_b(scales: jax.Array, b: jax.Array) -> jax.Array:
+    """One for each step and block of columns, or one for each column, or one."""
+    if scales.size == 1:
+        return scales.reshape(1)
+    return scales if scales.shape[0] > 1 else spread_scales(scales, b.shape, block_from(scales, b)).reshape(-1)
