@@ -83,9 +83,8 @@ class Staged:
         return self.compile(self.lower()[0], for_speed=for_speed)
 
 
-def times_products(lowered: Any) -> bool:
-    """Does compiling this for a GPU run its products there in several ways, to find the fastest?"""
-    text = lowered.as_text()
+def times_products(text: str) -> bool:
+    """Does compiling a program of this text for a GPU run its products there in several ways, to find the fastest?"""
     return any(name in text for name in ("stablehlo.dot", "stablehlo.convolution", "chlo.ragged_dot"))
 
 

@@ -15,7 +15,7 @@ from ..core.record import Objective, Trial
 from ..timing.compile_pool import Built, CompilePool, workers_for
 from ..timing.inputs import FlatCall
 from ..timing.memory import free_memory, needed_memory
-from ..timing.program import CompiledProgram, Cotangents, Staged, stage, times_products
+from ..timing.program import CompiledProgram, Cotangents, Staged, stage
 from .candidates import CandidateSet
 from .check import builders
 from .job import TuningJob
@@ -178,12 +178,12 @@ class CandidateCompiler:
             self._objectives.add(staged.objective)
             self._give_checks(staged)
             build = functools.partial(self._build, cfg, name, staged, lowered)
-            if self._begins_quickly(number, lowered):
+            if self._begins_quickly(number, staged, lowered):
                 self._quick[number] = build
                 build = functools.partial(build, for_speed=False)
             self._give(number, build)
 
-    def _begins_quickly(self, number: int, lowered: Any) -> bool:
+    def _begins_quickly(self, number: int, staged: Staged, lowered: Any) -> bool:
         """Is it first to be seen whether this can be among the fastest?
 
         The compiler of a GPU times ways to multiply, and took 21 s for one attention on an H200; without that 1.5 s,
@@ -191,7 +191,7 @@ class CandidateCompiler:
         """
         if number == 0 or self._device.platform != "gpu" or self._builder.is_instant:
             return False
-        return times_products(lowered)
+        return self._builder.times_products(staged, lowered)
 
     def is_quick(self, number: int) -> bool:
         """Was this compiled quickly, and not for speed?"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 
 import jax
@@ -9,8 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ejkernel.ops.timing.inputs import flatten_call
+from ejkernel.ops.timing.program import Staged, stage
 from ejkernel.ops.tuning.worker.ahead import AheadCompiler
-from ejkernel.ops.tuning.worker.main import _loaded
+from ejkernel.ops.tuning.worker.export import export
+from ejkernel.ops.tuning.worker.main import ImportingBuilder, _loaded
 
 X = jnp.arange(6.0).reshape(2, 3)
 
@@ -89,3 +94,52 @@ def test_what_no_tuning_has_taken_is_let_go_in_the_end(ahead):
     ahead.forget()
     assert data not in ahead._coming
     assert not ahead._given
+
+
+@pytest.fixture
+def importing(ahead):
+    """A builder of two programs, one with a product."""
+    programs = {n: exported(lambda x, n=n: [x @ x.T if n else x + 1], X) for n in range(2)}
+    about = {"outputs": 1, "objective": "forward"}
+    known = {n: (data, {"number": n, "products": bool(n), **about}) for n, data in programs.items()}
+    return ImportingBuilder(known, ahead, one_by_one=False)
+
+
+def test_programs_behind_the_first_are_neither_traced_nor_lowered_before_they_are_compiled(importing):
+    """One after the other that takes seconds; what was compiled ahead needs none of it."""
+    assert importing.ready_made(0, "first", math.inf) is None
+    traced = importing.traced(Staged("first", "forward", "", None, lambda executable: executable), 0)
+    second = importing.ready_made(1, "second", math.inf)
+    lowered, text = importing.lower(second)
+    assert (traced.traced, second.traced, lowered, text) == (None, None, second, "1")
+    assert not importing.times_products(traced, None)
+    assert importing.times_products(second, lowered)
+    for for_speed in (False, True):
+        made = importing.build(second, lowered, for_speed=for_speed)
+        assert made.for_speed is for_speed
+        assert (made.call(X, "a cotangent")[0] == X @ X.T).all()
+
+
+def test_a_program_that_was_compiled_ahead_is_taken(importing, ahead, monkeypatch):
+    """It is compiled once."""
+    data = importing.programs[0][0]
+    ahead.give(data)
+    ahead._coming[data].result()
+    monkeypatch.setattr(AheadCompiler, "compiled", lambda self, data, **how: pytest.fail("compiled once more"))
+    importing.traced(Staged("first", "forward", "", None, lambda executable: executable), 0)
+    staged = importing.ready_made(0, "again", math.inf)
+    assert (importing.build(staged, staged).call(X)[0] == X + 1).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "setpriority"), reason="threads have no priority here")
+def test_the_tuning_at_work_goes_before_programs_that_are_compiled_ahead(ahead):
+    """Their threads have a lower priority than this one."""
+    other = ahead._pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result()
+    assert other == min(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + 5, 19)
+
+
+@pytest.mark.parametrize(("fn", "products"), [(lambda x: x @ x.T, True), (lambda x: x + 1, False)])
+def test_an_exported_program_says_whether_its_compiler_runs_products(fn, products):
+    """The process that gets it need not lower it to know."""
+    staged = stage(fn, flatten_call((X,), {}), [X], "forward")
+    assert export(staged, "cpu", ()).products is products

@@ -6,8 +6,10 @@ Nothing of it runs on the device: where the compiler would time products there, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, final
@@ -18,6 +20,8 @@ from ... import _jax
 from ...timing.compile_pool import JaxSettings
 from ...timing.program import compiled_quickly, times_products
 
+# The tuning that is measured goes first: its candidates wait for their compilers, and these programs for a later turn.
+_NICER = 5
 # Tunings that programs are given ahead of at most; one that was not taken by then will not be.
 _TUNINGS = 4
 
@@ -38,7 +42,8 @@ class AheadCompiler:
 
     def __init__(self, load: Callable[[bytes], Any]) -> None:
         # Half of the processors: the parent traces meanwhile.
-        self._pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2), "ejkernel-ahead")
+        workers = max(1, (os.cpu_count() or 2) // 2)
+        self._pool = ThreadPoolExecutor(workers, "ejkernel-ahead", initializer=_give_way)
         self._load = load
         self._coming: dict[bytes, Future[CompiledAhead]] = {}
         # Tunings that have begun, and how many had when a program was given.
@@ -76,16 +81,29 @@ class AheadCompiler:
                 future.cancel()
 
     def _compiled(self, data: bytes, settings: JaxSettings) -> CompiledAhead:
-        with settings.entered(), _jax.clean_room():
+        with settings.entered():
+            return self.compiled(data)
+
+    def compiled(self, data: bytes, *, for_speed: bool | None = None) -> CompiledAhead:
+        """Compiles a program on this thread; None: for speed, unless the compiler would run its products."""
+        with _jax.clean_room():
             exported = self._load(data)
 
             def program(*leaves: Any) -> Any:
                 return exported.call(*leaves)
 
             # A profiler's trace knows programs by their names.
-            program.__name__ = program.__qualname__ = f"ejk_{secrets.token_hex(4)}_ahead"
+            program.__name__ = program.__qualname__ = f"ejk_{secrets.token_hex(4)}_flat"
             shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
             lowered = jax.jit(program).trace(*shapes).lower()
-            quick = times_products(lowered)
-            executable = compiled_quickly(lowered) if quick else lowered.compile()
-            return CompiledAhead(executable, len(shapes), not quick)
+            if for_speed is None:
+                for_speed = not times_products(lowered.as_text())
+            executable = lowered.compile() if for_speed else compiled_quickly(lowered)
+            return CompiledAhead(executable, len(shapes), for_speed)
+
+
+def _give_way() -> None:
+    """Has this thread go behind those of the tuning at work; elsewhere than on Linux threads have no such number."""
+    with contextlib.suppress(OSError, AttributeError):
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)

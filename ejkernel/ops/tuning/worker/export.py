@@ -13,7 +13,7 @@ from ... import _jax
 from ...core.errors import NotExportedError
 from ...core.record import Objective
 from ...core.stable import short_hash
-from ...timing.program import CompiledProgram, Staged, first_line
+from ...timing.program import CompiledProgram, Staged, first_line, times_products
 
 if TYPE_CHECKING:
     from .tracing import ReadyMade
@@ -43,6 +43,9 @@ class ProgramBuilder(Protocol):
 
     def lower(self, staged: Staged) -> tuple[Any, str]:
         """The lowered program, and a text that is equal for equal programs."""
+
+    def times_products(self, staged: Staged, lowered: Any) -> bool:
+        """Does compiling it for a GPU run its products there?"""
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program, on any thread; `lowered` is None for what runs as it is."""
@@ -76,6 +79,10 @@ class LocalBuilder:
         """Lowered by JAX."""
         return staged.lower()
 
+    def times_products(self, staged: Staged, lowered: Any) -> bool:
+        """By its text."""
+        return times_products(lowered.as_text())
+
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """Compiled, or as it is."""
         return staged.build() if lowered is None else staged.compile(lowered, for_speed=for_speed)
@@ -93,6 +100,8 @@ class PortableProgram:
     objective: Objective = "forward"
     # A hash of the program that is equal for equal programs.
     text: str = ""
+    # Does compiling it for a GPU run its products there?
+    products: bool = False
 
 
 @final
@@ -128,6 +137,10 @@ class ExportingBuilder:
         """As it was exported: that lowers it as well."""
         return staged.portable, staged.portable.text
 
+    def times_products(self, staged: Staged, lowered: Any) -> bool:
+        """By its text."""
+        return bool(staged.portable.products)
+
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program as bytes, which the other process compiles."""
         return CompiledProgram(_elsewhere, staged.objective, staged.notes, portable=staged.portable)
@@ -160,11 +173,12 @@ def export(staged: Staged, platform: str, imports: Sequence[str]) -> PortablePro
         raise NotExportedError(f"cannot be written down for another process: {first_line(error)}") from error
     out = found[0]
     # Flat arrays have no structure, and outputs of another one are wrong.
-    text = short_hash(f"{exported.mlir_module()}{jax.tree_util.tree_structure(out)}")
+    written = exported.mlir_module()
+    text = short_hash(f"{written}{jax.tree_util.tree_structure(out)}"), times_products(written)
     if staged.objective == "forward":
-        return PortableProgram(data, (), *_shape(out), "forward", text)
+        return PortableProgram(data, (), *_shape(out), "forward", *text)
     given = len(jax.tree_util.tree_leaves(staged.arguments[0]))
-    return PortableProgram(data, leaves[given:], *_shape(out[0]), "forward+backward", text)
+    return PortableProgram(data, leaves[given:], *_shape(out[0]), "forward+backward", *text)
 
 
 def _shape(out: Any) -> tuple[int, Any]:

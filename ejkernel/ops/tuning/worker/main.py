@@ -268,35 +268,46 @@ def _placed(about: Any, parts: list[bytes]) -> list[Any]:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class ImportingBuilder:
-    """Makes programs of exported ones."""
+    """Makes programs of exported ones.
+
+    The first is traced as a part of a new program, which shows the forms of the outputs. The others are traced and
+    lowered where they are compiled, on threads: one after the other that took seconds, and those that were compiled
+    ahead need neither.
+    """
 
     programs: Mapping[int, tuple[bytes, dict[str, Any]]]
     ahead: AheadCompiler
     # Then a candidate that takes the process down is the only one that can have done it.
     one_by_one: bool
     is_instant: bool = False
+    _has_traced: bool = False
 
     def ready_made(self, cfg: Any, name: str, until: float) -> Staged | None:
-        """None is: the exported program is traced as a part of a new one."""
-        return None
+        """Every candidate behind the first."""
+        if not self._has_traced:
+            return None
+        objective = self.programs[cfg][1]["objective"]
+        return Staged(name, objective, "", None, lambda executable: executable, portable=self.programs[cfg])
 
     def traced(self, staged: Staged, cfg: Any) -> Staged:
         """The candidate with its exported program, and the objective that this was made for."""
+        self._has_traced = True
         return replace(staged, objective=self.programs[cfg][1]["objective"], portable=self.programs[cfg])
 
     def lower(self, staged: Staged) -> tuple[Any, str]:
-        """Lowered by JAX; each is its own, since the parent has told equal ones apart and knows their structures."""
-        lowered, text = staged.lower()
-        return lowered, f"{staged.portable[1]['number']} {text}"
+        """Left to `build`; each is its own, since the parent has told equal ones apart and knows their structures."""
+        return staged, f"{staged.portable[1]['number']}"
+
+    def times_products(self, staged: Staged, lowered: Any) -> bool:
+        """As the parent has seen."""
+        return bool(staged.portable[1]["products"])
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """Compiled, perhaps while the tuning before was measured."""
         data, about = staged.portable
-        found = self.ahead.take(data, for_speed=for_speed)
-        if found is None:
-            return staged.compile(lowered, for_speed=for_speed)
+        found = self.ahead.take(data, for_speed=for_speed) or self.ahead.compiled(data, for_speed=for_speed)
         run = _in_parts(found.executable, about["outputs"], about["objective"])
         return CompiledProgram(
             lambda *leaves: run(*leaves[: found.arguments]),

@@ -197,8 +197,8 @@ class WorkerSession:
             self._send_programs(worker, [number for number in known if self.candidates.runs(number)])
         for number, program in programs.items():
             arguments = None if len(program.extra) else -len(self._extra) or None
-            about = {"outputs": program.outputs, "objective": program.objective, "arguments": arguments}
-            worker.send("program", [program.data], number=number, **about)
+            about = {name: getattr(program, name) for name in ("outputs", "objective", "products")}
+            worker.send("program", [program.data], number=number, arguments=arguments, **about)
         self._sent |= set(numbers)
 
     def _send_run(

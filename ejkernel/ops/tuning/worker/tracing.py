@@ -39,6 +39,7 @@ class TracedElsewhere:
     # Shapes and dtypes of the arrays beside the call's; None for a number.
     extra: Sequence[tuple[str, tuple[int, ...]] | None] = ()
     notes: str = ""
+    products: bool = False
 
 
 class TracingCall(Protocol):
@@ -110,7 +111,8 @@ class ReadyMade:
             or found.notes
         ):
             return None
-        program = replace(known, data=found.data, text=found.text, outputs=found.outputs)
+        about = {name: getattr(found, name) for name in ("data", "text", "outputs", "products")}
+        program = replace(known, **about)
         return Staged(name, found.objective, "", None, lambda executable: executable, portable=program)
 
     def _is_alike(self, elsewhere: TracingCall, cfg: Any, program: PortableProgram) -> bool:
