@@ -94,6 +94,8 @@ def by_recomputing(
     keys = ordered(logits)
     most, lowest = jnp.max(keys, axis=-1), jnp.full(logits.shape[:1], jnp.iinfo(keys.dtype).min, keys.dtype)
     largest = jnp.max(logits.astype(jnp.float32), axis=-1)
+    # A product, since XLA writes quotients of 16 bits down and reads them again; finite for every temperature.
+    slope = 1 / jnp.maximum(temperature, jnp.finfo(jnp.float32).tiny)
     whole = logits.reshape(logits.shape[0], _parts(logits.shape[1]), -1)
 
     def added(weigh: _Weigh, low: jax.Array, above: list[int]) -> list[jax.Array]:
@@ -105,26 +107,28 @@ def by_recomputing(
         parts = [jnp.sum(one, axis=-1, dtype=one.dtype) for one in counted]
         return [functools.reduce(operator.add, [part[:, at] for at in range(part.shape[1])]) for part in parts]
 
-    def settled(weigh: _Weigh, wanted: Any) -> jax.Array:
-        low, left = lowest, jnp.iinfo(keys.dtype).bits
+    def settled(weigh: _Weigh, wanted: Callable[[jax.Array], Any]) -> jax.Array:
+        low, left, enough = lowest, jnp.iinfo(keys.dtype).bits, None
         # One after the other, not in a loop, which has programs of its own for its counter and its digits.
         while left:
             digits, left = 1 << min(bits, left), left - min(bits, left)
-            sums = added(weigh, low, [digit << left for digit in range(1, digits)])
-            reached = [(one >= wanted).astype(low.dtype) for one in sums]
+            # The first pass adds up everything besides.
+            sums = added(weigh, low, [digit << left for digit in range(int(enough is not None), digits)])
+            enough = wanted(sums.pop(0)) if enough is None else enough
+            reached = [(one >= enough).astype(low.dtype) for one in sums]
             low = low + functools.reduce(operator.add, reached) * _wrapped(1 << left, low)
         return low
 
-    least = lowest if k is None else settled(lambda x, found: jnp.int32(1), k)
+    least = lowest if k is None else settled(lambda x, found: jnp.int32(1), lambda everything: k)
     if top_p is None:
         return least
 
     def weigh(x: jax.Array, found: jax.Array) -> jax.Array:
-        weights = jnp.exp((x.astype(jnp.float32) - largest[:, None, None]) / temperature[:, None, None])
+        weights = jnp.exp((x.astype(jnp.float32) - largest[:, None, None]) * slope[:, None, None])
         return weights if k is None else jnp.where(found >= least[:, None, None], weights, 0)
 
     # The most likely word is always kept, also where no share is asked for.
-    found = jnp.minimum(settled(weigh, top_p * added(weigh, lowest, [0])[0]), most)
+    found = jnp.minimum(settled(weigh, lambda everything: top_p * everything), most)
     return jnp.where(top_p < 1, jnp.maximum(found, least), least)
 
 
