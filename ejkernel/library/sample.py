@@ -95,9 +95,7 @@ class Sample(Kernel[SampleConfig, jax.Array]):
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[SampleConfig]:
         """Those that read the logits alone as well, where reading is what takes the time."""
-        # Of three bits and logits of 16 XLA makes two programs a pass, and weights are written between them.
-        numbers = (2, 3) if inv.args[1].dtype.itemsize == 4 else (2,)
-        again = [SampleConfig("recompute", bits) for bits in numbers] if self._filters(inv) else []
+        again = [SampleConfig("recompute", bits) for bits in (2, 3)] if self._filters(inv) else []
         return [*self.candidate_cfgs(inv), *again]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: SampleConfig) -> bool | str:
