@@ -82,6 +82,7 @@ def _sample_values(rng: np.random.Generator) -> Values:
 def _sample() -> dict[str, Any]:
     config = library.SampleConfig
     ways = {"sort": config("sort"), "parts": config("parts"), "bits": config("bits", 1), "4 bits": config("bits", 4)}
+    ways["recompute"] = config("recompute", 2)
 
     def call(logits: Any, **how: Any) -> Any:
         given = {"temperature": _DEGREES, "top_k": _KEPT, "top_p": _SHARE}

@@ -9,6 +9,7 @@ import pytest
 from fakes_library import UNTUNED, normal
 
 from ejkernel.library import Sample, SampleConfig, sample
+from ejkernel.library.sample_ways import by_bits, by_recomputing, weights_of
 from ejkernel.ops import Invocation
 
 KEY = jax.random.key(3)
@@ -53,15 +54,56 @@ def test_draws_have_the_distribution_that_the_filters_leave(name):
     assert surprise < freedom + 5 * (2 * freedom) ** 0.5 + 5
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("top_p", "bfloat16"), ("top_k", "float32"), ("all", "bfloat16")])
-def test_every_way_draws_the_same_words(name, dtype):
-    """For the same key; bfloat16 has many ties."""
-    logits = normal(16, 200, dtype=dtype) * 2
+@pytest.mark.parametrize(
+    ("name", "dtype", "words"),
+    [("top_p", "bfloat16", 200), ("top_k", "float32", 200), ("all", "bfloat16", 200), ("top_p", "float32", 3072)],
+)
+def test_every_way_draws_the_same_words(name, dtype, words):
+    """For the same key; bfloat16 has many ties, and long rows are added up in parts."""
+    logits = normal(16, words, dtype=dtype) * 2
     ways = [SampleConfig("sort"), SampleConfig("bits", 1), SampleConfig("bits", 4)]
+    ways += [SampleConfig("recompute", 2)] if name == "top_p" else []
     ways += [SampleConfig("parts")] if "top_k" in FILTERS[name] else []
     found = [sample(KEY, logits, cfg=cfg, executor=UNTUNED, **FILTERS[name]) for cfg in ways]
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [
+        ("bfloat16", 2),
+        *(pytest.param("float32", bits, marks=pytest.mark.slow) for bits in (1, 2, 3)),
+        *(pytest.param(dtype, 3, marks=pytest.mark.slow) for dtype in ("bfloat16", "float16")),
+    ],
+)
+def test_a_threshold_found_from_the_logits_alone_is_that_of_keys_and_weights(dtype, bits):
+    """In every number of bits a pass, also in rows of one value, of huge values and of no numbers."""
+    logits = jnp.concatenate(
+        [normal(4, 2048, dtype=dtype) * 3, jnp.full((1, 2048), -2, dtype), jnp.zeros((3, 2048), dtype)]
+    )
+    logits = logits.at[6, 7].set(jnp.inf).at[7, 9].set(jnp.nan).at[5, :100].set(jnp.finfo(dtype).min)
+    shares, degrees = jnp.linspace(0, 1, 8), jnp.linspace(0.5, 1.5, 8)
+
+    @jax.jit
+    def both(logits, k=None):
+        weights = weights_of(logits, degrees)
+        return by_bits(logits, weights, k, shares, 1), by_recomputing(logits, degrees, k, shares, bits)
+
+    np.testing.assert_array_equal(*both(logits))
+    np.testing.assert_array_equal(*jax.jit(lambda logits: both(logits, 600))(logits))
+
+
+def test_a_gpu_races_ways_that_read_the_logits_alone():
+    """Where there is a threshold to find."""
+    shapes = [((), KEY.dtype), ((64, 128256), jnp.float32), ((64,), jnp.float32), ((64,), jnp.float32)]
+    shapes = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    again = {SampleConfig("recompute", 2), SampleConfig("recompute", 3)}
+    inv = Invocation("x", shapes, {"top_k": None})
+    offered = list(Sample().candidate_cfgs_gpu(inv))
+    assert again < set(offered)
+    assert Sample().heuristic_cfg_gpu(inv) == SampleConfig("bits", 2)
+    assert not again & set(Sample().candidate_cfgs_gpu(Invocation("x", shapes[:3], {"top_k": None})))
 
 
 def test_no_temperature_and_no_share_take_the_most_likely_word():
