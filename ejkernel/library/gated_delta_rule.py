@@ -33,10 +33,7 @@ class GatedDeltaRuleConfig:
 
 
 class _Recurrence(Kernel[GatedDeltaRuleConfig, Result]):
-    """Offers of all recurrences: "scan" (by token), "chunked" (a scan over chunks) and "levels" (chunks in pairs).
-
-    The gated delta rule has "narrow" too: "chunked" with products of 16-bit numbers.
-    """
+    """Offers of all recurrences: "scan" (by token), "chunked" (a scan over chunks) and "levels" (chunks in pairs)."""
 
     cfg_type = GatedDeltaRuleConfig
     arrays: tuple[str, ...] = ()
@@ -113,25 +110,17 @@ class GatedDeltaRule(_Recurrence):
         given: list[Any] = [*masked_to(lengths, q, k, v, g, beta), initial_state]
         if cfg.implementation == "scan":
             return stepwise(*given)
-        if cfg.implementation in ("chunked", "levels", "narrow"):
-            way = {"levels": cfg.implementation == "levels", "narrow": cfg.implementation == "narrow"}
-            return chunked(*given, chunk=cfg.chunk or 64, **way)
-        raise ArgumentError(f"{cfg} names no implementation of gated_delta_rule; use scan, chunked, levels or narrow")
+        if cfg.implementation in ("chunked", "levels"):
+            return chunked(*given, chunk=cfg.chunk or 64, levels=cfg.implementation == "levels")
+        raise ArgumentError(f"{cfg} names no implementation of gated_delta_rule; use scan, chunked or levels")
 
     def reference(self, *args: Any) -> Result:
         """Step by step in float32."""
         return self.run(*args, cfg=GatedDeltaRuleConfig("scan"))
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[GatedDeltaRuleConfig]:
-        """Narrow products as well, and no short chunks: on an H200 those took twice as long as the longest."""
-        wide = [cfg for cfg in self.candidate_cfgs(inv) if cfg.chunk != 32]
-        return [*wide, *(GatedDeltaRuleConfig("narrow", size) for size in (64, 128))]
-
-    def valid_cfg(self, inv: Invocation[Any, Any], cfg: GatedDeltaRuleConfig) -> bool | str:
-        """Narrow products are for narrow numbers."""
-        if cfg.implementation == "narrow" and any(array.dtype.itemsize != 2 for array in inv.args[:3]):
-            return "narrow products are for q, k and v in bfloat16 or float16"
-        return super().valid_cfg(inv, cfg)
+        """No short chunks: on an H200 those took twice as long as the longest."""
+        return [cfg for cfg in self.candidate_cfgs(inv) if cfg.chunk != 32]
 
 
 class GatedLinearAttention(_Recurrence):

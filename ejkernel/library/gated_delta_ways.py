@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .recurrence import EXACT, decays, in_chunks, left_at_the_end, out_of_chunks, states_of, unit_inverse
+from .recurrence import decays, in_chunks, left_at_the_end, nearly_decays, out_of_chunks, states_of, unit_inverse
 from .rows import across
 from .varying import varying_like
 
@@ -29,41 +29,30 @@ def stepwise(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> Result:
     return jnp.moveaxis(out, 0, 1).astype(v.dtype), last
 
 
-def chunked(
-    q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, *, chunk: int, levels: bool, narrow: bool = False
-) -> Result:
-    """All steps of a chunk at once: their errors are the solution of a triangular system.
-
-    `narrow` factors of products are rounded to the dtype of the inputs, and sums are float32: half of the memory
-    traffic, which is what it takes.
-    """
+def chunked(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, *, chunk: int, levels: bool) -> Result:
+    """All steps of a chunk at once: their errors are the solution of a triangular system."""
     length, dtype = q.shape[1], v.dtype
     # Numbers that were narrow are so in every product, and gradients are added up before they are rounded.
     how = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    exact, of_factors = (how, dtype) if narrow else (EXACT, jnp.float32)
-
-    def product(form: str, one: jax.Array, other: jax.Array) -> jax.Array:
-        factors = (x.astype(of_factors) for x in (one, other))
-        return jnp.einsum(form, *factors, precision=how, preferred_element_type=jnp.float32)
-
     q, k, v, g, beta = (in_chunks(a.astype(jnp.float32), chunk) for a in (q, k, v, g, beta))
     sums = jnp.cumsum(g, axis=-1)
     beta = beta[..., None]
-    left, last = decays(g, exact), sums[..., -1:]
-    likeness = product("...ik,...jk->...ij", k, k) * left * beta
-    solved = unit_inverse(jnp.tril(likeness, -1), exact)
+    left, last = (decays if how == jax.lax.Precision.HIGHEST else nearly_decays)(g), sums[..., -1:]
+    likeness = jnp.einsum("...ik,...jk->...ij", k, k, precision=how) * left * beta
+    solved = unit_inverse(jnp.tril(likeness, -1))
     # Errors as if the chunk began with nothing, and what each error takes of the state at its begin.
-    own = product("...ij,...jv->...iv", solved, v * beta)
-    of_state = product("...ij,...jk->...ik", solved, k * beta * jnp.exp(sums)[..., None])
+    # Side by side, so that each is one product.
+    both = jnp.concatenate([v * beta, k * beta * jnp.exp(sums)[..., None]], axis=-1)
+    both = jnp.matmul(solved, both, precision=how)
+    own, of_state = jnp.split(both, [v.shape[-1]], axis=-1)
     kept = k * left_at_the_end(g, 3)[..., None]
-    added = product("...ck,...cv->...kv", kept, own)
-    taken = product("...ck,...cl->...kl", kept, of_state)
+    added, taken = jnp.split(jnp.einsum("...ck,...cv->...kv", kept, both, precision=how), [v.shape[-1]], axis=-1)
     moves = across(jnp.eye(k.shape[-1], dtype=jnp.float32), taken) * jnp.exp(last)[..., None] - taken
     before, end = states_of(moves, added, state, levels=levels, how=how)
-    errors = own - product("...ck,...kv->...cv", of_state, before)
-    scores = product("...ik,...jk->...ij", q, k) * left
-    out = product("...ck,...kv->...cv", q * jnp.exp(sums)[..., None], before)
-    out = out + product("...ij,...jv->...iv", scores, errors)
+    errors = own - jnp.matmul(of_state, before, precision=how)
+    scores = jnp.einsum("...ik,...jk->...ij", q, k, precision=how) * left
+    out = jnp.matmul(q * jnp.exp(sums)[..., None], before, precision=how)
+    out = out + jnp.matmul(scores, errors, precision=how)
     return out_of_chunks(out, length).astype(dtype), end
 
 

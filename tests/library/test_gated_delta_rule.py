@@ -15,7 +15,7 @@ from ejkernel.library import (
     gated_linear_attention,
     linear_attention,
 )
-from ejkernel.library.recurrence import unit_inverse
+from ejkernel.library.recurrence import decays, nearly_decays, unit_inverse
 from ejkernel.ops import Invocation
 
 WAYS = [GatedDeltaRuleConfig("chunked", 8), GatedDeltaRuleConfig("levels", 8), GatedDeltaRuleConfig("chunked", 32)]
@@ -76,36 +76,12 @@ def test_narrow_inputs_are_as_near_as_step_by_step():
     """bfloat16 in and out, with a state in float32."""
     given = arrays("delta", "bfloat16")
     right = exact("delta", *given)
-    for cfg in (GatedDeltaRuleConfig("scan"), WAYS[0], GatedDeltaRuleConfig("narrow", 8)):
+    for cfg in (GatedDeltaRuleConfig("scan"), WAYS[0]):
         out, state = called("delta", cfg)(*given)
         assert out.dtype == jnp.bfloat16
         assert state.dtype == jnp.float32
         assert_near(out, right[0], "bfloat16")
         assert_near(state, right[1], "bfloat16")
-
-
-def test_gradients_by_narrow_products_are_near():
-    """Of bfloat16 numbers, beside those that step by step gives of the same in float32."""
-    given = arrays("delta", "bfloat16")
-    pulled = tuple(normal(*x.shape, seed=9 + at) for at, x in enumerate(exact("delta", *given)))
-
-    def gradients(cfg, values):
-        out, pull = jax.vjp(called("delta", cfg), *values)
-        return pull(tuple(x.astype(y.dtype) for x, y in zip(pulled, out, strict=True)))
-
-    mine = gradients(GatedDeltaRuleConfig("narrow", 8), given)
-    right = gradients(GatedDeltaRuleConfig("scan"), [wide(x).astype(np.float32) for x in given])
-    for found, wanted in zip(mine, right, strict=True):
-        assert_near(found, wide(wanted), "bfloat16", slack=3)
-
-
-def test_narrow_products_are_for_narrow_numbers():
-    """Refused with the reason."""
-    kernel = GatedDeltaRule()
-    for dtype, refused in (("bfloat16", False), ("float32", True)):
-        inv = Invocation(kernel.op_id, tuple(arrays("delta", dtype)), {})
-        found = kernel.valid_cfg(inv, GatedDeltaRuleConfig("narrow", 8))
-        assert ("narrow products are for" in str(found)) is refused
 
 
 def test_what_is_beyond_a_sequence_counts_for_nothing():
@@ -139,6 +115,14 @@ def test_strong_decay_does_not_overflow():
     out, _ = gated_linear_attention(q, k, v, 0 * g - 200, initial_state=state, cfg=WAYS[0], executor=UNTUNED)
     right = jnp.einsum("bthk,bthk,bthv->bthv", q, k, v)
     assert_near(out[:, 1:], wide(right[:, 1:]), "float32")
+
+
+@pytest.mark.parametrize("strength", [0.01, 1.0, 30.0, 1e4])
+def test_decays_of_narrow_numbers_are_near_however_strong_they_are(strength):
+    """Differences of sums, which are large and nearly equal where decay was strong before."""
+    gates = -jnp.abs(normal(2, 128, seed=1)) * strength
+    gates = gates.at[:, 64:].multiply(1e-3)
+    np.testing.assert_allclose(nearly_decays(gates), decays(gates), rtol=2e-3, atol=1e-30)
 
 
 def test_equal_keys_make_a_system_that_is_solved_exactly():
