@@ -154,7 +154,7 @@ def _decode_values(rng: np.random.Generator) -> Values:
 def _decode_attention() -> dict[str, Any]:
     config = library.DecodeAttentionConfig
     ways = {"gather": config("gather"), "fused": config("fused"), "split": config("split", parts=4)}
-    ways |= {"loop": config("loop", block=32), "triton": config("triton", 2, 32, 1, 1)}
+    ways |= {"loop": config("loop", block=32), "triton": config("triton", 2, 32, 1, 1), "cudnn": config("cudnn")}
 
     def call(q: Any, k: Any, v: Any, lengths: Any, table: Any, **how: Any) -> Any:
         return library.decode_attention(q, k, v, table, lengths, **how)
