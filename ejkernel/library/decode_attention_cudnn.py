@@ -123,7 +123,7 @@ def of_pages(q: Any, k: Any, v: Any, table: Any, lengths: Any, *, scale: float) 
 
 
 def _config(q: Any, page: int, scale: float) -> dict[str, Any]:
-    """What XLA reads of the call, in the fields of its `CudnnfMHABackendConfig` that are not at their default."""
+    """The fields of XLA's `CudnnfMHABackendConfig` for the call, without those at their default."""
     batch, queries, heads, _ = q.shape
 
     def product(contracted: tuple[int, int], batched: tuple[tuple[int, int], tuple[int, int]]) -> dict[str, list[str]]:
