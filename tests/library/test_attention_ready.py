@@ -38,6 +38,8 @@ def test_one_query_with_lengths_copies_no_keys_and_no_values(cudnn, causal):
     found = program(1, causal=causal)
     assert "dot_product_attention" in str(found)
     assert selects(found, BATCH * KEYS * HEADS * DEPTH) == 0
+    # Of the results, for sequences without keys; none of the queries.
+    assert selects(found, BATCH * HEADS * DEPTH) == 1
 
 
 def test_several_queries_with_lengths_copy_values_alone(cudnn):
