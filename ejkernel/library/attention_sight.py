@@ -69,12 +69,20 @@ class Sight:
 
 
 def without_hidden(
-    q: Any, k: Any, v: Any, mask: Any, sight: Sight, *, of_keys: bool = True, of_values: bool = True
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    sight: Sight,
+    *,
+    of_queries: bool = True,
+    of_keys: bool = True,
+    of_values: bool = True,
 ) -> tuple[Any, Any, Any]:
     """Zeros for queries that see nothing and for keys and values that a mask or lengths hide from every query.
 
     They may hold anything, and a weight of zero times what is no number would be none. For few queries the copies are
-    most of the traffic: `of_keys` and `of_values` say which are needed.
+    most of the traffic: `of_queries`, `of_keys` and `of_values` say which are needed.
     """
     keys, heads = k.shape[1], k.shape[2]
     conditions: list[Any] = []
@@ -91,7 +99,7 @@ def without_hidden(
             jnp.where(shown[..., None], x, jnp.zeros_like(x)) if wanted else x
             for x, wanted in ((k, of_keys), (v, of_values))
         )
-    if mask is None and sight.query_lengths is None and sight.key_value_lengths is None:
+    if not of_queries or (mask is None and sight.query_lengths is None and sight.key_value_lengths is None):
         return q, k, v
     sighted = sight.sighted(mask, q.shape[1], keys)
     return (q if sighted is None else jnp.where(sighted, q, jnp.zeros_like(q))), k, v

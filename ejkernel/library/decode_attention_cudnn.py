@@ -18,6 +18,7 @@ from .arguments import ArgumentError
 from .attention_ready import by_jax, capability_of, jax_refuses_cudnn, leaves_hidden_alone
 from .attention_sight import Sight
 from .decode_attention_ways import CacheSight
+from .folding import folded, merged, spread
 
 # XLA's name for attention by cuDNN without bias and dropout.
 _TARGET = "__cudnn$fmhaSoftmax"
@@ -33,8 +34,12 @@ def by_cudnn(q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight
     if refused:
         raise ArgumentError(f"cudnn cannot compute this call: {refused}")
     if table is None:
-        place = Sight(key_value_lengths=lengths)
-        return by_jax(q, k, v, None, None, sight=place, scale=sight.scale, implementation="cudnn")
+
+        def side_by_side(q: Any, k: Any, v: Any, lengths: Any) -> jax.Array:
+            place = Sight(key_value_lengths=lengths)
+            return by_jax(q, k, v, None, None, sight=place, scale=sight.scale, implementation="cudnn")
+
+        return folded(side_by_side)(q, k, v, lengths)
     # A sequence without keys may be no number there.
     real = jnp.clip(lengths, 1, table.shape[1] * k.shape[1])
     out = _mapped(q, k, v, jnp.clip(table, 0, k.shape[0] - 1), real, sight.scale)
@@ -87,15 +92,14 @@ def _mapped(q: Any, k: Any, v: Any, table: Any, lengths: Any, scale: float) -> j
         paged = batched[1] or batched[2]
         # Pages that all examples share stay as they are.
         q, k, v, table, lengths = (
-            one if has or (at in (1, 2) and not paged) else jnp.broadcast_to(one, (size, *one.shape))
+            one if at in (1, 2) and not paged else spread(one, has, size)
             for at, (one, has) in enumerate(zip(arrays, batched, strict=True))
         )
-        shape = q.shape
         if paged:
             table = table + jnp.arange(size, dtype=table.dtype)[:, None, None] * k.shape[1]
-            k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
-        q, table, lengths = (x.reshape(-1, *x.shape[2:]) for x in (q, table, lengths))
-        return computed(q, k, v, table, lengths).reshape(shape), True
+            k, v = merged(k), merged(v)
+        out = computed(merged(q), k, v, merged(table), merged(lengths))
+        return out.reshape(size, -1, *out.shape[1:]), True
 
     made: jax.Array = computed(q, k, v, table, lengths)
     return made
@@ -119,7 +123,7 @@ def of_pages(q: Any, k: Any, v: Any, table: Any, lengths: Any, *, scale: float) 
 
 
 def _config(q: Any, page: int, scale: float) -> dict[str, Any]:
-    """What XLA reads of the call, in the fields of its `CudnnfMHABackendConfig` that are not at their default."""
+    """The fields of XLA's `CudnnfMHABackendConfig` for the call, without those at their default."""
     batch, queries, heads, _ = q.shape
 
     def product(contracted: tuple[int, int], batched: tuple[tuple[int, int], tuple[int, int]]) -> dict[str, list[str]]:

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes_library import UNTUNED, normal, pull, selects
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from ejkernel.library import Attention, AttentionConfig, attention, attention_ready
 from ejkernel.library.attention_ready import by_cudnn, by_jax, capability_of
@@ -36,6 +38,8 @@ def test_one_query_with_lengths_copies_no_keys_and_no_values(cudnn, causal):
     found = program(1, causal=causal)
     assert "dot_product_attention" in str(found)
     assert selects(found, BATCH * KEYS * HEADS * DEPTH) == 0
+    # Of the results, for sequences without keys; none of the queries.
+    assert selects(found, BATCH * HEADS * DEPTH) == 1
 
 
 def test_several_queries_with_lengths_copy_values_alone(cudnn):
@@ -96,6 +100,37 @@ def test_a_gradient_sees_neither_keys_nor_values_beyond_the_lengths(monkeypatch)
     for found, wanted in zip(pull(attend, dirty, q), pull(attend, clean, q), strict=True):
         np.testing.assert_array_equal(found, wanted)
         assert np.all(np.isfinite(found))
+
+
+@pytest.mark.parametrize("axes", [(0, 0, 0, 0), (1, None, None, None), (1, 2, 0, None)], ids=str)
+def test_under_vmap_examples_are_a_larger_batch(cudnn, axes):
+    """Whatever axis they lie along, and also where they share keys or lengths: JAX's own rule takes some of these."""
+    shapes = [(BATCH, n, HEADS, DEPTH) for n in (1, KEYS, KEYS)] + [(BATCH,)]
+    given = [
+        jax.ShapeDtypeStruct(shape if axis is None else (*shape[:axis], 5, *shape[axis:]), kind)
+        for shape, axis, kind in zip(shapes, axes, (*[jnp.bfloat16] * 3, jnp.int32), strict=True)
+    ]
+
+    def attend(q, k, v, lengths):
+        sight = Sight(key_value_lengths=lengths)
+        return by_cudnn(q, k, v, None, None, sight=sight, scale=0.5, capability=HOPPER)
+
+    found = jax.make_jaxpr(jax.vmap(attend, in_axes=axes))(*given)
+    assert found.out_avals[0].shape == (5, *shapes[0])
+    assert f"bf16[{5 * BATCH},1,{HEADS},{DEPTH}]" in str(found)
+
+
+def test_shards_of_sequences_are_calls_of_their_own(cudnn):
+    """Inside shard_map, with its checks on, where all shards have the same keys."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("batch",))
+    q, k = (jax.ShapeDtypeStruct((b, n, HEADS, DEPTH), jnp.bfloat16) for b, n in ((2, 1), (1, KEYS)))
+
+    def attend(q, k, v, lengths):
+        sight = Sight(key_value_lengths=lengths)
+        return by_cudnn(q, k, v, None, None, sight=sight, scale=0.5, capability=HOPPER)
+
+    sharded = jax.shard_map(attend, mesh=mesh, in_specs=(P("batch"), P(), P(), P("batch")), out_specs=P("batch"))
+    assert jax.eval_shape(sharded, q, k, k, jax.ShapeDtypeStruct((2,), jnp.int32)).shape == q.shape
 
 
 @pytest.mark.parametrize(("said", "numbers"), [("9.0", (9, 0)), ("12.1", (12, 1)), ("gfx942", (0,)), (None, (0,))])

@@ -145,6 +145,15 @@ def test_under_vmap_examples_are_more_sequences(handed, mapped):
     assert [pages.shape for pages, _ in handed] == [(2 * BATCH, EACH)]
 
 
+def test_under_vmap_keys_side_by_side_are_a_larger_batch(cudnn):
+    """Where the examples share their keys, and lie along another axis than the first."""
+    q, k, v, lengths, _ = shapes(paged=False)
+    several = jax.ShapeDtypeStruct((*q.shape[:2], 5, *q.shape[2:]), q.dtype)
+    run = jax.vmap(partial(DecodeAttention().run, scale=0.25, cfg=CUDNN), in_axes=(2, None, None, None))
+    found = jax.make_jaxpr(run)(several, k, v, lengths)
+    assert found.out_avals[0].shape == (5, *q.shape)
+
+
 def test_the_gradient_is_that_of_all_keys_at_once(handed):
     """cuDNN has none over pages."""
     q, k, v, lengths, table = arrays()
