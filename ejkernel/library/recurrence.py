@@ -49,7 +49,7 @@ def decays(gates: jax.Array) -> jax.Array:
 
 
 def nearly_decays(gates: jax.Array) -> jax.Array:
-    """The same as differences of sums, without a product: off by 7e-4 at most, for numbers of 16 bits.
+    """Decays as differences of sums, without a product: off by 7e-4 at most, for numbers of 16 bits.
 
     A gate of -90 leaves nothing, so sums of 128 are no larger than 11,520, and rounded by less than that.
     """
