@@ -26,7 +26,7 @@ from ejkernel.library import (
     Softmax,
     SoftmaxConfig,
 )
-from ejkernel.library.mosaic import spread
+from ejkernel.library.mosaic import shelf, spread
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ def rows_of(kind: Any, config: Any, shape: tuple[int, int], vectors: int, backwa
     rows, width = shape
     like = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     cfgs = [config("mosaic", num_warps=w, each=e) for w, e in spread.launches(like)]
+    if kind is Softmax:
+        cfgs = [*(config("mosaic", num_warps=w, each=e, shared=True) for w, e in shelf.launches(like)), *cfgs]
     if width <= 32768:
         warps = min(max((1 << (width - 1).bit_length()) // 1024, 1), 16)
         cfgs.append(config("triton", rows=1, num_warps=warps))
@@ -89,20 +91,20 @@ def plain_layer(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def softmax_cases() -> list[MosaicCase]:
-    """Narrow, wide and odd rows."""
-    shapes = [(8192, 2048), (4096, 32000), (2048, 50257), (512, 128256)]
+    """Wide and odd rows, and narrow ones."""
+    shapes = [(4096, 32000), (2048, 50257), (512, 128256), (8192, 2048)]
     return [rows_of(Softmax, SoftmaxConfig, shape, 0, False, plain_softmax) for shape in shapes]
 
 
 def rms_cases() -> list[MosaicCase]:
-    """Forward, and with gradient."""
-    cases = [((4096, 4096), False), ((65536, 1024), False), ((4096, 4096), True), ((8192, 7168), True)]
+    """With gradient, and forward."""
+    cases = [((4096, 4096), True), ((8192, 7168), True), ((4096, 4096), False), ((65536, 1024), False)]
     return [rows_of(RmsNorm, RmsNormConfig, shape, 1, back, plain_rms) for shape, back in cases]
 
 
 def layer_cases() -> list[MosaicCase]:
-    """Forward, and with gradient."""
-    cases = [((8192, 4096), False), ((8192, 4096), True), ((32768, 1024), True)]
+    """With gradient, and forward."""
+    cases = [((8192, 4096), True), ((32768, 1024), True), ((8192, 4096), False)]
     return [rows_of(LayerNorm, LayerNormConfig, shape, 2, back, plain_layer) for shape, back in cases]
 
 

@@ -207,7 +207,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         logits = min(cfg.chunk or tokens, tokens) * words
         if cfg.implementation == "mosaic":
             refused = spread.refuses(words, 4, num_warps, spread.block_spread(words, 4, block, num_warps).each)
-            return refused or served.refuses(inv, logits, hopper=False) or spread.several(num_warps) or True
+            return refused or served.refuses(inv, logits, hopper=False) or True
         from .triton.cross_entropy import refuses
 
         return refuses(block, num_warps) or too_large(inv, logits) or True

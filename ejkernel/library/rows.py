@@ -11,7 +11,7 @@ import jax
 from ..ops import Invocation
 from .arguments import DOUBLE, FLOATS, ArgumentError, ArgumentTypeError, as_array
 from .extent import too_large
-from .mosaic import served, spread
+from .mosaic import served, shelf, spread
 from .reduce import refuses_lanes
 from .triton.rows import refuses
 
@@ -57,6 +57,8 @@ def rows_refuse(
     rows: int | None,
     num_warps: int | None,
     each: int | None = None,
+    *,
+    shared: bool = False,
 ) -> str:
     """The reason that an operation on whole rows cannot run so; empty where it can."""
     x = inv.args[0]
@@ -67,6 +69,8 @@ def rows_refuse(
     if 0 in x.shape:
         return "there is nothing to compute"
     if implementation == "mosaic":
-        refused = spread.refuses(x.shape[-1], x.dtype.itemsize, num_warps, each)
-        return refused or served.refuses(inv, x.size, hopper=False) or spread.several(num_warps)
+        refuses_launch = shelf.refuses if shared else spread.refuses
+        refused = refuses_launch(x.shape[-1], x.dtype.itemsize, num_warps, each)
+        # Shared memory of another generation is not as large.
+        return refused or served.refuses(inv, x.size, hopper=shared)
     return too_large(inv, x.size) or refuses(x.shape[-1], rows, num_warps)

@@ -15,7 +15,7 @@ from . import reduce
 from .arguments import ArgumentError, integer
 from .call import plan, planned
 from .double import is_double, refuse_cfg
-from .mosaic import spread
+from .mosaic import shelf, spread
 from .reverse import ReverseOnGpu, recomputed
 from .rows import float_rows, rows_refuse
 from .triton.rows import by_rows, guess, launches
@@ -35,6 +35,8 @@ class SoftmaxConfig:
     num_warps: int | None = None
     # Elements of a row that a thread of "mosaic" takes at a time; None: the row is held whole.
     each: int | None = None
+    # Is a row of "mosaic" kept in shared memory, rather than held in registers or read twice?
+    shared: bool | None = None
 
 
 class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
@@ -42,11 +44,12 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
 
     Implementations: "xla" (`jax.nn.softmax` in float32), "jax" (`jax.nn.softmax` in the argument's own dtype), "lanes"
     (maxima and sums side by side), "split" (each row in parts, joined at the end), "online" (maxima and sums in one
-    pass), "triton" (blocks of whole rows) and "mosaic" (a block for each row of any width).
+    pass), "triton" (blocks of whole rows) and "mosaic" (a block for each row of any width; with `shared` wide rows are
+    kept in shared memory).
     """
 
     op_id = "library.softmax"
-    version = "2"  # Mosaic's `each`
+    version = "3"  # Mosaic's `shared`
     cfg_type = SoftmaxConfig
 
     def run(self, x: jax.Array, *, axis: int = -1, cfg: SoftmaxConfig, interpret: bool = False) -> jax.Array:
@@ -60,9 +63,11 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
             return by_rows(_of_block, x, (), other=-math.inf, name="library_softmax", **launch)
 
         def by_mosaic(x: jax.Array) -> jax.Array:
-            from .mosaic import recipes, rows
+            from .mosaic import recipes, rows, staged
 
             launch: dict[str, Any] = {"num_warps": cfg.num_warps, "each": cfg.each, "interpret": interpret}
+            if cfg.shared:
+                return staged.softmax_rows(x, name="library_softmax", **launch)
             return rows.by_rows(recipes.softmax(), x, (), name="library_softmax", **launch)
 
         # JAX's own has no maximum of nothing.
@@ -113,6 +118,7 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
         parts = [SoftmaxConfig("split", parts=parts) for parts in (4, 16, 64)]
         blocks = [SoftmaxConfig("triton", rows=r, num_warps=w) for r, w in launches(inv.args[0].shape[-1])]
         wide = [SoftmaxConfig("mosaic", num_warps=w, each=e) for w, e in spread.launches(inv.args[0])]
+        wide += [SoftmaxConfig("mosaic", num_warps=w, each=e, shared=True) for w, e in shelf.launches(inv.args[0])]
         online = [SoftmaxConfig("online")] if inv.args[0].shape[-1] > _WIDE else []
         return [SoftmaxConfig("xla"), SoftmaxConfig("jax"), *parts, *online, *blocks, *wide]
 
@@ -126,7 +132,8 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
         # A part of a row must be worth a program of its own.
         if cfg.implementation == "split" and (not cfg.parts or x.shape[-1] % cfg.parts or x.shape[-1] < 4096):
             return f"{cfg.parts} parts do not divide rows of {x.shape[-1]}, or the rows are short"
-        return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps, cfg.each) or True
+        launch = (cfg.lanes, cfg.rows, cfg.num_warps, cfg.each)
+        return rows_refuse(inv, cfg.implementation, *launch, shared=bool(cfg.shared)) or True
 
 
 @planned()

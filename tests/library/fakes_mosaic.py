@@ -20,6 +20,10 @@ needs_mosaic = pytest.mark.skipif(
 needs_loops = pytest.mark.skipif(
     jax.__version_info__ < (0, 10, 2), reason="this JAX interprets no loops over references"
 )
+# It has no copy from a place that is known only as it runs, either.
+needs_copies = pytest.mark.skipif(
+    jax.__version_info__ < (0, 10, 2), reason="this JAX interprets no copies from places that are computed"
+)
 
 
 @pytest.fixture

@@ -60,6 +60,13 @@ def exact(name, x, *vectors):
     return normed * vectors[0] + (vectors[1] if vectors[1:] else 0)
 
 
+def two_blocks(monkeypatch, each=32):
+    """Gradients by two blocks, with so many elements of a row for each thread."""
+    monkeypatch.setattr(norm_rows, "_MULTIPROCESSORS", 2)
+    monkeypatch.setattr(norm_rows, "_BLOCKS", 1)
+    monkeypatch.setattr(norm_rows, "_EACH", each)
+
+
 @pytest.mark.parametrize(("width", "each"), [(300, None), (389, 1)], ids=["held", "read twice"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_row_is_that_of_float64(races, name, width, each):
@@ -91,7 +98,7 @@ def test_warpgroups_share_a_row_without_a_race(races, name, each):
 def met_and_reduced(jaxpr):
     """The barriers that warpgroups wait at and the vectors that they reduce to a number, in the kernel's order."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "barrier_wait":
+        if eqn.primitive.name in ("barrier_wait", "inline_mgpu", "inline_mgpu_p"):
             yield "met"
         elif eqn.primitive.name in ("reduce_sum", "reduce_max") and eqn.outvars[0].aval.shape == ():
             yield "reduced"
@@ -103,9 +110,8 @@ def met_and_reduced(jaxpr):
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("each", [None, 8])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_all_warpgroups_meet_between_two_reductions(monkeypatch, name, each, backward):
+def test_all_warpgroups_meet_between_two_reductions(name, each, backward):
     """They reduce in one place of shared memory, which neither the interpreter nor its race detection has."""
-    monkeypatch.setattr(norm_rows, "several", lambda num_warps: "")
     kernel = {"softmax": Softmax(), "rms_norm": RmsNorm(), "layer_norm": LayerNorm()}[name]
     cfg = FUNCTIONS[name][1]("mosaic", num_warps=16, each=each)
     shapes = [jax.ShapeDtypeStruct((8, 8192), jnp.float32)]
@@ -136,7 +142,7 @@ def test_softmax_of_what_is_ruled_out(place):
 @pytest.mark.parametrize("name", ["layer_norm", pytest.param("rms_norm", marks=pytest.mark.slow)])
 def test_gradients_are_those_of_the_plain_way(races, monkeypatch, name):
     """Blocks that go through several rows each, and add up what vectors get."""
-    monkeypatch.setattr(norm_rows, "_WARPS_OF_ALL", 8)
+    two_blocks(monkeypatch)
     args = inputs(name, 5, 300, "float32")
     dy = normal(5, 300, seed=9)
     config = FUNCTIONS[name][1]
@@ -153,8 +159,7 @@ def test_gradients_are_those_of_the_plain_way(races, monkeypatch, name):
 )
 def test_a_sum_and_its_norm_are_those_of_the_plain_way(races, monkeypatch, kind, width, num_warps):
     """Both results, and the gradient that both give, in one pass."""
-    monkeypatch.setattr(norm_rows, "_WARPS_OF_ALL", 8)
-    monkeypatch.setattr(norm_rows, "several", lambda num_warps: "")
+    two_blocks(monkeypatch, each=16)
     x, residual, *dy = (normal(4, width, seed=seed) for seed in range(4))
     vectors = [normal(width, seed=seed) for seed in (4, 5)]
 
@@ -176,7 +181,7 @@ def test_a_sum_and_its_norm_are_those_of_the_plain_way(races, monkeypatch, kind,
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_gradients_of_a_row_of_several_warpgroups(races, monkeypatch, name, width):
     """A warpgroup that is a row ahead does not write over what the others still read."""
-    monkeypatch.setattr(norm_rows, "_WARPS_OF_ALL", 8)
+    two_blocks(monkeypatch, each=16)
     args, dy = inputs(name, 4, width, "float32"), normal(4, width, seed=9)
     config = FUNCTIONS[name][1]
     found = pull(lambda *a: operation(name, config("mosaic", num_warps=8), *a), args, dy)
@@ -234,7 +239,7 @@ def test_it_is_lowered_for_a_gpu(name, width, num_warps, each):
         lowered_by_mosaic(several, jax.ShapeDtypeStruct((2, 8, width), jnp.float32), *vectors)
 
 
-@pytest.mark.parametrize("width", [1000, 2048, pytest.param(129, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("width", [1000, 4096, 8192, pytest.param(129, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_gradients_are_lowered_for_a_gpu(name, width):
     """One kernel for what x and the vectors get."""
@@ -247,9 +252,8 @@ def test_gradients_are_lowered_for_a_gpu(name, width):
 
 
 @pytest.mark.parametrize("width", [1000, 4096])
-def test_a_sum_and_its_norm_are_lowered_for_a_gpu(monkeypatch, width):
+def test_a_sum_and_its_norm_are_lowered_for_a_gpu(width):
     """One kernel forward, and one for what the sum and the weight get."""
-    monkeypatch.setattr(norm_rows, "several", lambda num_warps: "")
     kernel, cfg = ResidualNorm(), ResidualNormConfig("mosaic", num_warps=4)
     shapes = [jax.ShapeDtypeStruct((64, width), jnp.bfloat16)] * 2 + [jax.ShapeDtypeStruct((width,), jnp.float32)]
 
@@ -324,7 +328,7 @@ def test_what_cannot_run_says_why(monkeypatch):
     assert "GPUs alone" in Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=16))
     hopper(monkeypatch)
     assert Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=4, each=16)) is True
-    assert "use 4" in Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=16))
+    assert Softmax().valid_cfg(inv, SoftmaxConfig("mosaic", num_warps=16)) is True
     for cfg, reason in (
         (SoftmaxConfig("mosaic", num_warps=6), "whole warpgroups"),
         (SoftmaxConfig("mosaic", num_warps=4), "too wide for the registers of 4 warps"),

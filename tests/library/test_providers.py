@@ -64,7 +64,7 @@ def test_its_name_is_in_the_key():
     softmax(normal(4, 32))
     unregister_provider("softmax", "mine")
     softmax(normal(4, 32))
-    assert {key[1] for key in default_selector().persistent.keys()} == {"library.softmax.mine@v2", "library.softmax@v2"}
+    assert {key[1] for key in default_selector().persistent.keys()} == {"library.softmax.mine@v3", "library.softmax@v3"}
 
 
 @pytest.mark.parametrize(

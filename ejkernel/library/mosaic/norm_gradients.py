@@ -32,7 +32,7 @@ def norm_gradients(
     width = x.shape[-1]
     flat, pulled = x.reshape(-1, width), dy.reshape(-1, width)
     count = flat.shape[0]
-    groups, programs = portions(count, width)
+    groups, programs = portions(count, width, (bias is not None) + (added is not None))
     lying = spread(width, x.dtype.itemsize, groups, None)
     scales = [] if weight is None else [weight]
     others = [] if added is None else [added.reshape(-1, width)]
@@ -98,7 +98,7 @@ def norm_gradients(
             *(jax.ShapeDtypeStruct((programs, width), jnp.float32) for _ in vectors),
         ],
         grid={"program": programs},
-        scratch=boards_of(lying),
+        scratch=boards_of(lying, interpret=interpret),
         groups={"group": groups} if groups > 1 else None,
         interpret=interpret,
         name=f"{name}_gradient",

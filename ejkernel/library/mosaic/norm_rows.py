@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from .spread import refuses, several
+from .spread import refuses
 
-# A row's elements for each thread: some six arrays of them are held, in at most 128 registers.
-_EACH = 16
+# A row's elements for each thread: more arrays of them are held than fit into 255 registers otherwise.
+_EACH = 32
 _WIDEST = 1 << 13
-# Each block writes its sums as a row in float32, so few are wanted, and no more than run at once: a thread needs about
-# a hundred registers, which leaves 16 warps for each of an H200's 132 multiprocessors.
-_WARPS_OF_ALL = 1 << 11
+# Registers for each of these elements, counted in what the compiler made: the next row's two arrays, narrow; this
+# row's, wide; the weight, and its sum. An array that is added costs one more, and so does the sum of a bias.
+_REGISTERS_EACH, _BESIDES, _MOST = 7, 16, 255
+_OF_MULTIPROCESSOR = 1 << 16
+# Of an H200. Each block writes its sums as a row in float32, so no more of them are wanted than run at once, and few.
+_MULTIPROCESSORS, _BLOCKS = 132, 8
 
 
-def portions(count: int, width: int) -> tuple[int, int]:
-    """Warpgroups of a block, and blocks."""
+def portions(count: int, width: int, extra: int = 0) -> tuple[int, int]:
+    """Warpgroups of a block, and blocks; `extra` arrays are held beside x, its gradient, the weight and its sum."""
     groups = min(max(-(-width // (128 * _EACH)), 1), 8)
-    return groups, max(1, min(count, _WARPS_OF_ALL // (4 * groups)))
+    each = -(-width // (128 * groups))
+    registers = min((_REGISTERS_EACH + extra) * each + _BESIDES, _MOST)
+    at_once = min(max(_OF_MULTIPROCESSOR // (128 * groups * registers), 1), _BLOCKS)
+    return groups, max(1, min(count, at_once * _MULTIPROCESSORS))
 
 
 def fits(width: int, itemsize: int) -> bool:
-    """Does a row of this width, with all that its gradient needs, fit into the registers of one warpgroup?"""
-    warps = 4 * portions(1, width)[0]
-    return width <= _WIDEST and not several(warps) and not refuses(width, itemsize, warps, None)
+    """Does a row of this width, with all that its gradient needs, fit into the registers of a block?"""
+    return width <= _WIDEST and not refuses(width, itemsize, 4 * portions(1, width)[0], None)

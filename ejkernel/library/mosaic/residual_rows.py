@@ -53,7 +53,7 @@ def summed_rows(
         [*flat, *vectors],
         out=[shape, shape],
         grid={"row": shape.shape[0]},
-        scratch=boards_of(lying),
+        scratch=boards_of(lying, interpret=interpret),
         groups={"group": lying.groups} if lying.groups > 1 else None,
         interpret=interpret,
         name=name,

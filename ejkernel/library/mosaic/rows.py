@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 
 from ..arguments import ArgumentError
 from .launch import launch, load, loop, places, plgpu
+from .meeting import meet, meeting
 from .spread import Spread, refuses, spread
 
 Numbers = tuple[jax.Array, ...]
@@ -32,9 +33,11 @@ class Row:
 
     def start(self, number: Any) -> tuple[Any, Any]:
         """The begin of this warpgroup's chunk of a number, and how many of its first elements are another chunk's."""
-        first = (self.group * self.spread.count + number) * self.spread.size
-        begin = jnp.minimum(first, self.spread.width - self.spread.size)
-        return begin, first - begin
+        # Counted in loads, and a product last: else the compiler sees no alignment, and loads one element at a time.
+        vec = self.spread.vec
+        first = (self.group * self.spread.count + number) * (self.spread.size // vec)
+        begin = jnp.minimum(first, (self.spread.width - self.spread.size) // vec)
+        return begin * vec, (first - begin) * vec
 
     def counted(self, number: int) -> jax.Array | None:
         """Which elements of a chunk no chunk before it has; None: all."""
@@ -156,7 +159,7 @@ def by_rows(
         [flat, *vectors],
         out=[jax.ShapeDtypeStruct(flat.shape, flat.dtype)],
         grid={"row": flat.shape[0]},
-        scratch=boards_of(lying),
+        scratch=boards_of(lying, interpret=interpret),
         groups={"group": lying.groups} if lying.groups > 1 else None,
         interpret=interpret,
         name=name,
@@ -164,12 +167,12 @@ def by_rows(
     return out.reshape(x.shape)
 
 
-def boards_of(lying: Spread) -> list[Any]:
-    """Shared memory in which warpgroups show each other vectors, and its barriers: two, which take turns."""
+def boards_of(lying: Spread, *, interpret: bool) -> list[Any]:
+    """Shared memory in which warpgroups show each other vectors, and what they meet by: two of each, in turns."""
     if lying.groups == 1:
         return []
     boards = [plgpu.SMEM((lying.groups, lying.size), jnp.float32) for _ in range(2)]
-    return [*boards, *(plgpu.Barrier(num_arrivals=lying.groups) for _ in boards)]
+    return [*boards, *(one for _ in boards for one in meeting(lying.groups, interpret=interpret))]
 
 
 def row_of(lying: Spread, shared: Sequence[Any], *, interpret: bool) -> Row:
@@ -177,21 +180,20 @@ def row_of(lying: Spread, shared: Sequence[Any], *, interpret: bool) -> Row:
 
     A warpgroup reduces a vector to a number by way of shared memory, and all warpgroups of a block have the same place
     there: two that reduce different vectors at once get wrong numbers. So they show each other their vectors, and
-    each reduces what is joined of all, which is the same everywhere. Before the next one is reduced, all have met at a
-    barrier. A block that goes through several rows has an even number of exchanges for each: a board is written
-    again only after all have met at the other one.
+    each reduces what is joined of all, which is the same everywhere. Before the next one is reduced, all have met. A
+    block that goes through several rows has an even number of exchanges for each: a board is written again only after
+    all have met at the other one.
     """
     layout = plgpu.Layout.WG_STRIDED((lying.size,), vec_size=lying.vec)
     group = jax.lax.axis_index("group") if lying.groups > 1 else 0
-    turns = itertools.cycle(zip(shared[:2], shared[2:], strict=True)) if shared else None
+    turns = itertools.cycle(itertools.zip_longest(shared[:2], shared[2:])) if shared else None
 
     def exchange(join: Callable[..., jax.Array], mine: jax.Array) -> jax.Array:
         if turns is None:
             return mine
         board, barrier = next(turns)
         board[group] = mine
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_wait(barrier)
+        meet(barrier)
         shown = [load(board.at[one], layout, interpret=interpret) for one in range(lying.groups)]
         return functools.reduce(join, shown)
 

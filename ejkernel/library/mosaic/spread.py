@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-_LANES = 128
+LANES = 128
 # A thread loads 16 bytes at once at most.
-_LOAD_BYTES = 16
+LOAD_BYTES = 16
 # Registers of a multiprocessor, of a thread at most, and those that a thread needs besides the row's elements.
 _REGISTERS, _MOST, _BESIDES = 1 << 16, 255, 20
 _CHUNK, _WASTE = 16, 1.04
 _LEAST_EACH = 4
 # Rows wider than this may be read twice; more warps keep fewer rows in flight, and so in the cache for the second time.
 _HELD = 1 << 14
-_TWICE = ((4, 16), (16, 8), (32, 8), (32, 16))
+_TWICE = ((4, 16), (16, 8))
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Spread:
     @property
     def size(self) -> int:
         """Elements of a chunk."""
-        return _LANES * self.each
+        return LANES * self.each
 
     def may_overlap(self, number: int) -> bool:
         """Does the last warpgroup's chunk of this number begin early, so as to end with the row?"""
@@ -46,12 +46,12 @@ class Spread:
 
 def spread(width: int, itemsize: int, groups: int, each: int | None) -> Spread:
     """A row over so many warpgroups; without `each`, in large chunks that leave little over."""
-    vec = _LOAD_BYTES // itemsize
-    while vec > 1 and (width % vec or vec * _LANES > width):
+    vec = LOAD_BYTES // itemsize
+    while vec > 1 and (width % vec or vec * LANES > width):
         vec //= 2
     if each is not None:
         vec = min(vec, each & -each)
-        return Spread(width, groups, -(-width // (groups * _LANES * each)), each, vec)
+        return Spread(width, groups, -(-width // (groups * LANES * each)), each, vec)
     options = [spread(width, itemsize, groups, size) for size in range(vec, max(_CHUNK, vec) + 1, vec)]
     options = [one for one in options if not _uncovered(one)] or options
     least = min(one.count * one.each for one in options)
@@ -73,8 +73,8 @@ def refuses(width: int, itemsize: int, num_warps: int | None, each: int | None) 
         return f"num_warps={num_warps} must be whole warpgroups of four warps, 32 at most"
     if each is not None and each < 1:
         return f"each={each} must be at least 1"
-    if width < _LANES:
-        return f"rows of {width} are shorter than the {_LANES} threads of a warpgroup"
+    if width < LANES:
+        return f"rows of {width} are shorter than the {LANES} threads of a warpgroup"
     lying = spread(width, itemsize, num_warps // 4, each)
     if _uncovered(lying):
         return f"rows of {width} are too short for {num_warps} warps with {lying.each} elements a thread"
@@ -82,17 +82,6 @@ def refuses(width: int, itemsize: int, num_warps: int | None, each: int | None) 
     if each is None and lying.count * lying.each > room:
         return f"rows of {width} are too wide for the registers of {num_warps} warps"
     return ""
-
-
-def several(num_warps: int | None) -> str:
-    """The reason that no row is shared by several warpgroups for now; empty for one warpgroup.
-
-    On an H200 with JAX 0.11.2 softmax of 8192x2048 by two of them was off by 0.4 of the largest value: they reduced
-    different vectors in one place of shared memory. `rows.row_of` lets none do so, and was not run on a GPU yet.
-    """
-    if num_warps is None or num_warps <= 4:
-        return ""
-    return f"num_warps={num_warps}: several warpgroups that share a row were not shown to be right on a GPU; use 4"
 
 
 def _uncovered(lying: Spread) -> bool:
@@ -103,8 +92,8 @@ def _uncovered(lying: Spread) -> bool:
 def launches(x: Any) -> Iterable[tuple[int, int | None]]:
     """Warps, and elements a thread at a time, that suit the rows of an array: held, and read twice where wide."""
     width, itemsize = x.shape[-1], x.dtype.itemsize
-    # The fewest warps that hold the row and three more; with fewer than four elements a thread mostly waits.
+    # The fewest warps that hold the row and one more, or two; with fewer than four elements a thread mostly waits.
     held = [(warps, None) for warps in range(4, 33, 4) if width // (32 * warps) >= _LEAST_EACH]
     kept: list[tuple[int, int | None]] = [one for one in held if not refuses(width, itemsize, *one)]
     twice = [(warps, each) for warps, each in _TWICE if width > _HELD and not refuses(width, itemsize, warps, each)]
-    return [*kept[:4], *twice]
+    return [*kept[: 3 if width > _HELD else 2], *twice]
