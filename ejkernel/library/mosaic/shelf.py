@@ -11,6 +11,8 @@ from .spread import LANES, LOAD_BYTES
 # What a Hopper multiprocessor has, less what a block needs besides its row.
 _ROOM = 227 * 1024
 _BESIDES = 3 * 1024
+# Bytes that a thread has asked for before the first are used: with two blocks 96 KiB of a multiprocessor's.
+_AHEAD = 384
 # An asynchronous copy has at most so many elements along an axis, and a row is made of a few.
 LONGEST = 256
 _COPIES = 4
@@ -25,7 +27,7 @@ class Shelf:
 
     Where every row begins at a whole load, it is `lines` of `line` elements, and comes by asynchronous copies. Else
     `line` is 0, and the threads load it: by whole loads from the first one that is in the row, and the few elements
-    before and after these apart.
+    before and after these apart. Chunks for which there is no room stay in the registers that they were loaded to.
     """
 
     width: int
@@ -56,9 +58,19 @@ class Shelf:
         return -(-self.lines // LONGEST)
 
     @property
+    def ahead(self) -> int:
+        """Chunks that a thread has asked for before the first is used."""
+        return max(1, _AHEAD // (self.each * self.itemsize))
+
+    @property
+    def kept(self) -> int:
+        """Chunks in shared memory."""
+        return min(self.count, (_ROOM - _BESIDES) // (self.size * self.itemsize))
+
+    @property
     def bytes(self) -> int:
         """Shared memory of a block."""
-        return (self.width if self.line else self.count * self.size) * self.itemsize
+        return (self.width if self.line else self.kept * self.size) * self.itemsize
 
 
 def shelf(width: int, itemsize: int, each: int) -> Shelf:
@@ -67,8 +79,9 @@ def shelf(width: int, itemsize: int, each: int) -> Shelf:
     # Powers of two, so that chunks are whole lines.
     line = math.gcd(width, LONGEST)
     # Each thread of a warpgroup expects its share of a copy's bytes.
-    by_lines = line % vec == 0 and width * itemsize % LANES == 0 and width // line <= _COPIES * LONGEST
-    return Shelf(width, itemsize, each, vec, line if by_lines else 0)
+    shared = line % vec == 0 and width * itemsize % LANES == 0
+    copied = width // line <= _COPIES * LONGEST and width * itemsize <= _ROOM - _BESIDES
+    return Shelf(width, itemsize, each, vec, line if shared and copied else 0)
 
 
 def refuses(width: int, itemsize: int, num_warps: int | None, each: int | None) -> str:
@@ -81,13 +94,13 @@ def refuses(width: int, itemsize: int, num_warps: int | None, each: int | None) 
     lying = shelf(width, itemsize, each)
     if width < lying.size + 2 * vec:
         return f"rows of {width} are too short for {each} elements a thread"
-    if lying.bytes > _ROOM - _BESIDES:
-        return f"rows of {width} are too wide for shared memory: {lying.bytes >> 10} KiB of {_ROOM >> 10}"
+    if not lying.line and lying.count - lying.kept > lying.ahead:
+        return f"rows of {width} are too wide for shared memory: {width * itemsize >> 10} KiB of {_ROOM >> 10}"
     return ""
 
 
 def launches(x: Any) -> list[tuple[int, int]]:
-    """Warps, and elements a thread at a time, for rows that are wide, and of which a multiprocessor has two or more."""
+    """Warps, and elements a thread at a time, for rows that are wide; fewer where a multiprocessor has one row."""
     width, itemsize = x.shape[-1], x.dtype.itemsize
     found = [(4, each) for each in _EACH if width >= _WIDE and not refuses(width, itemsize, 4, each)]
-    return [one for one in found if 2 * (shelf(width, itemsize, one[1]).bytes + _BESIDES) <= _ROOM]
+    return found[: 2 if 2 * (shelf(width, itemsize, _EACH[0]).bytes + _BESIDES) <= _ROOM else 1]

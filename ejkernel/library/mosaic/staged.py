@@ -5,8 +5,9 @@ While one block waits for its row, others compute and write theirs. No row is sh
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,22 +22,29 @@ from .shelf import LONGEST, Shelf, refuses, shelf
 # Below every finite number, and a difference to it is a number.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 _LOG2_E = math.log2(math.e)
-# Bytes that a thread has asked for before the first are used: with two blocks 96 KiB of a multiprocessor's.
-_AHEAD_BYTES = 384
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some elements of a row: their values, those that no part before has (None: all), and what writes a result."""
+
+    values: Callable[[], jax.Array]
+    counted: jax.Array | None
+    write: Callable[[jax.Array], None]
 
 
 @dataclass(frozen=True)
 class StagedRow:
-    """A row in shared memory: its chunks, their places in the result, and elements that are in no chunk."""
+    """A row: its first chunks, by their number, then chunks that are masked or in registers, and both ends."""
 
+    count: int
     values: Callable[[Any], jax.Array]
     write: Callable[[Any, jax.Array], None]
-    # Elements of the last chunk that no chunk before has.
-    counted: jax.Array
+    rest: tuple[Part, ...]
+    # Vectors of one element a thread, where the row does not begin or end with a chunk.
+    ends: tuple[Part, ...] = ()
     # The largest elements that each thread saw on the way, if it did.
     tops: jax.Array | None = None
-    # Vectors at the ends of the row, which of their elements are in no chunk, and where each goes.
-    edges: tuple[tuple[jax.Array, jax.Array, Callable[[jax.Array], None]], ...] = ()
 
 
 def softmax_rows(x: jax.Array, *, num_warps: int | None, each: int | None, interpret: bool, name: str) -> jax.Array:
@@ -47,7 +55,7 @@ def softmax_rows(x: jax.Array, *, num_warps: int | None, each: int | None, inter
         raise ArgumentError(f"mosaic cannot compute this call: {refused}")
     lying, rows = shelf(width, itemsize, each), x.size // width
     flat = x.reshape((rows, lying.lines, lying.line) if lying.line else (-1,))
-    whole = (lying.lines, lying.line) if lying.line else (lying.count * lying.size,)
+    whole = (lying.lines, lying.line) if lying.line else (lying.kept * lying.size,)
     scratch = [plgpu.SMEM(whole, x.dtype)]
     scratch += [plgpu.Barrier(num_arrivals=lying.copies)] if lying.line else []
     shape = (lying.size // lying.line, lying.line) if lying.line else (lying.size,)
@@ -67,32 +75,38 @@ def softmax_rows(x: jax.Array, *, num_warps: int | None, each: int | None, inter
         def larger(number: Any, tops: jax.Array) -> jax.Array:
             return jnp.maximum(tops, row.values(number))
 
+        def power_of(part: Part) -> jax.Array:
+            return power(part.values(), top)
+
+        def counted(parts: Sequence[Part]) -> jax.Array:
+            masked = (p if m is None else jnp.where(m, p, 0.0) for p, m in ((power_of(p), p.counted) for p in parts))
+            return functools.reduce(jnp.add, masked)
+
         tops = row.tops
         if tops is None:
-            tops = loop(lying.count, larger, cast(jnp.full(shape, _LOWEST, jnp.float32)), interpret=interpret)
-        top = jnp.max(tops)
-        if row.edges:
-            top = jnp.maximum(top, jnp.max(jnp.maximum(*(values for values, _, _ in row.edges))))
+            lowest = cast(jnp.full(shape, _LOWEST, jnp.float32))
+            tops = loop(row.count, larger, lowest, interpret=interpret)
+        top = jnp.max(functools.reduce(jnp.maximum, [tops, *(part.values() for part in row.rest)]))
+        if row.ends:
+            top = jnp.maximum(top, jnp.max(functools.reduce(jnp.maximum, [part.values() for part in row.ends])))
 
         def added(number: Any, norms: jax.Array) -> jax.Array:
             return norms + power(row.values(number), top)
 
-        zeros = cast(jnp.zeros(shape, jnp.float32))
-        norms = loop(lying.count - 1, added, zeros, interpret=interpret)
-        last = jnp.where(row.counted, power(row.values(jnp.int32(lying.count - 1)), top), 0.0)
-        norm = jnp.sum(norms + last)
-        if row.edges:
-            norm = norm + jnp.sum(sum(jnp.where(counted, power(values, top), 0.0) for values, counted, _ in row.edges))
+        norms = loop(row.count, added, cast(jnp.zeros(shape, jnp.float32)), interpret=interpret)
+        norm = jnp.sum(norms + counted(row.rest))
+        if row.ends:
+            norm = norm + jnp.sum(counted(row.ends))
         share = 1.0 / norm
 
         def written(number: Any, nothing: Any) -> Any:
             row.write(number, power(row.values(number), top) * share)
             return nothing
 
-        loop(lying.count, written, None, interpret=interpret)
-        # Elements that are in a chunk as well are written twice, and are the same.
-        for values, _, write in row.edges:
-            write(power(values, top) * share)
+        loop(row.count, written, None, interpret=interpret)
+        # Elements that are in another part as well are written twice, and are the same.
+        for part in (*row.rest, *row.ends):
+            part.write(power_of(part) * share)
 
     (out,) = launch(
         kernel,
@@ -129,7 +143,11 @@ def by_lines(
 
     there = jax.lax.broadcasted_iota("int32", (tall, lying.line), 0)
     there = there if interpret else plgpu.layout_cast(there, layout)
-    return StagedRow(values, write, there >= lying.count * tall - lying.lines)
+    last = jnp.int32(lying.count - 1)
+    fresh = there >= lying.count * tall - lying.lines
+    return StagedRow(
+        lying.count - 1, values, write, (Part(lambda: values(last), fresh, lambda made: write(last, made)),)
+    )
 
 
 def by_loads(lying: Shelf, x_ref: Any, o_ref: Any, shared: Any, *, layout: Any, interpret: bool) -> StagedRow:
@@ -139,7 +157,6 @@ def by_loads(lying: Shelf, x_ref: Any, o_ref: Any, shared: Any, *, layout: Any, 
     begin = jax.lax.div(first + (lying.vec - 1), jnp.int32(lying.vec))
     inside = jax.lax.div(first + lying.width, jnp.int32(lying.vec)) - begin
     loads = lying.size // lying.vec
-    ahead = max(1, _AHEAD_BYTES // (lying.each * lying.itemsize))
 
     def place(number: Any) -> Any:
         return pl.ds((begin + jnp.minimum(number * loads, inside - loads)) * lying.vec, lying.size)
@@ -150,45 +167,59 @@ def by_loads(lying: Shelf, x_ref: Any, o_ref: Any, shared: Any, *, layout: Any, 
     def read(number: Any) -> jax.Array:
         return load(x_ref.at[place(jnp.minimum(number, lying.count - 1))], layout, interpret=interpret)
 
-    def step(number: Any, state: Any) -> Any:
-        tops, here, *rest = state
-        after = read(number + ahead)
-        shared[slot(number)] = here
-        return jnp.maximum(tops, here.astype(jnp.float32)), *rest, after
-
-    tops = jnp.full(lying.size, _LOWEST, jnp.float32)
-    there = jax.lax.broadcasted_iota("int32", (lying.size,), 0)
-    if not interpret:
-        tops, there = plgpu.layout_cast(tops, layout), plgpu.layout_cast(there, layout)
-    ends, here = _ends(lying, x_ref, first, interpret=interpret)
-    tops, *_ = loop(lying.count, step, (tops, *(read(jnp.int32(n)) for n in range(ahead))), interpret=interpret)
-
     def values(number: Any) -> jax.Array:
         return load(shared.at[slot(number)], layout, interpret=interpret).astype(jnp.float32)
 
     def write(number: Any, made: jax.Array) -> None:
         o_ref[place(number)] = made.astype(o_ref.dtype)
 
-    def write_end(start: Any) -> Callable[[jax.Array], None]:
-        def put(made: jax.Array) -> None:
-            o_ref[pl.ds(start, LANES)] = made.astype(o_ref.dtype)
+    def step(number: Any, state: Any) -> Any:
+        tops, here, *others = state
+        after = read(number + lying.ahead)
+        shared[slot(number)] = here
+        return jnp.maximum(tops, here.astype(jnp.float32)), *others, after
 
-        return put
+    ends = _ends(lying, x_ref, o_ref, first, begin * lying.vec - first, inside * lying.vec, interpret=interpret)
+    tops = jnp.full(lying.size, _LOWEST, jnp.float32)
+    there = jax.lax.broadcasted_iota("int32", (lying.size,), 0)
+    if not interpret:
+        tops, there = plgpu.layout_cast(tops, layout), plgpu.layout_cast(there, layout)
+    state = (tops, *(read(jnp.int32(number)) for number in range(lying.ahead)))
+    # The chunks that were asked for last, and for which there is no room, stay where they are.
+    tops, *held = loop(lying.kept, step, state, interpret=interpret)
+    rest = []
+    for number in range(min(lying.kept, lying.count - 1), lying.count):
+        fresh = there >= lying.count * lying.size - inside * lying.vec if number == lying.count - 1 else None
+        rest.append(Part(_values_of(number, held, values, lying.kept), fresh, _writer_of(number, write)))
+    return StagedRow(min(lying.kept, lying.count - 1), values, write, tuple(rest), ends, tops)
 
-    before = begin * lying.vec - first
-    after = LANES - (lying.width - before - inside * lying.vec)
-    starts = (first, first + (lying.width - LANES))
-    edges = tuple(
-        (end, mask, write_end(start))
-        for end, mask, start in zip(ends, (here < before, here >= after), starts, strict=True)
-    )
-    return StagedRow(values, write, there >= lying.count * lying.size - inside * lying.vec, tops, edges)
+
+def _values_of(number: int, held: Sequence[jax.Array], values: Any, kept: int) -> Callable[[], jax.Array]:
+    if number < kept:
+        return lambda: values(jnp.int32(number))
+    return lambda: held[number - kept].astype(jnp.float32)
 
 
-def _ends(lying: Shelf, x_ref: Any, first: Any, *, interpret: bool) -> tuple[list[jax.Array], jax.Array]:
-    """The first and the last elements of a row, one for each thread, and the numbers of these."""
+def _writer_of(number: int, write: Callable[[Any, jax.Array], None]) -> Callable[[jax.Array], None]:
+    return lambda made: write(jnp.int32(number), made)
+
+
+def _ends(
+    lying: Shelf, x_ref: Any, o_ref: Any, first: Any, before: Any, inside: Any, *, interpret: bool
+) -> tuple[Part, Part]:
+    """The first and the last elements of a row, one for each thread: `before` of them, and those after the chunks."""
     layout = plgpu.Layout.WG_STRIDED((LANES,), vec_size=1)
-    starts = (first, first + (lying.width - LANES))
-    ends = [load(x_ref.at[pl.ds(start, LANES)], layout, interpret=interpret).astype(jnp.float32) for start in starts]
     here = jax.lax.broadcasted_iota("int32", (LANES,), 0)
-    return ends, here if interpret else plgpu.layout_cast(here, layout)
+    here = here if interpret else plgpu.layout_cast(here, layout)
+
+    def part(start: Any, fresh: jax.Array) -> Part:
+        place = pl.ds(start, LANES)
+        values = load(x_ref.at[place], layout, interpret=interpret).astype(jnp.float32)
+
+        def write(made: jax.Array) -> None:
+            o_ref[place] = made.astype(o_ref.dtype)
+
+        return Part(lambda: values, fresh, write)
+
+    after = LANES - (lying.width - before - inside)
+    return part(first, here < before), part(first + (lying.width - LANES), here >= after)
