@@ -251,6 +251,26 @@ def test_gradients_are_lowered_for_a_gpu(name, width):
     assert f"library_{name}_gradient" in text
 
 
+@pytest.mark.parametrize(("width", "asked"), [(1000, True), (4096, True), (1004, False), (129, False)])
+def test_a_gradient_asks_for_rows_in_advance_where_copies_can(width, asked):
+    """Rows that do not begin at a whole load are loaded alone."""
+    kernel, cfg = RmsNorm(), RmsNormConfig("mosaic", num_warps=4)
+    x = jax.ShapeDtypeStruct((64, width), jnp.bfloat16)
+    weight = jax.ShapeDtypeStruct((width,), jnp.float32)
+    text = str(jax.make_jaxpr(lambda x, w: jax.vjp(lambda *a: kernel.run(*a, cfg=cfg), x, w)[1](x))(x, weight))
+    assert ("async_prefetch" in text) == asked
+
+
+@pytest.mark.parametrize("count", [1, 5, 100, 10**6])
+@pytest.mark.parametrize("width", [129, 1024, 4096, 8192])
+def test_blocks_of_a_gradient_run_at_once(width, count):
+    """No more than rows, nor than have registers on the multiprocessors of an H200 together."""
+    for extra in (0, 1, 2):
+        groups, programs = norm_rows.portions(count, width, extra)
+        assert 1 <= programs <= count
+        assert -(-programs // 132) * groups * 128 * min(7 * -(-width // (128 * groups)), 255) <= 1 << 16
+
+
 @pytest.mark.parametrize("width", [1000, 4096])
 def test_a_sum_and_its_norm_are_lowered_for_a_gpu(width):
     """One kernel forward, and one for what the sum and the weight get."""

@@ -8,9 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from .launch import launch, plgpu
-from .norm_rows import portions
+from .norm_rows import line_of, portions
 from .rows import boards_of, row_of
 from .spread import spread
+
+# Rows that are on their way to the GPU's cache: registers have room for one more alone, and loads come late in a step.
+_AHEAD = 3
 
 
 def norm_gradients(
@@ -38,22 +41,34 @@ def norm_gradients(
     others = [] if added is None else [added.reshape(-1, width)]
     vectors = [vector for vector in (weight, bias) if vector is not None]
     chunks = range(lying.count)
+    line = line_of(width, x.dtype.itemsize)
+    # The same arrays once more, as a copy takes them: the interpreter has nothing that is asked for in advance.
+    views = [rows.reshape(count, -1, line) for rows in (flat, pulled, *others)] if line and not interpret else []
 
     def kernel(x_ref: Any, dy_ref: Any, *refs: Any) -> None:
         other_refs, refs = refs[: len(others)], refs[len(others) :]
         scale_refs, refs = refs[: len(scales)], refs[len(scales) :]
+        view_refs, refs = refs[: len(views)], refs[len(views) :]
         dx_ref, sum_refs, shared = refs[0], refs[1 : 1 + len(vectors)], refs[1 + len(vectors) :]
         program = jax.lax.axis_index("program")
         row = row_of(lying, shared, interpret=interpret)
         scale = [[row.load(ref, at).astype(jnp.float32) for at in chunks] for ref in scale_refs]
 
+        # The row after the last one is never used, only read.
+        def place(number: Any) -> Any:
+            return jnp.minimum(program + number * programs, count - 1)
+
+        def ask(number: Any) -> None:
+            for ref in view_refs:
+                plgpu.async_prefetch(ref.at[place(number)])
+
         def read(number: Any) -> list[list[jax.Array]]:
-            # The row after the last one is never used, only read.
-            there = jnp.minimum(program + number * programs, count - 1)
+            there = place(number)
             return [[row.load(ref.at[there], at) for at in chunks] for ref in (x_ref, dy_ref, *other_refs)]
 
         def step(number: Any, state: Any) -> Any:
             here, sums = state
+            ask(number + _AHEAD)
             # Asked for before this row is computed, so that it is there when its turn comes.
             after = read(number + 1)
             off, given, *more = ([one.astype(jnp.float32) for one in part] for part in here)
@@ -84,6 +99,8 @@ def norm_gradients(
         zeros = jnp.zeros(lying.size, jnp.float32)
         zeros = zeros if interpret else plgpu.layout_cast(zeros, row.layout)
         steps = jax.lax.div(count - program + (programs - 1), jnp.int32(programs))
+        for number in range(1, _AHEAD):
+            ask(jnp.int32(number))
         state = (read(jnp.int32(0)), [[zeros for _ in chunks] for _ in vectors])
         _, sums = jax.lax.fori_loop(jnp.int32(0), steps, step, state)
         for ref, total in zip(sum_refs, sums, strict=True):
@@ -92,7 +109,7 @@ def norm_gradients(
 
     dx, *partial = launch(
         kernel,
-        [flat, pulled, *others, *scales],
+        [flat, pulled, *others, *scales, *views],
         out=[
             jax.ShapeDtypeStruct(flat.shape, flat.dtype),
             *(jax.ShapeDtypeStruct((programs, width), jnp.float32) for _ in vectors),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from .spread import refuses
+import math
 
+from .spread import LOAD_BYTES, refuses
+
+# Elements of a copy along an axis, at most.
+_LONGEST = 256
 # A row's elements for each thread: more arrays of them are held than fit into 255 registers otherwise.
 _EACH = 32
 _WIDEST = 1 << 13
@@ -27,3 +31,9 @@ def portions(count: int, width: int, extra: int = 0) -> tuple[int, int]:
 def fits(width: int, itemsize: int) -> bool:
     """Does a row of this width, with all that its gradient needs, fit into the registers of a block?"""
     return width <= _WIDEST and not refuses(width, itemsize, 4 * portions(1, width)[0], None)
+
+
+def line_of(width: int, itemsize: int) -> int:
+    """Elements of a line, such that a copy of few lines is a row; 0 where no copy serves."""
+    line = math.gcd(width, _LONGEST)
+    return line if line * itemsize % LOAD_BYTES == 0 and width // line <= _LONGEST else 0
