@@ -68,7 +68,8 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
             launch: dict[str, Any] = {"num_warps": cfg.num_warps, "each": cfg.each, "interpret": interpret}
             if cfg.shared:
                 return staged.softmax_rows(x, name="library_softmax", **launch)
-            return rows.by_rows(recipes.softmax(), x, (), name="library_softmax", **launch)
+            fast = x.dtype.itemsize == 2
+            return rows.by_rows(recipes.softmax(), x, (), name="library_softmax", fast=fast, **launch)
 
         # JAX's own has no maximum of nothing.
         if x.size == 0:
