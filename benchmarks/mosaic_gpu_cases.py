@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_dtypes
+from mosaic_gpu_gradients import NormGradient, launches
 
 from ejkernel.library import (
     Attention,
@@ -108,6 +109,25 @@ def layer_cases() -> list[MosaicCase]:
     return [rows_of(LayerNorm, LayerNormConfig, shape, 2, back, plain_layer) for shape, back in cases]
 
 
+def gradient_cases() -> list[MosaicCase]:
+    """The gradients of rms_norm and layer_norm alone."""
+    found = []
+    shapes = ((4096, 4096, plain_rms), (8192, 7168, plain_rms), (8192, 4096, plain_layer), (32768, 1024, plain_layer))
+    for rows, width, forward in shapes:
+        count = 2 if forward is plain_layer else 1
+
+        def make(rng: Any, rows: int = rows, width: int = width, count: int = count) -> tuple[Any, ...]:
+            vectors = (rng.standard_normal(width, dtype="float32") for _ in range(count))
+            return narrow(rng, rows, width), narrow(rng, rows, width), *vectors
+
+        def plain(x: Any, dy: Any, *vectors: Any, forward: Any = forward) -> Any:
+            return jax.vjp(forward, x, *vectors)[1](dy)
+
+        name = f"gradient of {forward.__name__.removeprefix('plain_')}_norm {rows}x{width}"
+        found.append(MosaicCase(name, NormGradient, launches(width), plain, make, rows * width * 6.0))
+    return found
+
+
 def cross_entropy_cases() -> list[MosaicCase]:
     """With gradient: half of the tokens at a time, by either backend."""
     found = []
@@ -204,6 +224,7 @@ CASES: dict[str, Callable[[], list[MosaicCase]]] = {
     "softmax": softmax_cases,
     "rms_norm": rms_cases,
     "layer_norm": layer_cases,
+    "norm_gradient": gradient_cases,
     "cross_entropy": cross_entropy_cases,
     "matmul": matmul_cases,
     "ragged_dot": ragged_cases,

@@ -35,10 +35,12 @@ def norm_gradients(
     width = x.shape[-1]
     flat, pulled = x.reshape(-1, width), dy.reshape(-1, width)
     count = flat.shape[0]
-    groups, programs = portions(count, width, (bias is not None) + (added is not None))
-    lying = spread(width, x.dtype.itemsize, groups, None)
     scales = [] if weight is None else [weight]
     others = [] if added is None else [added.reshape(-1, width)]
+    # The next row takes half as many registers where it is narrow.
+    wide = (3 + len(others)) // 2 if x.dtype.itemsize == 4 else 0
+    groups, programs = portions(count, width, (bias is not None) + len(others) + wide)
+    lying = spread(width, x.dtype.itemsize, groups, None)
     vectors = [vector for vector in (weight, bias) if vector is not None]
     chunks = range(lying.count)
     line = line_of(width, x.dtype.itemsize)

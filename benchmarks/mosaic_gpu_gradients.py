@@ -1,0 +1,59 @@
+"""The gradient of a norm alone, for `mosaic_gpu.py`: warpgroups of a row, blocks and rows asked for in advance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import jax
+
+from ejkernel.library.mosaic import norm_rows
+
+
+@dataclass(frozen=True)
+class GradientLaunch:
+    """Elements of a row for each thread at most, blocks of a multiprocessor at most, and rows asked for in advance."""
+
+    implementation: str
+    each: int
+    blocks: int
+    ahead: int
+
+
+# The library's own first; one that differs in each number; and a row for twice as many warpgroups.
+LAUNCHES = (
+    GradientLaunch("mosaic", 32, 8, 3),
+    GradientLaunch("mosaic", 32, 8, 1),
+    GradientLaunch("mosaic", 32, 8, 6),
+    GradientLaunch("mosaic", 32, 2, 3),
+    GradientLaunch("mosaic", 32, 1, 3),
+    GradientLaunch("mosaic", 16, 8, 3),
+)
+
+
+class NormGradient:
+    """The gradient kernel as an operation, whose cfg is a launch."""
+
+    def run(self, x: jax.Array, dy: jax.Array, *vectors: jax.Array, cfg: GradientLaunch) -> Any:
+        """Gradients of x and of the vectors: a weight, and for layer_norm a bias."""
+        from ejkernel.library.mosaic import norm_gradients
+
+        weight, *rest = vectors
+        with (
+            mock.patch.object(norm_rows, "_EACH", cfg.each),
+            mock.patch.object(norm_rows, "_BLOCKS", cfg.blocks),
+            mock.patch.object(norm_gradients, "_AHEAD", cfg.ahead),
+        ):
+            how: dict[str, Any] = {"centred": bool(rest), "eps": 1e-6, "interpret": False, "name": "study"}
+            return norm_gradients.norm_gradients(x, dy, weight=weight, bias=rest[0] if rest else None, **how)
+
+
+def launches(width: int) -> Sequence[GradientLaunch]:
+    """Those that differ for rows of this width."""
+    found: dict[tuple[int, int, int], GradientLaunch] = {}
+    for one in LAUNCHES:
+        with mock.patch.object(norm_rows, "_EACH", one.each), mock.patch.object(norm_rows, "_BLOCKS", one.blocks):
+            found.setdefault((*norm_rows.portions(1 << 20, width), one.ahead), one)
+    return list(found.values())
