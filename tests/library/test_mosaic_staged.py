@@ -56,6 +56,17 @@ def test_chunks_for_which_there_is_no_room_stay_in_registers(races, monkeypatch,
     assert_near(staged(x, 4), exact(x), "float32")
 
 
+@pytest.mark.parametrize("width", [3005, pytest.param(4096, marks=pytest.mark.slow)])
+def test_chunks_of_very_wide_rows_are_read_again(races, monkeypatch, width):
+    """All that fit neither shared memory nor registers: their norms are found on the way."""
+    monkeypatch.setattr("ejkernel.library.mosaic.shelf._ROOM", 3 * 1024 + 2048)
+    monkeypatch.setattr("ejkernel.library.mosaic.shelf._AHEAD", 32)
+    lying = shelf(width, 4, 4)
+    assert (lying.kept, lying.again, lying.line) == (1, lying.count - 2, 0)
+    x = normal(5, width, dtype="float32") * 3
+    assert_near(staged(x, 4), exact(x), "float32")
+
+
 @pytest.mark.parametrize("width", [pytest.param(1280, marks=needs_copies), 1301])
 def test_softmax_of_what_is_ruled_out_is_plain_jax_s(width):
     """Minus infinity in all but one place, first, last and between, and huge numbers in a part of a row."""
@@ -82,6 +93,7 @@ def test_rows_in_shared_memory_work_under_vmap_and_have_a_gradient(races, width)
         (50257, "bfloat16"),
         (50304, "float32"),
         (128256, "bfloat16"),
+        (151936, "bfloat16"),
         *(pytest.param(*one, marks=pytest.mark.slow) for one in ((16391, "float32"), (46080, "float16"))),
     ],
 )
@@ -110,7 +122,9 @@ def test_rows_that_no_copy_serves_are_loaded(width):
     assert shelf(width, 2, 32).line == 0
 
 
-@pytest.mark.parametrize(("width", "count"), [(8192, 0), (16384, 2), (32000, 2), (50257, 2), (60001, 1), (128256, 1)])
+@pytest.mark.parametrize(
+    ("width", "count"), [(8192, 0), (16384, 2), (32000, 2), (50257, 2), (60001, 1), (128256, 1), (256_000, 1)]
+)
 def test_candidates_in_shared_memory_are_for_wide_rows(width, count):
     """Narrower ones are held in registers; there are fewer where no two rows fit."""
     found = launches(jax.ShapeDtypeStruct((8, width), jnp.bfloat16))
@@ -121,11 +135,13 @@ def test_candidates_in_shared_memory_are_for_wide_rows(width, count):
 def test_rows_that_shared_memory_cannot_keep_say_why(monkeypatch):
     """Reasons of `valid_cfg`, by width, launch and GPU."""
     hopper(monkeypatch)
-    wide, widest = (Invocation("x", (jax.ShapeDtypeStruct((4, w), jnp.bfloat16),), {}) for w in (50257, 151936))
+    wide = Invocation("x", (jax.ShapeDtypeStruct((4, 50257), jnp.bfloat16),), {})
     short = Invocation("x", (jax.ShapeDtypeStruct((4, 4096), jnp.bfloat16),), {})
     cfg = SoftmaxConfig("mosaic", num_warps=4, each=32, shared=True)
     assert Softmax().valid_cfg(wide, cfg) is True
-    assert "too wide for shared memory: 296 KiB of 227" in Softmax().valid_cfg(widest, cfg)
+    many = Invocation("x", (jax.ShapeDtypeStruct((4, 300_000), jnp.bfloat16),), {})
+    large = SoftmaxConfig("mosaic", num_warps=4, each=1024, shared=True)
+    assert "1024 elements a thread are too many for shared memory" in Softmax().valid_cfg(many, large)
     assert "too short for 32 elements a thread" in Softmax().valid_cfg(short, cfg)
     for other, reason in ((8, "is one warpgroup's, of 4"), (None, "is one warpgroup's, of 4")):
         assert reason in Softmax().valid_cfg(wide, SoftmaxConfig("mosaic", num_warps=other, each=32, shared=True))

@@ -27,7 +27,8 @@ class Shelf:
 
     Where every row begins at a whole load, it is `lines` of `line` elements, and comes by asynchronous copies. Else
     `line` is 0, and the threads load it: by whole loads from the first one that is in the row, and the few elements
-    before and after these apart. Chunks for which there is no room stay in the registers that they were loaded to.
+    before and after these apart. Chunks for which there is no room stay in the registers that they were loaded to, if
+    they are few; else all but the last are read again.
     """
 
     width: int
@@ -68,6 +69,11 @@ class Shelf:
         return min(self.count, (_ROOM - _BESIDES) // (self.size * self.itemsize))
 
     @property
+    def again(self) -> int:
+        """Chunks that are read twice."""
+        return 0 if self.count - self.kept <= self.ahead else self.count - self.kept - 1
+
+    @property
     def bytes(self) -> int:
         """Shared memory of a block."""
         return (self.width if self.line else self.kept * self.size) * self.itemsize
@@ -94,8 +100,8 @@ def refuses(width: int, itemsize: int, num_warps: int | None, each: int | None) 
     lying = shelf(width, itemsize, each)
     if width < lying.size + 2 * vec:
         return f"rows of {width} are too short for {each} elements a thread"
-    if not lying.line and lying.count - lying.kept > lying.ahead:
-        return f"rows of {width} are too wide for shared memory: {width * itemsize >> 10} KiB of {_ROOM >> 10}"
+    if not lying.kept:
+        return f"{each} elements a thread are too many for shared memory"
     return ""
 
 
