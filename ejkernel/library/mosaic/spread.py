@@ -12,10 +12,11 @@ LOAD_BYTES = 16
 # Registers of a multiprocessor, of a thread at most, and those that a thread needs besides the row's elements.
 _REGISTERS, _MOST, _BESIDES = 1 << 16, 255, 20
 _CHUNK, _WASTE = 16, 1.04
-_LEAST_EACH = 4
+# With fewer elements a thread mostly waits, and rows for more than one warpgroup cost a barrier for each number.
+_LEAST_EACH, _LEAST_SHARED = 4, 16
 # Rows wider than this may be read twice; more warps keep fewer rows in flight, and so in the cache for the second time.
 _HELD = 1 << 14
-_TWICE = ((4, 16), (16, 8))
+_TWICE, _VERY_WIDE = ((4, 16), (16, 8)), 1 << 16
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,9 @@ def _uncovered(lying: Spread) -> bool:
 def launches(x: Any) -> Iterable[tuple[int, int | None]]:
     """Warps, and elements a thread at a time, that suit the rows of an array: held, and read twice where wide."""
     width, itemsize = x.shape[-1], x.dtype.itemsize
-    # The fewest warps that hold the row and one more, or two; with fewer than four elements a thread mostly waits.
-    held = [(warps, None) for warps in range(4, 33, 4) if width // (32 * warps) >= _LEAST_EACH]
-    kept: list[tuple[int, int | None]] = [one for one in held if not refuses(width, itemsize, *one)]
-    twice = [(warps, each) for warps, each in _TWICE if width > _HELD and not refuses(width, itemsize, warps, each)]
-    return [*kept[: 3 if width > _HELD else 2], *twice]
+    held = [(warps, None) for warps in range(8, 33, 4) if width // (32 * warps) >= _LEAST_SHARED]
+    held = [*([(4, None)] if width // LANES >= _LEAST_EACH else []), *held]
+    # The fewest warps that hold the row, and the next.
+    kept = [one for one in held if not refuses(width, itemsize, *one)][:2]
+    ways = _TWICE[: 0 if width <= _HELD else 1 if width < _VERY_WIDE else 2]
+    return [*kept, *((warps, each) for warps, each in ways if not refuses(width, itemsize, warps, each))]
