@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -244,6 +245,23 @@ def test_the_last_of_many_do_not_hold_up_the_rest(held, monkeypatch):
     jobs = {n: lambda: "program" for n in range(19)}
 
     assert outcomes({**jobs, 19: held}).keys() == jobs.keys()
+
+
+def test_programs_that_were_compiled_ahead_show_how_long_the_others_may_take(monkeypatch):
+    """They come at once; the last of many is given the time that theirs took."""
+    monkeypatch.setattr(compile_pool, "_LAST_TENTH_SECONDS", 0.0)
+    ready, come = SimpleNamespace(ahead_s=60.0), threading.Event()
+    jobs = {n: lambda: ready for n in range(19)}
+    found = {}
+    with CompilePool(20) as pool:
+        for number, build in {**jobs, 19: lambda: come.wait() and "program"}.items():
+            pool.give(number, build)
+        for built in pool.results(math.inf):
+            found[built.number] = built.seconds
+            if len(found) == 19:
+                threading.Timer(0.2, come.set).start()
+    assert found.keys() == {*jobs, 19}
+    assert min(found[number] for number in jobs) == 60.0
 
 
 ENDLESS = """

@@ -70,6 +70,17 @@ def test_a_candidate_that_is_wrong_is_not_compiled_twice(compiled):
     assert (1, True) not in compiled
 
 
+def test_a_heuristic_that_cannot_run_ends_no_tuning(compiled):
+    """The others have their first look, and race, without it."""
+
+    def fails(x):
+        raise ValueError("not here")
+
+    record = tuned({"heuristic": 1.0, "near": 0.9, "nearer": 0.8}, make={"heuristic": fails})
+    assert record.trials[0].status == "compile"
+    assert record.cfg == "nearer"
+
+
 def test_only_programs_with_products_begin_quickly():
     """Nothing is timed for a program without them, so compiling it twice would be for nothing."""
     import jax

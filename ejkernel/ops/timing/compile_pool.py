@@ -23,8 +23,8 @@ from .. import _jax
 # A compile that takes so many times as long as the others, and at least so many seconds, is left behind.
 _STRAGGLER_TIMES = 8.0
 _STRAGGLER_SECONDS = 10.0
-# Of many, the last tenth gets as long again as the rest took, and at least so many seconds: on an H200 one candidate of
-# a norm compiled for over 10 s where 24 others were done in one.
+# Of many, the last tenth gets as long again as the rest took, or the slowest of it, and at least so many seconds: on an
+# H200 one candidate of a norm compiled for over 10 s where 24 others were done in one.
 _LAST_TENTH_SECONDS = 1.0
 # While less than half are done the others tell little: all under way get so many times as long.
 _PATIENCE = 3.0
@@ -71,6 +71,16 @@ def _end_stragglers() -> None:
     # Those that are through leave JAX's settings on their way out: the same holds for them.
     for thread in _threads - _compiling:
         thread.join(max(until - time.perf_counter(), 0.0))
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """This thread compiles: the end of the process ends that first."""
+    _compiling.add(threading.current_thread())
+    try:
+        yield
+    finally:
+        _compiling.discard(threading.current_thread())
 
 
 def leave_process(status: int) -> NoReturn:
@@ -175,7 +185,7 @@ class CompilePool:
             if usable and half:
                 limit = min(limit, last + patience)
             if usable and not needed and self._given >= 10 and len(taken) >= 0.9 * self._given:
-                limit = min(limit, last + max(_LAST_TENTH_SECONDS, last - start))
+                limit = min(limit, last + max(_LAST_TENTH_SECONDS, last - start, *taken))
             now = time.perf_counter()
             late = now >= deadline
             overdue = now - patience * (1.0 if half or late else _PATIENCE)
@@ -217,16 +227,17 @@ class CompilePool:
             while (job := self._waiting.get()) is not None and not self._left:
                 number, build = job
                 start = self._started[number] = time.perf_counter()
-                _compiling.add(threading.current_thread())
                 try:
-                    outcome: Any = build()
+                    with compiling():
+                        outcome: Any = build()
                 # Whatever a candidate raises is the candidate's outcome.
                 except Exception as error:
                     outcome = error
                 finally:
-                    _compiling.discard(threading.current_thread())
                     del self._started[number]
-                self._done.put(Built(number, outcome, time.perf_counter() - start))
+                # One that was compiled ahead shows as well how long the others may take.
+                ahead = getattr(outcome, "ahead_s", 0.0)
+                self._done.put(Built(number, outcome, max(time.perf_counter() - start, ahead)))
 
 
 def compile_all(jobs: Sequence[tuple[int, Callable[[], Any]]], *, workers: int, deadline: float) -> Iterator[Built]:

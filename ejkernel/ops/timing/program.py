@@ -44,6 +44,8 @@ class CompiledProgram:
     portable: Any = None
     # False: compiled quickly, to see whether it can be among the fastest.
     for_speed: bool = True
+    # What its compilation took, where that was before it was asked for.
+    ahead_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import functools
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, final
 
 import jax
@@ -128,17 +128,18 @@ class CandidateCompiler:
             give()
         self._held.clear()
 
-    def until(self, deadline: float, end: float = math.inf) -> None:
+    def until(self, deadline: float, end: float = math.inf, *, needed: Collection[int] = ()) -> None:
         """Says how long the compilations may take; no candidate is waited for that takes much longer than the others.
 
-        The first program that can be used is waited for beyond the deadline: until `end`, the tuning's own, where there
-        is a heuristic cfg to fall back on; else one there must be, however late.
+        The heuristic cfg's, and what else is needed, is waited for longer. The first program that can be used is waited
+        for beyond the deadline: until `end`, the tuning's own, where there is a heuristic cfg to fall back on; else one
+        there must be, however late.
         """
         assert self._pool is not None
         self._holds = False
         self._let_go()
         self._deadline, self._end = deadline, end
-        needed = self._coming & {*REFERENCES, *((0,) if self.job.heuristic_first else ())}
+        needed = self._coming & {*needed, *REFERENCES, *((0,) if self.job.heuristic_first else ())}
         latest = end if self.job.heuristic_first else math.inf
         usable = bool(self.candidates.running)
         self._results = self._pool.results(deadline, usable=usable, needed=needed, latest=latest)

@@ -219,7 +219,8 @@ class InProcessRunner:
         quick = [number for number in numbers if self.compiler.is_quick(number)]
         if not quick:
             return list(numbers)
-        rows = self.look(numbers, rounds=1, kept=heuristic, deadline=deadline, seed=self.seed)
+        kept = heuristic if heuristic in numbers else None
+        rows = self.look(numbers, rounds=1, kept=kept, deadline=deadline, seed=self.seed)
         seconds: Mapping[int, float] = rows[0] if rows else {}
         fastest = min(seconds.values(), default=math.nan)
         near = [n for n in quick if n in seconds and (n == heuristic or seconds[n] <= _HOPELESS * fastest)]

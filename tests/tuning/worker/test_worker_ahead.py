@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import queue
 import threading
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from ejkernel.ops.timing.inputs import flatten_call
 from ejkernel.ops.timing.program import Staged, stage
 from ejkernel.ops.tuning.worker.ahead import AheadCompiler
 from ejkernel.ops.tuning.worker.export import export
-from ejkernel.ops.tuning.worker.main import ImportingBuilder, _loaded
+from ejkernel.ops.tuning.worker.main import ImportingBuilder, WorkerBench, _loaded
 
 X = jnp.arange(6.0).reshape(2, 3)
 
@@ -30,13 +32,28 @@ def ahead():
     """One that has begun."""
     made = AheadCompiler(_loaded)
     made.begin()
-    return made
+    yield made
+    ended(made)
+
+
+def ended(ahead):
+    """Nothing is compiled any more."""
+    ahead.hold()
+    for future in list(ahead._begun.values()):
+        future.exception()
+
+
+def given(ahead, data):
+    """A program that a thread has begun with."""
+    ahead.give(data)
+    while data not in ahead._begun:
+        pass
 
 
 def test_a_program_is_compiled_and_taken_once(ahead):
     """It computes what was exported."""
     data = exported(lambda x, y: [x + y], X, X)
-    ahead.give(data)
+    given(ahead, data)
     found = ahead.take(data, for_speed=True)
 
     assert found.arguments == 2
@@ -48,7 +65,7 @@ def test_a_program_with_products_is_compiled_quickly_and_serves_no_other_purpose
     """For speed the compiler would run it on the device."""
     data = exported(lambda x: [x @ x.T], X)
     for wanted, is_there in ((False, True), (True, False)):
-        ahead.give(data)
+        given(ahead, data)
         assert (ahead.take(data, for_speed=wanted) is not None) == is_there
 
 
@@ -62,7 +79,7 @@ def test_nothing_is_compiled_before_the_worker_has_begun():
 
 def test_what_cannot_be_compiled_is_left_to_its_tuning(ahead):
     """That says why."""
-    ahead.give(b"no program")
+    given(ahead, b"no program")
     assert ahead.take(b"no program", for_speed=True) is None
 
 
@@ -77,11 +94,14 @@ def test_what_was_not_begun_is_not_waited_for():
     ahead = AheadCompiler(load)
     ahead.begin()
     programs = [exported(lambda x, n=n: [x * n], X) for n in range(64)]
-    for data in programs:
+    given(ahead, programs[0])
+    for data in programs[1:]:
         ahead.give(data)
     assert ahead.take(programs[-1], for_speed=True) is None
+    ahead.hold()
     held.set()
     assert ahead.take(programs[0], for_speed=True) is not None
+    ended(ahead)
 
 
 def test_what_no_tuning_has_taken_is_let_go_in_the_end(ahead):
@@ -90,10 +110,37 @@ def test_what_no_tuning_has_taken_is_let_go_in_the_end(ahead):
     ahead.give(data)
     for _ in range(4):
         ahead.forget()
-        assert data in ahead._coming
+        assert data in ahead._given
     ahead.forget()
-    assert data not in ahead._coming
     assert not ahead._given
+    assert ahead.take(data, for_speed=True) is None
+
+
+def test_what_was_not_begun_is_let_go_too(ahead):
+    """It never is."""
+    data = exported(lambda x: [x], X)
+    ahead.hold()
+    ahead.give(data)
+    for _ in range(5):
+        ahead.forget()
+    assert not ahead._waiting
+    assert not ahead._given
+
+
+def test_nothing_is_begun_with_while_the_tuning_at_work_compiles(ahead):
+    """Its programs and these would wait for each other; one that is asked for meanwhile is not waited for."""
+    first, second = (exported(lambda x, n=n: [x * n], X) for n in (2.0, 3.0))
+    ahead.hold()
+    ahead.give(first)
+    ahead.give(second)
+    assert ahead.take(first, for_speed=True) is None
+    assert not ahead._begun
+    ahead.go()
+    while second not in ahead._begun:
+        pass
+    found = ahead.take(second, for_speed=True)
+    assert (found.executable(X)[0] == X * 3).all()
+    assert found.seconds > 0
 
 
 @pytest.fixture
@@ -124,18 +171,30 @@ def test_a_program_that_was_compiled_ahead_is_taken(importing, ahead, monkeypatc
     """It is compiled once."""
     data = importing.programs[0][0]
     ahead.give(data)
-    ahead._coming[data].result()
+    while data not in ahead._begun or not ahead._begun[data].done():
+        pass
     monkeypatch.setattr(AheadCompiler, "compiled", lambda self, data, **how: pytest.fail("compiled once more"))
     importing.traced(Staged("first", "forward", "", None, lambda executable: executable), 0)
     staged = importing.ready_made(0, "again", math.inf)
-    assert (importing.build(staged, staged).call(X)[0] == X + 1).all()
+    made = importing.build(staged, staged)
+    assert (made.call(X)[0] == X + 1).all()
+    assert made.ahead_s > 0
 
 
 @pytest.mark.skipif(not hasattr(os, "setpriority"), reason="threads have no priority here")
-def test_the_tuning_at_work_goes_before_programs_that_are_compiled_ahead(ahead):
+def test_the_tuning_at_work_goes_before_programs_that_are_compiled_ahead():
     """Their threads have a lower priority than this one."""
-    other = ahead._pool.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result()
-    assert other == min(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + 5, 19)
+    seen = queue.SimpleQueue()
+
+    def load(data):
+        seen.put(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return _loaded(data)
+
+    ahead = AheadCompiler(load)
+    ahead.begin()
+    given(ahead, exported(lambda x: [x], X))
+    assert seen.get() == min(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + 5, 19)
+    ended(ahead)
 
 
 @pytest.mark.parametrize(("fn", "products"), [(lambda x: x @ x.T, True), (lambda x: x + 1, False)])
@@ -143,3 +202,22 @@ def test_an_exported_program_says_whether_its_compiler_runs_products(fn, product
     """The process that gets it need not lower it to know."""
     staged = stage(fn, flatten_call((X,), {}), [X], "forward")
     assert export(staged, "cpu", ()).products is products
+
+
+@pytest.mark.parametrize(("kept", "needed"), [(7, (0,)), (None, ())])
+def test_a_worker_waits_for_the_heuristic_and_then_lets_programs_of_later_tunings_be_compiled(kept, needed):
+    """Among programs that were compiled ahead it is the slowest, since its products are timed."""
+    told = []
+    compiler = SimpleNamespace(until=lambda deadline, *, needed: told.append(("until", needed)))
+    runner = SimpleNamespace(
+        compiler=compiler,
+        candidates=SimpleNamespace(runs_as=lambda place: place, runs=lambda place: True),
+        wait=lambda: told.append("wait"),
+        check=lambda until: told.append("check"),
+        race=lambda *args, **how: told.append("race"),
+    )
+    bench = WorkerBench.__new__(WorkerBench)
+    bench._made, bench._is_open, bench._places = runner, True, {7: 0}
+    bench._ahead = SimpleNamespace(go=lambda: told.append("go"))
+    bench.obey("run", {"runners": [7], "looks": None, "kept": kept, "seed": 0, "seconds": 10.0}, [])
+    assert told == [("until", needed), "wait", "check", "go", "race"]

@@ -1,7 +1,9 @@
 """In a worker: programs of the next tunings are compiled while this one is measured.
 
 The parent sends them as it writes them down, and sends them again when their tuning begins; by then most are compiled.
-Nothing of it runs on the device: where the compiler would time products there, a program is compiled without that.
+Nothing of it runs on the device: where the compiler would time products there, a program is compiled without that. They
+wait until the programs of the tuning at work are compiled: on an H200 candidates that were compiled beside those of the
+next tuning took twice as long, since Mosaic kernels of one process seem to be compiled one at a time.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ import contextlib
 import os
 import secrets
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple, final
 
 import jax
 
 from ... import _jax
-from ...timing.compile_pool import JaxSettings
+from ...timing.compile_pool import JaxSettings, compiling
 from ...timing.program import compiled_quickly, times_products
 
 # The tuning that is measured goes first: its candidates wait for their compilers, and these programs for a later turn.
@@ -34,6 +38,7 @@ class CompiledAhead(NamedTuple):
     arguments: int
     # False: compiled quickly.
     for_speed: bool
+    seconds: float
 
 
 @final
@@ -41,51 +46,92 @@ class AheadCompiler:
     """Compiles programs on threads of its own; each is taken once."""
 
     def __init__(self, load: Callable[[bytes], Any]) -> None:
-        # Half of the processors: the parent traces meanwhile.
-        workers = max(1, (os.cpu_count() or 2) // 2)
-        self._pool = ThreadPoolExecutor(workers, "ejkernel-ahead", initializer=_give_way)
         self._load = load
-        self._coming: dict[bytes, Future[CompiledAhead]] = {}
+        self._changed = threading.Condition()
+        # Programs that no thread has begun with, in their order, and the outcomes of the others.
+        self._waiting: deque[bytes] = deque()
+        self._begun: dict[bytes, Future[CompiledAhead]] = {}
         # Tunings that have begun, and how many had when a program was given.
         self._tunings = 0
         self._given: dict[bytes, int] = {}
         self._settings: JaxSettings | None = None
+        # Are programs of the tuning at work being compiled?
+        self._is_held = False
+        self._has_threads = False
 
     def begin(self) -> None:
         """From now on programs are compiled with the settings of this thread."""
         self._settings = JaxSettings.here()
 
+    def hold(self) -> None:
+        """Begins with no program until `go`; those under way go on."""
+        with self._changed:
+            self._is_held = True
+
+    def go(self) -> None:
+        """The tuning at work has its programs."""
+        with self._changed:
+            self._is_held = False
+            self._changed.notify_all()
+
     def give(self, data: bytes) -> None:
         """Has a program compiled."""
-        if self._settings is not None and data not in self._coming:
-            self._coming[data] = self._pool.submit(self._compiled, data, self._settings)
+        with self._changed:
+            if self._settings is None or data in self._given:
+                return
             self._given[data] = self._tunings
+            self._waiting.append(data)
+            self._changed.notify()
+            if not self._has_threads:
+                self._has_threads = True
+                # Half of the processors: the parent traces meanwhile.
+                for _ in range(max(1, (os.cpu_count() or 2) // 2)):
+                    threading.Thread(target=self._work, name="ejkernel-ahead", daemon=True).start()
 
     def take(self, data: bytes, *, for_speed: bool) -> CompiledAhead | None:
         """A program that was given, once it is there; None where it was not begun, failed, or is of another kind."""
-        future = self._coming.pop(data, None)
-        self._given.pop(data, None)
+        with self._changed:
+            self._given.pop(data, None)
+            future = self._begun.pop(data, None)
+            if future is None:
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(data)
+                return None
         # What fails is compiled again where it belongs, and says why.
-        if future is None or future.cancel() or future.exception() is not None:
+        if future.exception() is not None:
             return None
         found = future.result()
         return found if found.for_speed == for_speed else None
 
     def forget(self) -> None:
         """A tuning begins: lets go of what was given long ago and was not taken."""
-        self._tunings += 1
-        for data in [data for data, given in self._given.items() if self._tunings - given > _TUNINGS]:
-            self._given.pop(data, None)
-            future = self._coming.pop(data, None)
-            if future is not None:
-                future.cancel()
+        with self._changed:
+            self._tunings += 1
+            for data in [data for data, given in self._given.items() if self._tunings - given > _TUNINGS]:
+                del self._given[data]
+                if self._begun.pop(data, None) is None:
+                    self._waiting.remove(data)
 
-    def _compiled(self, data: bytes, settings: JaxSettings) -> CompiledAhead:
-        with settings.entered():
-            return self.compiled(data)
+    def _work(self) -> None:
+        _give_way()
+        while True:
+            with self._changed:
+                while self._is_held or not self._waiting:
+                    self._changed.wait()
+                data = self._waiting.popleft()
+                future = self._begun[data] = Future()
+                settings = self._settings
+            assert settings is not None
+            try:
+                with compiling(), settings.entered():
+                    future.set_result(self.compiled(data))
+            # Its tuning compiles it once more, and says why not.
+            except Exception as error:
+                future.set_exception(error)
 
     def compiled(self, data: bytes, *, for_speed: bool | None = None) -> CompiledAhead:
         """Compiles a program on this thread; None: for speed, unless the compiler would run its products."""
+        start = time.perf_counter()
         with _jax.clean_room():
             exported = self._load(data)
 
@@ -99,7 +145,7 @@ class AheadCompiler:
             if for_speed is None:
                 for_speed = not times_products(lowered.as_text())
             executable = lowered.compile() if for_speed else compiled_quickly(lowered)
-            return CompiledAhead(executable, len(shapes), for_speed)
+            return CompiledAhead(executable, len(shapes), for_speed, time.perf_counter() - start)
 
 
 def _give_way() -> None:

@@ -108,6 +108,7 @@ class Worker:
     def _begin(self, head: dict[str, Any], parts: list[bytes]) -> None:
         """Another tuning: nothing of the last one is kept."""
         self._ahead.forget()
+        self._ahead.hold()
         if self._bench is not None:
             self._bench.close()
         self._bench = WorkerBench(head, parts, MessagingObserver(self._sender), self._ahead)
@@ -192,9 +193,11 @@ class WorkerBench:
         until = math.inf if seconds is None else time.perf_counter() + seconds
         self._open()
         self._is_open = False
-        runner.compiler.until(until - FOR_MEASURING * (seconds or 0.0))
+        needed = () if head["kept"] is None else (self._places[head["kept"]],)
+        runner.compiler.until(until - FOR_MEASURING * (seconds or 0.0), needed=needed)
         runner.wait()
         runner.check(until)
+        self._ahead.go()
         return self._look(head, until) if head["looks"] else self._race(head, until)
 
     def _look(self, head: dict[str, Any], until: float) -> Record:
@@ -307,12 +310,14 @@ class ImportingBuilder:
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """Compiled, perhaps while the tuning before was measured."""
         data, about = staged.portable
-        found = self.ahead.take(data, for_speed=for_speed) or self.ahead.compiled(data, for_speed=for_speed)
+        taken = self.ahead.take(data, for_speed=for_speed)
+        found = taken or self.ahead.compiled(data, for_speed=for_speed)
         run = _in_parts(found.executable, about["outputs"], about["objective"])
         return CompiledProgram(
             lambda *leaves: run(*leaves[: found.arguments]),
             *(staged.objective, staged.notes, found.executable),
             for_speed=for_speed,
+            ahead_s=0.0 if taken is None else taken.seconds,
         )
 
 
