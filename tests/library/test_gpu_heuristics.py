@@ -13,6 +13,7 @@ from ejkernel.library import (
     Attention,
     AttentionConfig,
     LayerNorm,
+    LayerNormConfig,
     LinearCrossEntropy,
     LinearCrossEntropyConfig,
     Matmul,
@@ -20,6 +21,7 @@ from ejkernel.library import (
     RaggedDot,
     RaggedDotConfig,
     RmsNorm,
+    RmsNormConfig,
     Softmax,
     SoftmaxConfig,
     attention_ready,
@@ -48,6 +50,41 @@ def test_rows_have_blocks_of_their_own_where_that_was_measured(monkeypatch, kern
     inv = Invocation("x", (jax.ShapeDtypeStruct(shape, jnp.bfloat16),), {})
 
     assert kernel.heuristic_cfg_gpu(inv).implementation == implementation
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """Calls are asked for on an H200."""
+    found = SimpleNamespace(device_kind="NVIDIA H200", platform="gpu", compute_capability="9.0")
+    monkeypatch.setattr("ejkernel.library.triton.rows.device_of", lambda inv: found)
+    monkeypatch.setattr("ejkernel.library.mosaic.served.device_of", lambda inv: found)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "cfg"),
+    [
+        (RmsNorm(), (4096, 4096), RmsNormConfig("mosaic", num_warps=4)),
+        (LayerNorm(), (32768, 1024), LayerNormConfig("mosaic", num_warps=4)),
+        (Softmax(), (8192, 2048), SoftmaxConfig("mosaic", num_warps=4)),
+        (Softmax(), (4096, 32000), SoftmaxConfig("mosaic", num_warps=4, each=16, shared=True)),
+        (Softmax(), (2048, 50257), SoftmaxConfig("mosaic", num_warps=4, each=16, shared=True)),
+        (Softmax(), (512, 128256), SoftmaxConfig("mosaic", num_warps=4, each=16)),
+    ],
+    ids=lambda value: str(getattr(value, "op_id", value)),
+)
+def test_rows_are_mosaics_where_that_was_the_fastest(hopper, kernel, shape, cfg):
+    """On a Hopper GPU; the guess is one of the candidates."""
+    inv = Invocation("x", (jax.ShapeDtypeStruct(shape, jnp.bfloat16),), {})
+    assert kernel.heuristic_cfg_gpu(inv) == cfg
+    assert cfg in [*kernel.candidate_cfgs_gpu(inv)]
+
+
+@pytest.mark.parametrize("shape", [(64, 2048), (8192, 512), (4096, 16384)])
+def test_rows_that_were_not_measured_by_mosaic_are_tritons(hopper, shape):
+    """Few of them, short ones, and those between what registers and shared memory suit."""
+    for kernel in (Softmax(), LayerNorm(), RmsNorm()):
+        inv = Invocation("x", (jax.ShapeDtypeStruct(shape, jnp.bfloat16),), {})
+        assert kernel.heuristic_cfg_gpu(inv).implementation == "triton"
 
 
 def test_many_rows_have_fewer_threads_each(monkeypatch):

@@ -102,7 +102,7 @@ def test_a_gpu_races_ways_that_read_the_logits_alone():
     inv = Invocation("x", shapes, {"top_k": None})
     offered = list(Sample().candidate_cfgs_gpu(inv))
     assert again < set(offered)
-    assert Sample().heuristic_cfg_gpu(inv) == SampleConfig("bits", 2)
+    assert Sample().heuristic_cfg_gpu(inv) == SampleConfig("recompute", 2)
     assert not again & set(Sample().candidate_cfgs_gpu(Invocation("x", shapes[:3], {"top_k": None})))
 
 
