@@ -90,6 +90,18 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
         x, _, scales = inv.args
         return QuantizedMatmulConfig("scaled" if scales.ndim == 1 or x.shape[0] <= 16 else "dequantize")
 
+    def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> QuantizedMatmulConfig:
+        """The kernel for Hopper for a batch of decoding; one row, many, and scales of groups were not measured.
+
+        64 rows by 8192x8192 took 27 us on an H200 with 8 bits and 24 with 4, by XLA 38 and 40.
+        """
+        x, _, scales = inv.args
+        if scales.ndim == 1 and 32 <= x.shape[0] <= 128:
+            for cfg in self._strips(inv)[:1]:
+                if self.valid_cfg(inv, cfg) is True:
+                    return cfg
+        return self.heuristic_cfg(inv)
+
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[QuantizedMatmulConfig]:
         """All of them."""
         return [QuantizedMatmulConfig(way) for way in ("scaled", "dequantize", "summed")]
@@ -100,10 +112,14 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
         return [
             *self.candidate_cfgs(inv),
             *(QuantizedMatmulConfig("triton", *block) for block in blocks),
-            *(
-                QuantizedMatmulConfig("mosaic", s.n, s.k, None, s.stages, s.parts, s.workers)
-                for s in quantized_tiles.strips(*inv.args)
-            ),
+            *self._strips(inv),
+        ]
+
+    @staticmethod
+    def _strips(inv: Invocation[Any, Any]) -> list[QuantizedMatmulConfig]:
+        return [
+            QuantizedMatmulConfig("mosaic", s.n, s.k, None, s.stages, s.parts, s.workers)
+            for s in quantized_tiles.strips(*inv.args)
         ]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: QuantizedMatmulConfig) -> bool | str:

@@ -18,10 +18,12 @@ from ejkernel.library import (
     LinearCrossEntropyConfig,
     Matmul,
     MatmulConfig,
+    QuantizedMatmul,
     RaggedDot,
     RaggedDotConfig,
     RmsNorm,
     RmsNormConfig,
+    ScaledMatmul,
     Softmax,
     SoftmaxConfig,
     attention_ready,
@@ -77,6 +79,42 @@ def test_rows_are_mosaics_where_that_was_the_fastest(hopper, kernel, shape, cfg)
     inv = Invocation("x", (jax.ShapeDtypeStruct(shape, jnp.bfloat16),), {})
     assert kernel.heuristic_cfg_gpu(inv) == cfg
     assert cfg in [*kernel.candidate_cfgs_gpu(inv)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "scales", "implementation"),
+    [(64, (8192,), "mosaic"), (1, (8192,), "scaled"), (64, (64, 8192), "dequantize")],
+)
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Mosaic GPU of this JAX does not load words of 16 bits")
+def test_weights_of_few_bits_are_mosaics_for_a_batch_of_decoding(hopper, rows, scales, implementation):
+    """What was measured; one row and scales of groups were not."""
+    shapes = [((rows, 8192), jnp.bfloat16), ((8192, 8192), jnp.int8), (scales, jnp.float32)]
+    inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*one) for one in shapes), {})
+    assert QuantizedMatmul().heuristic_cfg_gpu(inv).implementation == implementation
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scales", "block"),
+    [
+        ((4096, 4096), ((1, 1), (1, 1)), 256),
+        ((4096, 4096), ((4096, 56), (56, 32)), 192),
+        ((64, 512), ((1, 1), (1, 1)), None),
+    ],
+    ids=["constant scales", "scales by block", "too few blocks"],
+)
+def test_float8_is_mosaics_where_it_fills_the_gpu(hopper, sizes, scales, block):
+    """Scales by block need registers that the largest blocks do not have."""
+    rows, columns = sizes
+    shapes = [
+        ((rows, 7168), jnp.float8_e4m3fn),
+        ((7168, columns), jnp.float8_e4m3fn),
+        *((one, jnp.float32) for one in scales),
+    ]
+    inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*one) for one in shapes), {"dtype": "bfloat16"})
+    cfg = ScaledMatmul().heuristic_cfg_gpu(inv)
+    assert cfg.block_m == block
+    assert cfg.implementation == ("float8" if block is None else "mosaic")
+    assert cfg in [*ScaledMatmul().candidate_cfgs_gpu(inv)]
 
 
 @pytest.mark.parametrize("shape", [(64, 2048), (8192, 512), (4096, 16384)])
