@@ -16,6 +16,7 @@ from ..ops import Executor, Invocation, Kernel
 from .arguments import LARGEST, ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
 from .call import plan, planned, program
 from .mosaic import scaled_tiles, served
+from .mosaic.guess import is_measured
 from .quantize import FLOAT8, block_from, quantize, spread_scales
 from .reverse import recomputed
 
@@ -102,7 +103,7 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         """
         constant = _is_constant(inv)
         kernels = [cfg for cfg in self._kernels(inv) if cfg.block_m == (256 if constant else 192)]
-        for cfg in sorted(kernels, key=lambda cfg: -(cfg.block_k or 0)):
+        for cfg in sorted(kernels, key=lambda cfg: -(cfg.block_k or 0)) if is_measured(inv, inv.args[0].size) else ():
             if self._fills(inv, cfg) and self.valid_cfg(inv, cfg) is True:
                 return cfg
         narrow = inv.kwargs.get("dtype", "bfloat16") == "bfloat16"

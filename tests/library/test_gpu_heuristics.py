@@ -54,6 +54,9 @@ def test_rows_have_blocks_of_their_own_where_that_was_measured(monkeypatch, kern
     assert kernel.heuristic_cfg_gpu(inv).implementation == implementation
 
 
+measured = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Mosaic kernels were measured with JAX 0.11")
+
+
 @pytest.fixture
 def hopper(monkeypatch):
     """Calls are asked for on an H200."""
@@ -74,6 +77,7 @@ def hopper(monkeypatch):
     ],
     ids=lambda value: str(getattr(value, "op_id", value)),
 )
+@measured
 def test_rows_are_mosaics_where_that_was_the_fastest(hopper, kernel, shape, cfg):
     """On a Hopper GPU; the guess is one of the candidates."""
     inv = Invocation("x", (jax.ShapeDtypeStruct(shape, jnp.bfloat16),), {})
@@ -85,7 +89,7 @@ def test_rows_are_mosaics_where_that_was_the_fastest(hopper, kernel, shape, cfg)
     ("rows", "scales", "implementation"),
     [(64, (8192,), "mosaic"), (1, (8192,), "scaled"), (64, (64, 8192), "dequantize")],
 )
-@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Mosaic GPU of this JAX does not load words of 16 bits")
+@measured
 def test_weights_of_few_bits_are_mosaics_for_a_batch_of_decoding(hopper, rows, scales, implementation):
     """What was measured; one row and scales of groups were not."""
     shapes = [((rows, 8192), jnp.bfloat16), ((8192, 8192), jnp.int8), (scales, jnp.float32)]
@@ -102,6 +106,7 @@ def test_weights_of_few_bits_are_mosaics_for_a_batch_of_decoding(hopper, rows, s
     ],
     ids=["constant scales", "scales by block", "too few blocks"],
 )
+@measured
 def test_float8_is_mosaics_where_it_fills_the_gpu(hopper, sizes, scales, block):
     """Scales by block need registers that the largest blocks do not have."""
     rows, columns = sizes
@@ -115,6 +120,16 @@ def test_float8_is_mosaics_where_it_fills_the_gpu(hopper, sizes, scales, block):
     assert cfg.block_m == block
     assert cfg.implementation == ("float8" if block is None else "mosaic")
     assert cfg in [*ScaledMatmul().candidate_cfgs_gpu(inv)]
+
+
+def test_an_older_jax_has_no_guess_that_was_not_measured_with_it(hopper, monkeypatch):
+    """Rows are Triton's there, and float8 is XLA's."""
+    monkeypatch.setattr(jax, "__version_info__", (0, 10, 0))
+    inv = Invocation("x", (jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16),), {})
+    assert RmsNorm().heuristic_cfg_gpu(inv).implementation == "triton"
+    shapes = [((4096, 4096), jnp.float8_e4m3fn)] * 2 + [((1, 1), jnp.float32)] * 2
+    inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*one) for one in shapes), {})
+    assert ScaledMatmul().heuristic_cfg_gpu(inv).implementation == "float8"
 
 
 @pytest.mark.parametrize("shape", [(64, 2048), (8192, 512), (4096, 16384)])

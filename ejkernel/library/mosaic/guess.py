@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from ...ops import Invocation
 from . import served, shelf, spread
 
@@ -41,6 +43,11 @@ def wide_rows(inv: Invocation[Any, Any]) -> tuple[int, int, bool | None] | None:
     return (*twice[0], None) if twice else None
 
 
+def is_measured(inv: Invocation[Any, Any], *sizes: int) -> bool:
+    """Does a call run where Mosaic kernels were measured: on a Hopper GPU, by JAX 0.11 or later?"""
+    return jax.__version_info__ >= (0, 11) and not served.refuses(inv, *sizes, hopper=True)
+
+
 def _are_many(inv: Invocation[Any, Any], least: int = _MANY) -> bool:
     x = inv.args[0]
-    return bool(x.ndim and x.size >= least * x.shape[-1]) and not served.refuses(inv, x.size, hopper=True)
+    return bool(x.ndim and x.size >= least * x.shape[-1]) and is_measured(inv, x.size)

@@ -2,8 +2,8 @@
 
 The parent sends them as it writes them down, and sends them again when their tuning begins; by then most are compiled.
 Nothing of it runs on the device: where the compiler would time products there, a program is compiled without that. They
-wait until the programs of the tuning at work are compiled: on an H200 candidates that were compiled beside those of the
-next tuning took twice as long, since Mosaic kernels of one process seem to be compiled one at a time.
+wait until the programs of the tuning at work are compiled: JAX compiles one Mosaic kernel of a process at a time, and
+nothing that needs LLVM beside it, so that on an H200 candidates took twice as long beside those of the next tuning.
 """
 
 from __future__ import annotations
