@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from types import SimpleNamespace
 
 import jax.numpy as jnp
+import pytest
 
 from ejkernel.library import rms_norm, softmax
 from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Executor, Tuner, autotune
@@ -125,6 +127,22 @@ def test_a_kernel_around_one_that_is_not_tuned_yet_waits_for_its_turn():
     ahead.trace(outer, None)
     ahead.close()
     assert [one[:2] for one in made.order[:2]] == [("other", "ejkernel-ahead"), ("outer", "MainThread")]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_kernel_that_ends_the_thread_leaves_no_call_waiting():
+    """Another thread goes on, and its own turn finds out why."""
+    made = Prepared()
+    first, ends, third, fourth = (made.call(name) for name in "abcd")
+    ends.selectors[0].prepare = lambda *args, **how: sys.exit(3)
+    ahead = TracedAhead()
+    ahead.begin(first, [ends], None)
+    ahead.wait(ends)
+    ahead._thread.join()
+    ahead.begin(ends, [third, fourth], None)
+    ahead.wait(fourth)
+    ahead.close()
+    assert [one[0] for one in made.order if one[1] != "let go"] == ["c", "d"]
 
 
 def test_the_end_waits_for_the_call_that_is_traced_and_for_no_other():

@@ -63,7 +63,8 @@ class TracedAhead:
                 self._begun[call.key] = threading.Event()
                 self._waiting.put((call, seconds))
             untuned.append(call)
-        if self._begun and self._thread is None:
+        # One that a kernel has ended is followed by another.
+        if self._begun and (self._thread is None or not self._thread.is_alive()):
             settings, context = JaxSettings.here(), contextvars.copy_context()
             work = (self._work, settings)
             self._thread = threading.Thread(target=context.run, args=work, name="ejkernel-ahead", daemon=True)

@@ -63,6 +63,8 @@ class CandidateCompiler:
         self._observer: StepObserver = observer or NoObserver()
         self._tag = secrets.token_hex(4)
         self._cotangents = cotangents or Cotangents(seed)
+        # Candidates that are to come, as far as that is known.
+        self._expected = 0
         # Candidates that were compiled quickly, and how they are compiled for speed.
         self._quick: dict[int, Callable[[], Any]] = {}
         # The candidate that was lowered first to each text.
@@ -113,6 +115,7 @@ class CandidateCompiler:
 
     def open(self, count: int, alone: bool = False) -> None:
         """Threads for so many candidates."""
+        self._expected = count
         self._alone = alone or self._builder.one_by_one
         reference = self._reference
         asked = 0 if reference is None or reference.is_asked_for else len(reference.staged)
@@ -247,7 +250,7 @@ class CandidateCompiler:
 
     def _give_checks(self, staged: Staged) -> None:
         # A single candidate that nothing is known of beforehand is right.
-        is_alone = len(self.candidates) == 1 and self._reference is None
+        is_alone = max(self._expected, len(self.candidates)) == 1 and self._reference is None
         if self._checks_given or self._builder.is_instant or is_alone:
             return
         self._checks_given = True

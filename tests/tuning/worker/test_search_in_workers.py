@@ -91,7 +91,7 @@ def outcome(record):
 def test_one_that_takes_the_worker_down_is_a_failed_trial_and_the_search_goes_on(workers, monkeypatch):
     """One sleeps for ever, one calls `os._exit`, one segfaults, one takes too much memory: the best that works wins."""
     real, verdicts = Watchdog.blame, []
-    monkeypatch.setattr(Watchdog, "blame", lambda *args: (verdicts.append(real(*args)), verdicts[-1])[1])
+    monkeypatch.setattr(Watchdog, "blame", lambda *args, **how: (verdicts.append(real(*args, **how)), verdicts[-1])[1])
     limits = Isolation(memory_bytes=1 << 30, imports=["faults"])
     # Time enough for a busy machine, and a deadline all the same.
     tuner = Tuner(0, 1, isolate=limits, strategy=FirstToLast(), effort="full")
@@ -187,10 +187,8 @@ class AtHome:
     def end(self):
         self.dead = True
 
-    is_busy, is_on_cpu = False, True
-
-    def leave(self, *, busy=False):
-        self.end()
+    leave = end
+    compiles_ahead = False
 
 
 class TableClock:

@@ -46,10 +46,9 @@ ALL = [0, 1, 2]
 class Scripted:
     """A worker that says what is written down for it, and then ends with this status; None: it hangs."""
 
-    def __init__(self, says, status=0, memory=0, *, platform="cpu", busy=False):
+    def __init__(self, says, status=0, memory=0, *, ahead=False):
         self.says = list(says)
-        self.is_on_cpu = platform == "cpu"
-        self.is_busy = busy
+        self.compiles_ahead = ahead
         self.ended = status
         self.held = memory
         self.order = {}
@@ -93,9 +92,8 @@ class Scripted:
     def end(self):
         self.left = False
 
-    def leave(self, *, busy=False):
+    def leave(self):
         self.left = True
-        self.is_busy = busy
 
 
 @pytest.fixture
@@ -343,36 +341,25 @@ def test_one_worker_serves_run_after_run():
     assert statuses(made) == ["ok"] * 3
 
 
-@pytest.mark.parametrize(("platform", "kept"), [("gpu", True), ("cpu", False)])
-def test_a_compilation_that_was_left_behind_costs_the_next_tuning_no_worker(platform, kept):
-    """Unless its device is the processor, which would measure it as well."""
-    worker = Scripted([starts(2, "compile"), starts(0), back(0), done(0, 1)], platform=platform)
+def test_a_worker_that_still_compiles_does_not_serve_the_next_tuning():
+    """It would tell of numbers that are others' by then, and may hold the compiler's lock."""
+    worker = Scripted([starts(2, "compile"), starts(0), back(0), done(0, 1)])
     made, _ = session(worker)
     made.run(ALL)
-    made.close()
-    assert worker.left is kept
-    assert worker.is_busy is kept
-
-
-def test_a_worker_that_checks_something_does_not_serve_the_next_tuning():
-    """An interrupt: what it is at is not a compilation."""
-    worker = Scripted([starts(0)], platform="gpu")
-    made, _ = session(worker)
-    made.add(0)
-    made.watchdog.starts(0, "check", 0.0)
     made.close()
     assert not worker.left
 
 
-def test_a_death_in_a_worker_that_compiled_for_the_tuning_before_is_no_candidates_fault():
-    """All run once more in a fresh one, and there the one at work is out."""
-    first = Scripted([starts(1)], status=-signal.SIGSEGV, busy=True)
-    second = Scripted([starts(1)], status=-signal.SIGSEGV)
-    third = Scripted([done(0, 2)])
-    made, watch = session(first, second, third)
+@pytest.mark.parametrize(
+    "about", [{"status": -signal.SIGSEGV}, {"status": None, "memory": 2000}], ids=["crash", "memory"]
+)
+def test_a_death_beside_programs_of_later_tunings_costs_a_candidate_its_place_the_second_time(about):
+    """One of those may have done it: all run once more, in a fresh worker."""
+    first, second = Scripted([starts(1)], ahead=True, **about), Scripted([starts(1)], ahead=True, **about)
+    made, watch = session(first, second, Scripted([done(0, 2)]))
     made.run(ALL)
-    assert (second.programs, third.programs) == ([0, 1, 2], [0, 2])
-    assert watch.told == [("lost", "b", "crash")]
+    assert second.programs == [0, 1, 2]
+    assert [(what, cfg) for what, cfg, _ in watch.told] == [("lost", "b")]
 
 
 def test_the_next_worker_knows_what_is_right():

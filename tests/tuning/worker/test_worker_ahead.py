@@ -192,7 +192,10 @@ def test_the_tuning_at_work_goes_before_programs_that_are_compiled_ahead():
 
     ahead = AheadCompiler(load)
     ahead.begin()
-    given(ahead, exported(lambda x: [x], X))
+    # As in a worker, where another thread takes in what is given.
+    giving = threading.Thread(target=given, args=(ahead, exported(lambda x: [x], X)))
+    giving.start()
+    giving.join()
     assert seen.get() == min(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + 5, 19)
     ended(ahead)
 

@@ -58,10 +58,12 @@ class AheadCompiler:
         # Are programs of the tuning at work being compiled?
         self._is_held = False
         self._has_threads = False
+        self._priority = 0
 
     def begin(self) -> None:
-        """From now on programs are compiled with the settings of this thread."""
+        """From now on programs are compiled with the settings of this thread, and with a lower priority than it has."""
         self._settings = JaxSettings.here()
+        self._priority = _own_priority()
 
     def hold(self) -> None:
         """Begins with no program until `go`; those under way go on."""
@@ -113,7 +115,7 @@ class AheadCompiler:
                     self._waiting.remove(data)
 
     def _work(self) -> None:
-        _give_way()
+        _give_way(self._priority)
         while True:
             with self._changed:
                 while self._is_held or not self._waiting:
@@ -148,8 +150,14 @@ class AheadCompiler:
             return CompiledAhead(executable, len(shapes), for_speed, time.perf_counter() - start)
 
 
-def _give_way() -> None:
-    """Has this thread go behind those of the tuning at work; elsewhere than on Linux threads have no such number."""
+def _own_priority() -> int:
+    """This thread's; elsewhere than on Linux threads have none."""
     with contextlib.suppress(OSError, AttributeError):
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    return 0
+
+
+def _give_way(priority: int) -> None:
+    """Has this thread go behind threads of this priority."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority + _NICER)

@@ -107,7 +107,8 @@ class Worker:
 
     def _begin(self, head: dict[str, Any], parts: list[bytes]) -> None:
         """Another tuning: nothing of the last one is kept."""
-        self._ahead.forget()
+        if not head["again"]:
+            self._ahead.forget()
         self._ahead.hold()
         if self._bench is not None:
             self._bench.close()

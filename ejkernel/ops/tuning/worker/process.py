@@ -87,6 +87,7 @@ def compile_ahead(
     head = {"platform": platform, "device": device, "settings": dict(settings), "imports": list(imports)}
     worker = (_kept.get() or _Kept()).latest.get(json.dumps(head))
     if worker is not None and worker.is_alive():
+        worker.compiles_ahead = True
         worker.send("ahead", [data])
 
 
@@ -100,8 +101,8 @@ class WorkerProcess:
     It imports JAX and takes its device while its parent goes on: what is sent meanwhile waits in a queue.
     """
 
-    # Does it still compile something for a tuning that is over?
-    is_busy = False
+    # Was it given programs of later tunings?
+    compiles_ahead = False
 
     def __init__(
         self, head: Mapping[str, Any], *, serves: str = _CANDIDATES, variables: Mapping[str, str] | None = None
@@ -274,14 +275,8 @@ class WorkerProcess:
         """Has it not ended?"""
         return not self._has_ended()
 
-    @property
-    def is_on_cpu(self) -> bool:
-        """Is its device the processor?"""
-        return bool(self._head["platform"] == "cpu")
-
-    def leave(self, *, busy: bool = False) -> None:
-        """Done with it: kept for another tuning where there may be one, else ended; a busy one still compiles."""
-        self.is_busy = self.is_busy or busy
+    def leave(self) -> None:
+        """Done with it: kept for another tuning where there may be one, else ended."""
         kept, name = _kept.get(), json.dumps(self._head)
         # A kernel inside a kernel is tuned while the outer one's worker waits: one of the two is enough.
         if kept is None or name in kept.spare:

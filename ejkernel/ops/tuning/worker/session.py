@@ -5,8 +5,8 @@ every step before it takes it. So a worker may die at any moment: of a candidate
 watchdog ends it for time or memory. The candidate that was at work is out, a new worker gets all programs that are
 left, and what was running, a look or a race, begins afresh there. Where several candidates were at work, they are
 compiled one by one first. A kill from outside costs a candidate its place the second time, and so does a death in a
-worker that still compiled something for the tuning before. The parent does not die of a candidate, and a worker dies
-with its parent. Three deaths with no candidate at work, or three before a worker is ready,
+worker that compiled programs of later tunings beside it. The parent does not die of a candidate, and a worker dies with
+its parent. Three deaths with no candidate at work, or three before a worker is ready,
 are an `IsolationError`: then the worker itself cannot be used.
 """
 
@@ -115,7 +115,7 @@ class WorkerSession:
                 if ended is not None and ended.status == "deadline":
                     self._leave_behind(ended)
                     return None
-                blame = self.watchdog.blame(ended, status, words)
+                blame = self.watchdog.blame(ended, status, words, beside=worker.compiles_ahead)
                 if blame is not None:
                     self._lose(*blame)
                 # Another process, other times: what was timed in the dead one does not compare.
@@ -128,26 +128,16 @@ class WorkerSession:
 
     def close(self) -> None:
         """Done with the worker."""
-        if self._worker is not None and self._serves_the_next():
-            self._worker.leave(busy=bool(self.watchdog.at_work))
+        # One that still compiles something may hold the compiler's lock, and would tell of numbers that are others'.
+        if self._worker is not None and not self.watchdog.at_work:
+            self._worker.leave()
             self._worker = None
         self._end()
 
-    def _serves_the_next(self) -> bool:
-        """Is nothing at work in the worker, or on an accelerator a compilation that was left behind?
-
-        A CPU's clock would measure that as well. On an H200 a new worker cost the next tuning seven seconds: its start,
-        and all that was compiled ahead.
-        """
-        if not self.watchdog.at_work:
-            return True
-        assert self._worker is not None
-        return not self._worker.is_on_cpu and all(turn.doing == "compile" for turn in self.watchdog.at_work.values())
-
     def _new(self) -> WorkerProcess:
+        self.watchdog.new_worker()
         self._sent = set()
         self._worker = self._start()
-        self.watchdog.new_worker(busy=self._worker.is_busy)
         self._send_tuning(self._worker)
         return self._worker
 
@@ -156,8 +146,8 @@ class WorkerSession:
             self._worker.end()
             self._worker = None
 
-    def _send_tuning(self, worker: WorkerProcess) -> None:
-        """Sends the parts of the tuning that all programs have in common."""
+    def _send_tuning(self, worker: WorkerProcess, *, again: bool = False) -> None:
+        """Sends the parts of the tuning that all programs have in common; `again`: of the same one, with cotangents."""
         parts: list[bytes] = []
         sets, expected = [], []
         for case in self._cases():
@@ -180,6 +170,7 @@ class WorkerSession:
             tolerance=self.job.tolerance,
             one_by_one=self.watchdog.one_by_one,
             count=len(self.candidates),
+            again=again,
             **self._settings,
         )
         if self.references:
@@ -193,7 +184,7 @@ class WorkerSession:
             # The first program with gradients: the others go again, behind its cotangents.
             self._extra, known = extra, sorted(self._sent)
             self._sent = set()
-            self._send_tuning(worker)
+            self._send_tuning(worker, again=True)
             self._send_programs(worker, [number for number in known if self.candidates.runs(number)])
         for number, program in programs.items():
             arguments = None if len(program.extra) else -len(self._extra) or None

@@ -61,8 +61,6 @@ class Watchdog:
         # Ended once from outside while at work: by the system for want of memory, or by a person. Twice is no accident.
         self._struck: set[int] = set()
         self._unexplained = 0
-        # Does the worker still compile what the tuning before left behind? Then that may be what ends it.
-        self._is_busy = False
         self._memory_limit = math.inf
         self._deadline = math.inf
         # The shortest check in this worker: the first one in a new worker also loads what all need.
@@ -76,10 +74,9 @@ class Watchdog:
         self.hears()
         self.one_by_one, self._unexplained = False, 0
 
-    def new_worker(self, *, busy: bool = False) -> None:
-        """One that starts now may hold what is free now; a busy one still compiles for the tuning before."""
+    def new_worker(self) -> None:
+        """One that starts now may hold what is free now."""
         self._memory_limit, self._quickest = self.isolation.memory_limit, math.inf
-        self._is_busy = busy
         self.hears()
 
     def hears(self) -> None:
@@ -140,13 +137,14 @@ class Watchdog:
         shortened = limit < self.isolation.run_seconds
         return f" where another one took {self._quickest:.2g} s" if shortened else ""
 
-    def blame(self, ended: KillReason | None, status: int, words: str) -> Blame | None:
-        """The culprit; None where they are to be tried one by one, or where it may have been a kill from outside."""
+    def blame(self, ended: KillReason | None, status: int, words: str, *, beside: bool = False) -> Blame | None:
+        """The culprit; None where they are to be tried one by one, or where it may have been something else.
+
+        A kill from outside, or what the worker compiled `beside` them for later tunings: the first time.
+        """
         suspects, self.at_work = self.at_work, {}
         if ended is not None and ended.number is not None:
             return Blame(ended.number, "timeout", ended.message)
-        if self._is_busy:
-            return None
         if not suspects:
             self._unexplained += 1
             if self._unexplained >= _UNEXPLAINED:
@@ -158,9 +156,9 @@ class Watchdog:
         # One by one the latest to begin is the only one, unless an earlier one still compiles.
         number = max(suspects, key=lambda n: suspects[n].since)
         doing = suspects[number].doing
-        if ended is not None:
-            return Blame(number, "memory", f"{ended.message} ({doing})")
-        if status in FROM_OUTSIDE and number not in self._struck:
+        if (beside or (ended is None and status in FROM_OUTSIDE)) and number not in self._struck:
             self._struck.add(number)
             return None
+        if ended is not None:
+            return Blame(number, "memory", f"{ended.message} ({doing})")
         return Blame(number, "crash", f"the process died ({doing}; {words})")
