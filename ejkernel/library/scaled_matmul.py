@@ -17,12 +17,11 @@ from .arguments import LARGEST, ArgumentError, ArgumentTypeError, as_array, floa
 from .call import plan, planned, program
 from .mosaic import scaled_tiles, served
 from .mosaic.guess import is_measured
+from .mosaic.tiles import PROCESSORS
 from .quantize import FLOAT8, block_from, quantize, spread_scales
 from .reverse import recomputed
 
 _BLOCK = 128
-# Multiprocessors of an H100 and an H200.
-_PROCESSORS = 132
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
     def _fills(inv: Invocation[Any, Any], cfg: ScaledMatmulConfig) -> bool:
         """Has every multiprocessor of a Hopper GPU a block?"""
         (m, _), n = inv.args[0].shape, inv.args[1].shape[1]
-        return bool(-(-m // (cfg.block_m or 1)) * -(-n // (cfg.block_n or 1)) >= _PROCESSORS)
+        return bool(-(-m // (cfg.block_m or 1)) * -(-n // (cfg.block_n or 1)) >= PROCESSORS)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[ScaledMatmulConfig]:
         """All of them."""

@@ -17,7 +17,7 @@ _NARROWEST, _WIDEST, _WIDE = 1024, 8192, 1 << 14
 def held_rows(inv: Invocation[Any, Any]) -> int | None:
     """Warps that hold a row, or None.
 
-    On an H200 four of them took 0.84 to 1.03 of the time of the Triton kernel for rows of 1024 to 4096, and with the
+    On an H200 four of them took 0.65 to 1.03 of the time of the Triton kernel for rows of 1024 to 4096, and with the
     gradient 0.72 to 0.91 for rows of 1024 to 7168.
     """
     x = inv.args[0]

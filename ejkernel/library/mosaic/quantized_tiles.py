@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .tiles import LINE_BYTES, SHARED_BYTES
+from .tiles import LINE_BYTES, PROCESSORS, SHARED_BYTES
 
 BITS = {"int8": 8, "int4": 4}
 # Words of 16 bits that a warpgroup multiplies at once: the height of a product of tensor cores.
@@ -17,8 +17,6 @@ HEIGHT = 64
 _SUMS = {1: 128, 2: 128, 3: 80, 4: 64}
 # All registers of a multiprocessor, over the threads of a warpgroup.
 _REGISTERS = 65536 // 128
-# Multiprocessors of an H100 and an H200: each runs one block, and a last round of a few takes as long as a full one.
-_PROCESSORS = 132
 # Columns, depth of a step and warpgroups, by bits. A block of 256 columns reads as many bytes of 64 rows as of weights
 # of 4 bits; the wider it is, the more parts of the depth there are to add up. Others were compiled and left out: their
 # warpgroups have too few registers, so that ptxas lets products wait for each other or moves sums to memory.
@@ -110,7 +108,7 @@ def strips(x: Any, weight: Any, scales: Any) -> Iterator[Strip]:
         blocks = -(-width // n) * -(-x.shape[0] // rows)
         most = scales.shape[0] if grouped else -(-depth // k)
         # One round of blocks, or two or three where these leave fewer multiprocessors idle at the end.
-        rounds = [max(1, min(count * _PROCESSORS // blocks, most)) for count in (1, 2, 3)]
+        rounds = [max(1, min(count * PROCESSORS // blocks, most)) for count in (1, 2, 3)]
         later = max(rounds[1:], key=lambda parts: _busy(parts * blocks))
         for parts in dict.fromkeys((rounds[0], later) if workers == 2 and n == 256 else rounds[:1]):
             yield Strip(n, k, stages, parts, workers)
@@ -118,4 +116,4 @@ def strips(x: Any, weight: Any, scales: Any) -> Iterator[Strip]:
 
 def _busy(blocks: int) -> float:
     """The share of multiprocessors that have a block, over all rounds."""
-    return blocks / (-(-blocks // _PROCESSORS) * _PROCESSORS)
+    return blocks / (-(-blocks // PROCESSORS) * PROCESSORS)

@@ -11,6 +11,8 @@ LINE_BYTES = 128
 WORKERS = 2
 # What a block may have of shared memory, without what Mosaic itself needs.
 SHARED_BYTES = 226 * 1024
+# Multiprocessors of an H100 and an H200: each runs one block, and a last round of a few takes as long as a full one.
+PROCESSORS = 132
 # Tiles of 64 rows for each warpgroup, and as many columns as its registers hold sums of.
 _ROWS, _COLUMNS = (128, 256), (64, 128, 256)
 

@@ -373,6 +373,19 @@ def test_the_next_worker_knows_what_is_right():
     assert (second.programs, second.order["runners"]) == ([0, 1, 2], [2, 1])
 
 
+def test_the_first_program_with_gradients_sends_the_tuning_once_more():
+    """Behind its cotangents, and marked as the same one."""
+    worker = Scripted([done(0, 1, 2)])
+    made, _ = session(worker)
+    made.add(0)
+    assert not worker.tuning["again"]
+    program = made.candidates.program(1)
+    object.__setattr__(program, "portable", PortableProgram(b"b", (jnp.ones(2),), 1, None, "forward+backward"))
+    made.add(1)
+    assert worker.tuning["again"]
+    assert worker.programs == [0, 0, 1]
+
+
 def test_programs_are_sent_before_the_run():
     """As soon as each is exported, so that the worker compiles while others are exported; none is sent twice."""
     one = Scripted([done(0, 1, 2)])

@@ -15,9 +15,12 @@ import pytest
 
 from ejkernel.ops.timing.inputs import flatten_call
 from ejkernel.ops.timing.program import Staged, stage
+from ejkernel.ops.tuning.job import TuningJob
+from ejkernel.ops.tuning.runner import InProcessRunner
 from ejkernel.ops.tuning.worker.ahead import AheadCompiler
 from ejkernel.ops.tuning.worker.export import export
-from ejkernel.ops.tuning.worker.main import ImportingBuilder, WorkerBench, _loaded
+from ejkernel.ops.tuning.worker.main import ImportingBuilder, Worker, WorkerBench, _loaded
+from ejkernel.ops.tuning.worker.protocol import Message
 
 X = jnp.arange(6.0).reshape(2, 3)
 
@@ -198,6 +201,27 @@ def test_the_tuning_at_work_goes_before_programs_that_are_compiled_ahead():
     giving.join()
     assert seen.get() == min(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + 5, 19)
     ended(ahead)
+
+
+@pytest.mark.parametrize(("again", "told"), [(False, ["forget", "hold"]), (True, ["hold"])])
+def test_a_tuning_that_is_sent_again_is_the_same_one(again, told):
+    """With cotangents, which the first program with gradients shows: later tunings' programs are not a turn older."""
+    seen = []
+    ahead = SimpleNamespace(forget=lambda: seen.append("forget"), hold=lambda: seen.append("hold"))
+    head = {"verb": "tuning", "again": again, "sets": [], "expected": [], "tolerance": None}
+    Worker(None, ahead).obey(Message(head, []))
+    assert seen == told
+
+
+@pytest.mark.parametrize(("count", "given"), [(2, True), (1, False)])
+def test_the_first_of_several_shows_how_candidates_are_compared(count, given):
+    """Though the others have not come yet; one alone is compared with nothing."""
+    runner = InProcessRunner(TuningJob(lambda cfg: lambda x: x * cfg, (X,), {}, ()), seed=0, device=jax.devices()[0])
+    runner.compiler.open(count)
+    [place] = runner.candidates.enter([2.0])
+    runner.compiler.add(place)
+    assert runner.compiler._checks_given is given
+    runner.close()
 
 
 @pytest.mark.parametrize(("fn", "products"), [(lambda x: x @ x.T, True), (lambda x: x + 1, False)])
