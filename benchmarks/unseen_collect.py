@@ -1,8 +1,10 @@
 """Tunes the library's operations at many shapes and writes down the times of all candidates, for `unseen.py`.
 
 One line a tuning, appended as it ends: a run that is cut off goes on where it was. What `unseen.py` reads is the same
-file, compressed by `--pack`. On a GPU, for some 150 tunings: `unseen_collect.py --seconds 400 --each 2.5 --pack`. On
-a CPU one core is enough, and says more where others are busy: `taskset -c 1 python unseen_collect.py --each 20 --pack`.
+file, compressed by `--pack`. On a GPU four processes are fast, since compiling takes most of the time and they time in
+turns: `--seconds 330 --each 12 --shard 1/4 --out part1.jsonl` and so on, with XLA_PYTHON_CLIENT_PREALLOCATE=false; then
+the parts in one file, and `--seconds 0 --pack`. On a CPU one core is enough, and says more where others are busy:
+`taskset -c 1 python unseen_collect.py --each 20 --pack`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=400.0, help="of this run")
     parser.add_argument("--each", type=float, default=4.0, help="seconds of one tuning at most")
     parser.add_argument("--calls", type=int, default=30, help="of each operation")
+    parser.add_argument("--shard", default="1/1", help="i/n: every n-th call from the i-th on, for several processes")
     parser.add_argument("--pack", action="store_true", help="compress what was collected, for unseen.py")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -107,7 +111,8 @@ def main() -> int:
     if options.out.exists():
         done = {json.loads(line)["name"] for line in options.out.read_text(encoding="utf-8").splitlines()}
     start, count = time.perf_counter(), len(done)
-    for call in calls("cpu" if platform == "cpu" else "gpu", options.calls):
+    part, parts = map(int, options.shard.split("/"))
+    for call in islice(calls("cpu" if platform == "cpu" else "gpu", options.calls), part - 1, None, parts):
         if time.perf_counter() - start > options.seconds:
             break
         name = name_of(call)
