@@ -11,7 +11,7 @@ import pytest
 
 from ejkernel.ops import AutotunePolicy, OpsError, attribute, default_selector, freeze, locked, report, tunable
 from ejkernel.ops.core.key import Key
-from ejkernel.ops.reporting.xplane import TracedProgram, _Event, _labels_of, trace_files
+from ejkernel.ops.reporting.xplane import TracedProgram, _Event, _programs_of, trace_files
 from ejkernel.ops.store.layered import MemoryStore
 from ejkernel.ops.store.store import StoredEntry
 
@@ -128,10 +128,10 @@ def test_programs_of_one_name_are_told_apart_by_their_operations():
     other = TracedProgram(frozenset({"reduce.3", "sine.4"}), {"reduce.3": "other"})
     events = [_Event(0.0, 1.0, op, "jit_step", "7") for op in ("dot.1", "tanh.2", "reduce.3")]
     for programs in ({"14": mine, "11": other}, {"14": mine, "7": other}, {"7": mine, "8": mine}):
-        assert _labels_of({"jit_step": programs}, events) == {("jit_step", "7"): mine.labels}
-    assert _labels_of({}, events) == {("jit_step", "7"): {}}
+        assert _programs_of({"jit_step": programs}, events)["jit_step", "7"].labels == mine.labels
+    assert _programs_of({}, events)["jit_step", "7"].labels == {}
     alike = TracedProgram(mine.names, {"dot.1": "another"})
-    assert _labels_of({"jit_step": {"1": mine, "2": alike}}, events) == {("jit_step", "7"): {}}
+    assert _programs_of({"jit_step": {"1": mine, "2": alike}}, events)["jit_step", "7"].labels == {}
 
 
 def test_the_latest_of_several_traces_counts(trace, tmp_path):

@@ -12,7 +12,7 @@ import os
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +21,15 @@ from ..core.errors import RecordFormatError
 from ..core.folder_walk import NotPlainError, resolved
 from ..core.plain_file import TooLargeError
 from ..execution.labels import extract_labels_from_hlo_text
+from .graph_kernels import GraphKernels, Instruction, in_order
 
 # Numbers of fields in XLA's xplane.proto and hlo.proto, which never change their meaning.
 _PLANES, _PLANE_NAME, _EVENT_KINDS, _STAT_KINDS = 1, 2, 4, 5
 _KIND_NAME, _KIND_STATS = 2, 5
 _STAT_KIND, _STAT_BYTES = 1, 6
 _MODULE, _COMPUTATIONS, _COMPUTATION_ID, _INSTRUCTIONS = 1, 3, 5, 2
-_NAME, _METADATA, _OP_NAME, _CALLED = 1, 7, 2, 38
+_SCHEDULE, _SEQUENCES, _SEQUENCE_KEY, _SEQUENCE, _SEQUENCE_IDS = 7, 1, 1, 2, 1
+_NAME, _OPCODE, _METADATA, _OP_NAME, _INSTRUCTION_ID, _CALLED = 1, 2, 7, 2, 35, 38
 _HLO_PROTO = b"Hlo Proto"
 # JAX's reader takes no more.
 _LARGEST = 2 << 30
@@ -46,10 +48,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class TracedProgram:
-    """A program in a trace: the names of its instructions, and the labels of those that have one."""
+    """A program in a trace: the names of its instructions, the labels of those that have one, and their order."""
 
     names: frozenset[str]
     labels: Mapping[str, str]
+    graphs: GraphKernels = field(default_factory=lambda: GraphKernels(()), compare=False)
 
 
 # By the name of a program, and the number behind it.
@@ -81,9 +84,9 @@ def operations(path: str | os.PathLike[str]) -> list[Operation]:
                     for line in (plane.lines if platform else ())
                     if platform == "cpu" or line.name.startswith(("Stream", "XLA Ops"))
                 ]
-                labels = _labels_of(programs, [event for line in lines for event in line])
+                ran = _programs_of(programs, [event for line in lines for event in line])
                 for events in lines:
-                    _add_line(events, platform, labels, found)
+                    _add_line(_of_graphs(events, ran), platform, ran, found)
     return [
         Operation(sum(times), len(times), label, program, platform)
         for (_, label, program, platform), times in found.items()
@@ -118,55 +121,80 @@ class _Event(NamedTuple):
     op: str
     module: str
     number: str
+    # The launch of a CUDA graph that it was a part of: then `op` is the graph, and the kernel has a name of its own.
+    graph: str = ""
+    kernel: str = ""
+    label: str = ""
 
 
 def _events(line: Any) -> list[_Event]:
+    wanted = ("hlo_op", "hlo_module", "program_id", "cuda_graph_id", "correlation_id")
     events = []
     for event in line.events:
-        stats = {name: value for name, value in event.stats if name in ("hlo_op", "hlo_module", "program_id")}
+        stats = {name: str(value) for name, value in event.stats if name in wanted}
         if "hlo_op" in stats or "hlo_module" in stats:
-            op, module = str(stats.get("hlo_op", event.name)), str(stats.get("hlo_module", ""))
-            events.append(_Event(event.start_ns, event.duration_ns, op, module, str(stats.get("program_id"))))
+            graph = stats.get("correlation_id", "-") if "cuda_graph_id" in stats else ""
+            about = (stats.get("hlo_op", event.name), stats.get("hlo_module", ""), str(stats.get("program_id")))
+            events.append(_Event(event.start_ns, event.duration_ns, *about, graph, event.name))
     # The longer of two that begin at once is around the other.
     return sorted(events, key=lambda one: (one.start, -one.duration))
 
 
-def _labels_of(programs: _Programs, events: Sequence[_Event]) -> dict[tuple[str, str], Mapping[str, str]]:
-    """The labels of each program that ran, by its name and number.
+def _programs_of(programs: _Programs, events: Sequence[_Event]) -> dict[tuple[str, str], TracedProgram]:
+    """Each program that ran, by its name and number.
 
     A program that JAX read from its compilation cache has another number in the times than in the trace's list of
     programs, and that may be another one's. So of those with the name it is the one that has most of the operations.
     """
     ran: dict[tuple[str, str], set[str]] = defaultdict(set)
     for event in events:
-        ran[event.module, event.number].add(event.op)
-    found: dict[tuple[str, str], Mapping[str, str]] = {}
+        ran[event.module, event.number].add(event.kernel if event.graph else event.op)
+    found: dict[tuple[str, str], TracedProgram] = {}
     for (module, number), ops in ran.items():
         some = programs.get(module, {})
         most = max((len(ops & one.names) for one in some.values()), default=0)
-        fitting = {n: one.labels for n, one in some.items() if len(ops & one.names) == most}
+        fitting = {n: one for n, one in some.items() if len(ops & one.names) == most}
         # Of several alike, that of the number; else what all of them say.
         found[module, number] = fitting.get(number) or _agreed(list(fitting.values()))
     return found
 
 
-def _agreed(labels: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    first = labels[0] if labels else {}
-    return {name: label for name, label in first.items() if all(other.get(name) == label for other in labels)}
+def _of_graphs(events: Sequence[_Event], programs: Mapping[tuple[str, str], TracedProgram]) -> list[_Event]:
+    """The events, with a label where a CUDA graph hides the operation."""
+    launches: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    for at, event in enumerate(events):
+        if event.graph:
+            launches[event.module, event.number, event.op, event.graph].append(at)
+    found = list(events)
+    for (module, number, _, _), places in launches.items():
+        labels = programs[module, number].graphs.labels([events[at].kernel for at in places])
+        for at, label in zip(places, labels, strict=True):
+            found[at] = events[at]._replace(op=events[at].kernel, label=label)
+    return found
+
+
+def _agreed(alike: Sequence[TracedProgram]) -> TracedProgram:
+    if len(alike) == 1:
+        return alike[0]
+    first = alike[0].labels if alike else {}
+    labels = {name: label for name, label in first.items() if all(one.labels.get(name) == label for one in alike)}
+    return TracedProgram(frozenset(), labels)
 
 
 def _add_line(
     events: Sequence[_Event],
     platform: str,
-    programs: Mapping[tuple[str, str], Mapping[str, str]],
+    programs: Mapping[tuple[str, str], TracedProgram],
     found: dict[tuple[str, str, str, str], list[float]],
 ) -> None:
     """Adds the time of each operation of a thread or stream, without that of the operations inside it."""
     around: list[tuple[float, list[float], str]] = []
     for event in events:
-        while around and around[-1][0] <= event.start:
+        # Kernels of a GPU stand beside each other, also where one begins before the other has ended.
+        while around and (around[-1][0] <= event.start or platform == "gpu"):
             around.pop()
-        label = programs[event.module, event.number].get(event.op) or (around[-1][2] if around else "")
+        own = event.label if event.graph else programs[event.module, event.number].labels.get(event.op)
+        label = own or (around[-1][2] if around else "")
         times = found[event.op, label, event.module, platform]
         times.append(event.duration * 1e-9)
         if around:
@@ -198,35 +226,78 @@ def _programs(data: memoryview) -> dict[str, dict[str, TracedProgram]]:
 
 
 def _of_program(proto: memoryview) -> TracedProgram:
-    computations: dict[Any, list[tuple[str, str, list[Any]]]] = {}
+    computations: dict[Any, list[_Instruction]] = {}
+    orders: dict[Any, list[int]] = {}
     for module in _sub(list(_fields(proto)), _MODULE):
-        for computation in _sub(list(_fields(module)), _COMPUTATIONS):
-            parts = list(_fields(computation))
-            number = next((v for n, v in parts if n == _COMPUTATION_ID), None)
-            computations[number] = [_instruction(one) for one in _sub(parts, _INSTRUCTIONS)]
-    own = {name: label for some in computations.values() for name, label, _ in some if label}
+        parts = list(_fields(module))
+        for computation in _sub(parts, _COMPUTATIONS):
+            inner = list(_fields(computation))
+            number = next((v for n, v in inner if n == _COMPUTATION_ID), None)
+            computations[number] = [_instruction(one) for one in _sub(inner, _INSTRUCTIONS)]
+        for schedule in _sub(parts, _SCHEDULE):
+            for sequence in _sub(list(_fields(schedule)), _SEQUENCES):
+                pair = dict(_fields(sequence))
+                orders[pair.get(_SEQUENCE_KEY)] = list(_ids(pair.get(_SEQUENCE, memoryview(b""))))
+    own = {one.name: one.label for some in computations.values() for one in some if one.label}
     for some in computations.values():
-        for name, label, called in some:
-            inner = Counter(found for number in called for _, found, _ in computations.get(number, ()) if found)
+        for one in some:
+            inner_labels = Counter(
+                found.label for number in one.called for found in computations.get(number, ()) if found.label
+            )
             # A fusion without a scope of its own has that of most of what is in it.
-            if not label and inner:
-                own[name] = inner.most_common(1)[0][0]
-    return TracedProgram(frozenset(name for some in computations.values() for name, _, _ in some), own)
+            if not one.label and inner_labels:
+                own[one.name] = inner_labels.most_common(1)[0][0]
+    ordered = [
+        in_order(
+            {one.number: Instruction(one.name, one.opcode, own.get(one.name, ""), one.data) for one in some},
+            orders.get(number, ()),
+        )
+        # What is in a fusion is no kernel of its own.
+        for number, some in computations.items()
+        if number in orders or not orders
+    ]
+    names = {one.name for some in computations.values() for one in some}
+    kernels = {one.kernel for some in ordered for one in some}
+    return TracedProgram(frozenset(names | kernels), own, GraphKernels(ordered))
 
 
-def _instruction(data: memoryview) -> tuple[str, str, list[Any]]:
-    name, label = "", ""
+class _Instruction(NamedTuple):
+    """An instruction as it is listed."""
+
+    number: int
+    name: str
+    opcode: str
+    label: str
+    called: list[Any]
+    data: memoryview
+
+
+def _instruction(data: memoryview) -> _Instruction:
+    name = opcode = label = ""
+    own = -1
     called: list[Any] = []
     for number, value in _fields(data):
-        if number == _NAME and isinstance(value, memoryview):
+        if number == _INSTRUCTION_ID:
+            own = value
+        elif number == _CALLED:
+            called += _numbers(value) if isinstance(value, memoryview) else [value]
+        elif not isinstance(value, memoryview):
+            continue
+        elif number == _NAME:
             name = bytes(value).decode("utf-8", "replace")
-        elif number == _METADATA and isinstance(value, memoryview):
+        elif number == _OPCODE:
+            opcode = bytes(value).decode("utf-8", "replace")
+        elif number == _METADATA:
             scope = b"".join(bytes(v) for v in _sub(list(_fields(value)), _OP_NAME)).decode("utf-8", "replace")
             # A kernel inside a kernel: the inner one.
             label = next(reversed(extract_labels_from_hlo_text(scope)), "")
-        elif number == _CALLED:
-            called += _numbers(value) if isinstance(value, memoryview) else [value]
-    return name, label, called
+    return _Instruction(own, name, opcode, label, called, data)
+
+
+def _ids(sequence: Any) -> Iterator[int]:
+    for number, value in _fields(sequence) if isinstance(sequence, memoryview) else ():
+        if number == _SEQUENCE_IDS:
+            yield from _numbers(value) if isinstance(value, memoryview) else [value]
 
 
 def _sub(parts: list[tuple[int, Any]], number: int) -> Iterator[memoryview]:
