@@ -203,7 +203,7 @@ class CandidateCompiler:
 
     def compile_for_speed(self, numbers: Sequence[int], deadline: float) -> None:
         """Compiles these once more, side by side; one that is not there in time is out."""
-        with CompilePool(workers_for(len(numbers))) as pool:
+        with self._builder.undisturbed(), CompilePool(workers_for(len(numbers))) as pool:
             for number in numbers:
                 pool.give(number, self._quick.pop(number))
             for built in pool.results(deadline, usable=True):

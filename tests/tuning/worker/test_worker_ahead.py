@@ -248,3 +248,16 @@ def test_a_worker_waits_for_the_heuristic_and_then_lets_programs_of_later_tuning
     bench._ahead = SimpleNamespace(go=lambda: told.append("go"))
     bench.obey("run", {"runners": [7], "looks": None, "kept": kept, "seed": 0, "seconds": 10.0}, [])
     assert told == [("until", needed), "wait", "check", "go", "race"]
+
+
+def test_programs_wait_while_those_at_work_are_compiled_once_more(ahead):
+    """And go on behind that."""
+    data = exported(lambda x: [x - 1], X)
+    with ahead.held():
+        ahead.give(data)
+        assert ahead.take(data, for_speed=True) is None
+        ahead.give(data)
+        assert data not in ahead._begun
+    while data not in ahead._begun:
+        pass
+    np.testing.assert_array_equal(ahead.take(data, for_speed=True).executable(X)[0], X - 1)

@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple, final
 
@@ -75,6 +75,15 @@ class AheadCompiler:
         with self._changed:
             self._is_held = False
             self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Begins with no program meanwhile."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.go()
 
     def give(self, data: bytes) -> None:
         """Has a program compiled."""

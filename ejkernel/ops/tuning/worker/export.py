@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, final
 
@@ -50,6 +52,9 @@ class ProgramBuilder(Protocol):
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program, on any thread; `lowered` is None for what runs as it is."""
 
+    def undisturbed(self) -> AbstractContextManager[None]:
+        """While candidates wait for their compilers: what is compiled for later tunings waits."""
+
     @property
     def one_by_one(self) -> bool:
         """Is one to be made at a time?"""
@@ -86,6 +91,10 @@ class LocalBuilder:
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """Compiled, or as it is."""
         return staged.build() if lowered is None else staged.compile(lowered, for_speed=for_speed)
+
+    def undisturbed(self) -> AbstractContextManager[None]:
+        """Nothing is compiled for later tunings here."""
+        return contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -140,6 +149,10 @@ class ExportingBuilder:
     def times_products(self, staged: Staged, lowered: Any) -> bool:
         """By its text."""
         return bool(staged.portable.products)
+
+    def undisturbed(self) -> AbstractContextManager[None]:
+        """Nothing is compiled here."""
+        return contextlib.nullcontext()
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program as bytes, which the other process compiles."""

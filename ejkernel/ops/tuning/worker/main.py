@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -307,6 +308,10 @@ class ImportingBuilder:
     def times_products(self, staged: Staged, lowered: Any) -> bool:
         """As the parent has seen."""
         return bool(staged.portable[1]["products"])
+
+    def undisturbed(self) -> AbstractContextManager[None]:
+        """Programs of later tunings wait."""
+        return self.ahead.held()
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """Compiled, perhaps while the tuning before was measured."""
