@@ -1,7 +1,8 @@
-"""One device, many processors: thirteen calls tuned with one process that traces, and with several.
+"""One device, many processors: thirteen calls tuned by one process, by a worker, and by a worker with several tracers.
 
-Each way runs in a process of its own with an empty store. The device's load is what `nvidia-smi` says five times a
-second.
+"one" traces, compiles and measures in a single process; "0" has a worker that compiles and measures while this process
+traces; "auto" has processes that trace as well, as many as the processors allow. Each runs in a process of its own with
+an empty store. The device's load is what `nvidia-smi` says five times a second.
 
     python benchmarks/tracing_gpu.py
 """
@@ -22,7 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from ejkernel import library
-from ejkernel.ops import AutotuneOptions, autotune
+from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, OperationStores, Tuner, autotune
+from ejkernel.ops.timing.compile_pool import leave_process
 
 # Rows, and the widths of products; the small ones are for a machine without a GPU.
 SIZES = {"gpu": (8192, 2048, 5632), "cpu": (64, 64, 128)}
@@ -68,15 +70,18 @@ def step(rows: int, width: int, inner: int) -> tuple[Any, tuple[Any, ...]]:
     return jax.jit(jax.grad(loss, (0, 1))), args
 
 
-def tune(seconds: float | None) -> dict[str, Any]:
-    """One tuning in this process."""
+def tune(seconds: float | None, *, alone: bool) -> dict[str, Any]:
+    """One tuning from this process; `alone`: with no other one."""
+    selector = ConfigSelectorChain(ConfigCache(), tuner=Tuner(isolate=False), persistent=OperationStores())
     fn, args = step(*SIZES["gpu" if jax.default_backend() == "gpu" else "cpu"])
     loads: list[float] = []
     done = threading.Event()
     watcher = threading.Thread(target=_watch, args=(loads, done), daemon=True)
     watcher.start()
     start = time.perf_counter()
-    result = autotune(fn, *args, tuning=AutotuneOptions(seconds=seconds, progress=False))
+    result = autotune(
+        fn, *args, tuning=AutotuneOptions(seconds=seconds, selector=selector if alone else None, progress=False)
+    )
     taken = time.perf_counter() - start
     done.set()
     watcher.join()
@@ -117,20 +122,21 @@ def main() -> int:
     """Both ways, in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, help="the budget; none without it")
-    parser.add_argument("--tracers", default="0,auto", help="numbers of processes, with commas (0,auto)")
+    parser.add_argument("--tracers", default="one,0,auto", help="numbers of tracing processes, with commas")
+    parser.add_argument("--alone", action="store_true", help="without a worker process")
     parser.add_argument("--here", action="store_true", help="one tuning in this process")
     options = parser.parse_args()
     if options.here:
-        print(json.dumps(tune(options.seconds)))
-        return 0
+        print(json.dumps(tune(options.seconds, alone=options.alone)), flush=True)
+        leave_process(0)
     found = {}
     for count in options.tracers.split(","):
         with tempfile.TemporaryDirectory() as folder:
             variables = {**os.environ, "EJKERNEL_PERSISTENT_CACHE_DIR": folder}
             if count != "auto":
-                variables["EJKERNEL_OPS_TRACERS"] = count
+                variables["EJKERNEL_OPS_TRACERS"] = "0" if count == "one" else count
             more = [] if options.seconds is None else ["--seconds", str(options.seconds)]
-            command = [sys.executable, __file__, "--here", *more]
+            command = [sys.executable, __file__, "--here", *(["--alone"] if count == "one" else []), *more]
             done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
         if done.returncode:
             print(done.stderr[-2000:])

@@ -36,7 +36,8 @@ from .user_function import flatten_program, holds_arrays, of_arrays
 # A sample is long beside launches and clocks.
 _SAMPLE_SECONDS = 0.05
 _MOST_CALLS = 64
-_ROUNDS_A_TRACE = 8
+# A trace takes some tenths of a second by itself, and holds so many rounds, unless those take longer than this.
+_ROUNDS_A_TRACE, _TRACE_SECONDS = 8, 0.6
 _LEAST_ROUNDS, _MOST_ROUNDS = 9, 61
 # Surely not slower: the upper end of the interval may be above one by so much, as far as noise goes.
 NOT_SLOWER = 1.005
@@ -191,7 +192,7 @@ class ProgramStep:
         if self._clock is None:
             return []
         both = [Run(number, form.name, form.call, form.leaves) for number, form in enumerate((one, other))]
-        rounds = max(2, min(_ROUNDS_A_TRACE, int(_SAMPLE_SECONDS / seconds)))
+        rounds = max(2, min(_ROUNDS_A_TRACE, int(_TRACE_SECONDS / (2 * seconds))))
         try:
             found = self._clock.rounds([both if turn % 2 else both[::-1] for turn in range(rounds)])
         except ProfilerUnavailable:
