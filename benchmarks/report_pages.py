@@ -1,5 +1,7 @@
 """Makes the documentation's example pages from real tunings here: `python benchmarks/report_pages.py [name] [folder]`.
 
+A third argument, `step`, leaves the operations' page out.
+
 The demo's operations and its training step are tuned into a store of their own. `<name>.html` is the page of the store,
 `<name>_step.html` that of the step with its profile, `<name>.png` a picture, where Chromium is installed. Sizes and the
 time to open are printed. On an H200: `python benchmarks/report_pages.py h200`. The user's cache folder is not touched.
@@ -20,8 +22,8 @@ CHROMIUM = next(
 )
 
 
-def pages(name: str, target: Path) -> list[Path]:
-    """Tunes, and writes both pages."""
+def pages(name: str, target: Path, part: str) -> list[Path]:
+    """Tunes, and writes both pages, or that of the step alone."""
     import jax
 
     from ejkernel.library import demo, demo_step
@@ -36,13 +38,14 @@ def pages(name: str, target: Path) -> list[Path]:
     )
 
     stores = OperationStores()
-    for case in demo.cases():
+    for case in demo.cases() if part != "step" else ():
         found = demo.choose(case, stores)
         print(f"{case.operation}: {found.seconds:.1f} s")
     device = device_fingerprint().partition("|")[2]
-    whole = report(
-        stores, target / f"{name}.html", title=f"The library's operations on {device}, jax {jax.__version__}"
-    )
+    made = []
+    if part != "step":
+        title = f"The library's operations on {device}, jax {jax.__version__}"
+        made.append(report(stores, target / f"{name}.html", title=title))
     result = demo_step.tuned(stores)
     print(result.table())
     step = report(result, target / f"{name}_step.html", title=f"A training step on {device}, jax {jax.__version__}")
@@ -56,7 +59,7 @@ def pages(name: str, target: Path) -> list[Path]:
     profile = attribute(trace, store=stores)
     print(profile)
     report(result, step, title=f"A training step on {device}, jax {jax.__version__}", profile=profile)
-    return [whole, step]
+    return [*made, step]
 
 
 def browser(*words: str) -> float:
@@ -67,11 +70,11 @@ def browser(*words: str) -> float:
     return time.perf_counter() - start
 
 
-def main(name: str = "demo", folder: str = "docs/pictures") -> None:
+def main(name: str = "demo", folder: str = "docs/pictures", part: str = "all") -> None:
     """Makes the pages, looks at them, and says how large they are."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    made = pages(name, target)
+    made = pages(name, target, part)
     for page in made:
         print(f"{page}: {page.stat().st_size / 1e3:.0f} kB")
     if CHROMIUM is None:
