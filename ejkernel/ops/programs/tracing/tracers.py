@@ -3,8 +3,8 @@
 Tracing and exporting is Python's work, and Python's lock has one thread of a process do it: on an H200 the candidates
 of a mixture-of-experts step took longer to trace than to compile and to time together. So some processes trace, in the
 order in which the calls will be tuned; a tuning takes what is there, waits for what is being traced, and traces itself
-what no process has begun with. A candidate at which a process dies is out; one that a process refuses is traced where
-it is tuned.
+what no process has begun with. A candidate at which two processes die is out; one that a process refuses is traced
+where it is tuned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Literal, final
 from ...core.codec import encode
 from ...core.errors import IsolationError
 from ...core.record import Objective
-from ...tuning.worker.process import FROM_OUTSIDE, WorkerGone, WorkerProcess
+from ...tuning.worker.process import WorkerGone, WorkerProcess
 from ...tuning.worker.protocol import Message
 from ...tuning.worker.tracing import StillTracing, TracedElsewhere, TracerGone, tracing_in_force
 from ..pool.task import AskedCall
@@ -29,7 +29,7 @@ from ..pool.task import AskedCall
 # A process has one candidate at work and the next one at hand: an answer waits for Python's lock here.
 _AT_ONCE = 2
 # Starts of processes after the first ones, however many candidates take one down.
-_RESTARTS = 4
+_RESTARTS = 8
 _SERVES = "ejkernel.ops.programs.tracing.tracer"
 
 
@@ -44,7 +44,7 @@ class _Task:
     found: TracedElsewhere | None = None
     # Why it is out: it took a process down.
     gone: str = ""
-    # Was its process killed from outside once?
+    # Has a process ended at it once?
     again: bool = False
 
 
@@ -228,9 +228,10 @@ class Tracers:
 
     def _gone(self, process: WorkerProcess, at_work: deque[_Task]) -> bool:
         """A process has died, of the first of what it had."""
-        status, words = process.status(), process.last_words()
+        words = process.last_words()
         with self._changed:
-            if at_work and not (status in FROM_OUTSIDE and not at_work[0].again):
+            # Once may be chance, or a kill from outside: another process tries it.
+            if at_work and at_work[0].again:
                 culprit = at_work.popleft()
                 culprit.gone, culprit.state = f"the process that traced it ended ({words})", "done"
             elif at_work:
