@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-NAMES = ("dense", "moe", "decode", "vit")
+NAMES = ("dense", "moe", "experts", "decode", "vit")
 RACED, SLOWER, AGAIN, MEDIANS, OFF = 0.8, 1.005, 1.01, 1.02, 0.02
 
 

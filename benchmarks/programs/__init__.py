@@ -6,5 +6,5 @@ from . import decode, dense, moe, vit
 from .program import Program
 
 PROGRAMS: dict[str, Program] = {
-    program.name: program for program in (dense.PROGRAM, moe.PROGRAM, decode.PROGRAM, vit.PROGRAM)
+    program.name: program for program in (dense.PROGRAM, moe.PROGRAM, moe.WHOLE, decode.PROGRAM, vit.PROGRAM)
 }

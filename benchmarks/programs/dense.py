@@ -50,9 +50,8 @@ def make(s: SimpleNamespace) -> tuple[Any, ...]:
     return outer_weights(draw, s, layers), tokens, labels
 
 
-def attended(ops: Any, s: SimpleNamespace, x: jax.Array, w: Any) -> jax.Array:
-    """`x` of (tokens, width) with attention added."""
-    normed = ops.rms_norm(x, w["attention_norm"])
+def attention(ops: Any, s: SimpleNamespace, normed: jax.Array, w: Any) -> jax.Array:
+    """Attention of normed rows of (tokens, width)."""
     places = jnp.arange(s.length)[None]
 
     def heads(weight: jax.Array) -> jax.Array:
@@ -60,7 +59,7 @@ def attended(ops: Any, s: SimpleNamespace, x: jax.Array, w: Any) -> jax.Array:
 
     q, k = rotated(heads(w["query"]), places), rotated(heads(w["key"]), places)
     seen = ops.attention(q, k, heads(w["value"]), causal=True)
-    return x + ops.matmul(seen.reshape(x.shape[0], -1), w["out"])
+    return ops.matmul(seen.reshape(normed.shape[0], -1), w["out"])
 
 
 def fed_forward(ops: Any, s: SimpleNamespace, x: jax.Array, w: Any) -> jax.Array:
@@ -73,7 +72,7 @@ def decoder(forward: Callable[..., jax.Array]) -> Callable[[Any, SimpleNamespace
 
     def build(ops: Any, s: SimpleNamespace) -> Callable[..., Any]:
         def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
-            x = attended(ops, s, x, w)
+            x = x + attention(ops, s, ops.rms_norm(x, w["attention_norm"]), w)
             return x + forward(ops, s, ops.rms_norm(x, w["norm"]), w), None
 
         def loss(params: Any, tokens: jax.Array, labels: jax.Array) -> jax.Array:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .dense import SIZES, TINY, attention_weights, decoder, outer_weights
-from .program import Draw, Program
+from .dense import SIZES, TINY, attention, attention_weights, decoder, outer_weights
+from .operations import routed
+from .program import Draw, Program, trained
 
 
 def make(s: SimpleNamespace) -> tuple[Any, ...]:
@@ -25,24 +27,31 @@ def make(s: SimpleNamespace) -> tuple[Any, ...]:
     return outer_weights(draw, s, layers), tokens, labels
 
 
-def routed(ops: Any, s: SimpleNamespace, x: jax.Array, w: Any) -> jax.Array:
-    """Copies of the rows sorted by expert, through their experts, and added up again."""
-    scores, chosen = jax.lax.top_k((x @ w["router"]).astype(jnp.float32), s.chosen)
-    shares = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-    order = jnp.argsort(chosen.reshape(-1))
-    sizes = jnp.bincount(chosen.reshape(-1), length=s.experts).astype(jnp.int32)
-    rows = x[order // s.chosen]
-    hidden = jax.nn.silu(ops.ragged_dot(rows, w["gate"], sizes)) * ops.ragged_dot(rows, w["up"], sizes)
-    out = ops.ragged_dot(hidden, w["down"], sizes)
-    back = jnp.zeros_like(out).at[order].set(out, unique_indices=True).reshape(x.shape[0], s.chosen, -1)
-    return jnp.einsum("tcw,tc->tw", back, shares)
+def experts(ops: Any, s: SimpleNamespace, x: jax.Array, w: Any) -> jax.Array:
+    """The step of a user who has replaced products alone."""
+    return routed(ops, x, x @ w["router"], w["gate"], w["up"], w["down"], s.chosen)
 
 
-PROGRAM = Program(
-    "moe",
-    sizes=SIZES | {"hidden": 768, "words": 32000, "experts": 32, "chosen": 4},
-    tiny=TINY | {"hidden": 32, "experts": 4, "chosen": 2},
-    make=make,
-    build=decoder(routed),
-    value=lambda out: out[1],
-)
+def whole(ops: Any, s: SimpleNamespace) -> Callable[..., Any]:
+    """The same step with whole layers of experts, and each sum normed where it is made."""
+
+    def layer(carry: tuple[jax.Array, jax.Array], w: Any) -> tuple[tuple[jax.Array, jax.Array], None]:
+        normed, x = ops.residual_norm(*carry, w["attention_norm"])
+        normed, x = ops.residual_norm(attention(ops, s, normed, w), x, w["norm"])
+        return (ops.moe(normed, normed @ w["router"], w["gate"], w["up"], w["down"], k=s.chosen), x), None
+
+    def loss(params: Any, tokens: jax.Array, labels: jax.Array) -> jax.Array:
+        x = params["embedding"][tokens].reshape(-1, s.width)
+        carry, _ = jax.lax.scan(layer, (jnp.zeros_like(x), x), params["layers"])
+        normed, _ = ops.residual_norm(*carry, params["norm"])
+        return ops.linear_cross_entropy(normed, params["head"], labels.reshape(-1))
+
+    return trained(loss)
+
+
+_SIZES: dict[str, Any] = {
+    "sizes": SIZES | {"hidden": 768, "words": 32000, "experts": 32, "chosen": 4},
+    "tiny": TINY | {"hidden": 32, "experts": 4, "chosen": 2},
+}
+PROGRAM = Program("moe", **_SIZES, make=make, build=decoder(experts), value=lambda out: out[1])
+WHOLE = Program("experts", **_SIZES, make=make, build=whole, value=lambda out: out[1])

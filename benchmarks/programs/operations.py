@@ -12,6 +12,19 @@ from ejkernel import library
 _ACTIVATIONS: dict[Any, Any] = {None: lambda x: x, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
 
 
+def routed(ops: Any, x: Any, logits: Any, gate: Any, up: Any, down: Any, k: int) -> jax.Array:
+    """An expert layer with ragged products; routing, permuting and adding up are plain JAX."""
+    scores, chosen = jax.lax.top_k(logits.astype(jnp.float32), k)
+    shares = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+    order = jnp.argsort(chosen.reshape(-1))
+    sizes = jnp.bincount(chosen.reshape(-1), length=logits.shape[-1]).astype(jnp.int32)
+    rows = x[order // k]
+    hidden = jax.nn.silu(ops.ragged_dot(rows, gate, sizes)) * ops.ragged_dot(rows, up, sizes)
+    out = ops.ragged_dot(hidden, down, sizes)
+    back = jnp.zeros_like(out).at[order].set(out, unique_indices=True).reshape(x.shape[0], k, -1)
+    return jnp.einsum("tcw,tc->tw", back, shares)
+
+
 class Plain:
     """What JAX alone gives; attention by cuDNN where that is asked for."""
 
@@ -40,6 +53,10 @@ class Plain:
         normed = off * jax.lax.rsqrt(jnp.mean(off * off, -1, keepdims=True) + 1e-6)
         return (normed * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
 
+    def residual_norm(self, x: Any, residual: Any, weight: Any) -> tuple[jax.Array, jax.Array]:
+        """The normed sum, and the sum."""
+        return self.rms_norm(x + residual, weight), x + residual
+
     def softmax(self, x: Any) -> jax.Array:
         """Over the last axis."""
         return jax.nn.softmax(x, axis=-1)
@@ -47,6 +64,10 @@ class Plain:
     def ragged_dot(self, lhs: Any, rhs: Any, sizes: Any) -> jax.Array:
         """Groups of rows, each with a matrix of its own."""
         return jax.lax.ragged_dot(lhs, rhs, sizes)
+
+    def moe(self, x: Any, logits: Any, gate: Any, up: Any, down: Any, *, k: int) -> jax.Array:
+        """Copies of the rows sorted by expert, through their experts, and added up again."""
+        return routed(self, x, logits, gate, up, down, k)
 
     def linear_cross_entropy(self, hidden: Any, weight: Any, labels: Any) -> jax.Array:
         """The mean, from all logits at once in float32."""
@@ -64,4 +85,6 @@ class Library:
     layer_norm = staticmethod(library.layer_norm)
     softmax = staticmethod(library.softmax)
     ragged_dot = staticmethod(library.ragged_dot)
+    residual_norm = staticmethod(library.residual_norm)
+    moe = staticmethod(library.moe)
     linear_cross_entropy = staticmethod(library.linear_cross_entropy)

@@ -119,7 +119,8 @@ def _tune_function(
     for _ in range(_ROUNDS):
         changed = len(campaign.changed)
         campaign.run([_as_asked(call, options) for call in found.calls if not campaign.has_seen(call.key)])
-        if campaign.interrupted or len(campaign.changed) == changed:
+        late = time.perf_counter() >= campaign.deadline
+        if campaign.interrupted or len(campaign.changed) == changed or late:
             break
         # The program is another one now, and may hold other calls.
         try:
