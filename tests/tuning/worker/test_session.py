@@ -46,8 +46,10 @@ ALL = [0, 1, 2]
 class Scripted:
     """A worker that says what is written down for it, and then ends with this status; None: it hangs."""
 
-    def __init__(self, says, status=0, memory=0, *, ahead=False):
+    def __init__(self, says, status=0, memory=0, *, ahead=False, starts=False):
         self.says = list(says)
+        # Does it never get ready?
+        self.starts = starts
         self.compiles_ahead = ahead
         self.ended = status
         self.held = memory
@@ -63,8 +65,11 @@ class Scripted:
         else:
             self.order = head
 
-    def ready(self):
-        """At once."""
+    def ready(self, is_too_late):
+        """At once, or never."""
+        while self.starts and not is_too_late():
+            self.rest()
+        return not self.starts
 
     # Done by each look that hears nothing.
     rest = staticmethod(lambda: None)
@@ -128,7 +133,7 @@ def done(*numbers, winner=0):
     return Message({"verb": "done"}, [record.dumps().encode()])
 
 
-def session(*workers, names=("a", "b", "c"), **limits):
+def session(*workers, names=("a", "b", "c"), falls_back=False, **limits):
     """A session whose workers are these, one after the other, with all candidates exported; and what was told."""
     watch = Watching()
     queue = list(workers)
@@ -138,7 +143,7 @@ def session(*workers, names=("a", "b", "c"), **limits):
         candidates.advance(number, "traced", name=names[number])
         candidates.advance(number, "compiled", program=CompiledProgram(None, "forward", portable=portable))
     cases = [CheckCase((jnp.ones(2),))]
-    job = TuningJob(lambda cfg: cfg, (), {}, names)
+    job = TuningJob(lambda cfg: cfg, (), {}, names, heuristic_first=falls_back)
     made = WorkerSession(
         *(job, candidates, lambda: cases, lambda: queue.pop(0), Isolation(**{"memory_bytes": 1000, **limits})),
         warmup=1,
@@ -223,13 +228,38 @@ def test_a_hang_ends_with_the_limit_of_a_turn():
 def test_under_a_deadline_a_turn_is_measured_by_those_of_others(monkeypatch, clock, took, kind):
     """One that takes a hundred times as long hangs; where all are slow none does, and the deadline ends them."""
     monkeypatch.setattr(watchdog, "_HOPELESS_SECONDS", 0.01)
-    monkeypatch.setattr(watchdog, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(watchdog, "_LEAST_GRACE_SECONDS", 0.1)
     first = Scripted([starts(0), back(0, at=took), starts(1)], None)
     made, watch = session(first, Scripted([done(0, 2)]), run_seconds=3600)
     found = made.run(ALL, deadline=clock.now + (0.5 if kind == "deadline" else 3600))
 
     assert statuses(made) == ["ok", "timeout", "ok"]
     assert (("lost", "b", "timeout") in watch.told, found is None) == ((True, False) if took < 1 else (False, True))
+
+
+@pytest.mark.parametrize("worker", [Scripted([], None, starts=True), Scripted([starts(0, "compile")], None)])
+def test_with_a_cfg_to_fall_back_on_a_deadline_ends_a_worker_that_has_nothing_yet(clock, worker):
+    """One that is still starting, or compiling its first candidate, on a busy machine."""
+    made, _ = session(worker, falls_back=True, run_seconds=3600)
+    assert made.run(ALL, deadline=clock.now + 10) is None
+    assert clock.now < 1011
+    assert worker.ended == -signal.SIGKILL
+
+
+def test_without_one_the_first_right_candidate_is_waited_for(clock):
+    """One there must be, however late."""
+    late = Scripted([starts(0)], None)
+    late.rest = lambda: (setattr(clock, "now", clock.now + 10), late.says.append(done(0, 1, 2)))
+    made, _ = session(late, run_seconds=3600)
+    assert made.run(ALL, deadline=clock.now + 1) is not None
+
+
+@pytest.mark.parametrize(("seconds", "grace"), [(1.0, 0.8), (30.0, 1.5), (600.0, 2.0), (math.inf, 2.0)])
+def test_the_grace_of_a_worker_is_a_small_part_of_its_time(clock, seconds, grace):
+    """A budget is kept to within a second, or to within a twentieth."""
+    watched = watchdog.Watchdog(Isolation())
+    watched.begin(clock.now + seconds)
+    assert watched._grace == pytest.approx(grace)
 
 
 def test_the_first_turn_in_a_new_worker_is_not_measured_by_those_of_the_last_one(monkeypatch, clock):

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -144,6 +144,7 @@ class WorkerProcess:
         self._process.stdin.close()
         self._process.stdout.close()
         self._is_ready = False
+        self._is_too_late: Callable[[], bool] = lambda: False
         # Since when it is stopped, where it is.
         self._stopped_since: float | None = None
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -172,16 +173,19 @@ class WorkerProcess:
             pass
         self._sender.close()
 
-    def ready(self) -> None:
-        """Waits until it can be used; an `IsolationError` where it cannot."""
+    def ready(self, is_too_late: Callable[[], bool] = lambda: False) -> bool:
+        """Waits until it can be used, or it is too late; an `IsolationError` where it cannot be used."""
         if not self._is_ready:
+            self._is_too_late = is_too_late
             self._begin()
-            self._is_ready = True
+        return self._is_ready
 
     def _begin(self) -> None:
         until = time.perf_counter() + _START_SECONDS
         try:
             while (message := self.hear()) is None:
+                if self._is_too_late():
+                    return
                 if time.perf_counter() > until:
                     raise IsolationError(f"the worker process was not ready after {_START_SECONDS:g} s")
         except WorkerGone as error:
@@ -189,6 +193,7 @@ class WorkerProcess:
             raise kind(f"the worker process ended before it was ready ({self.last_words()})") from error
         if message.verb != "hello":
             raise IsolationError(f"the worker process cannot be used: {message.head.get('message')}")
+        self._is_ready = True
 
     @property
     def pid(self) -> int:

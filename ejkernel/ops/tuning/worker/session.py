@@ -96,12 +96,12 @@ class WorkerSession:
         self.watchdog.begin(deadline)
         births = 0
         while runners := [number for number in numbers if self.candidates.runs(number)]:
-            if self._worker is None and self._is_one_right() and time.perf_counter() >= deadline:
+            if self._worker is None and self._is_usable() and time.perf_counter() >= deadline:
                 return None
             worker = self._worker or self._new()
             try:
                 self._send_run(worker, runners, looks, kept, seed)
-                worker.ready()
+                self._await(worker)
                 return self._follow(worker)
             except KilledAtBirth:
                 births += 1
@@ -208,6 +208,12 @@ class WorkerSession:
             seconds=None if math.isinf(self._deadline) else max(self._deadline - time.perf_counter(), 1e-3),
         )
 
+    def _await(self, worker: WorkerProcess) -> None:
+        """Waits until the worker can be used, or the time is up."""
+        if not worker.ready(lambda: self._is_usable() and self.watchdog.too_late() is not None):
+            worker.kill()
+            raise WorkerGone(self.watchdog.too_late())
+
     def _follow(self, worker: WorkerProcess) -> Record:
         looked = 0.0
         self.watchdog.hears()
@@ -220,7 +226,7 @@ class WorkerSession:
                     return record
             if message is None or time.perf_counter() - looked > LOOK_SECONDS:
                 looked = time.perf_counter()
-                ended = self.watchdog.look(worker.memory(), usable=self._is_one_right())
+                ended = self.watchdog.look(worker.memory(), usable=self._is_usable())
                 if ended is not None:
                     worker.kill()
                     raise WorkerGone(ended)
@@ -268,8 +274,9 @@ class WorkerSession:
                 check = None if head["check"] is None else Finding(**head["check"])
                 self.candidates.advance(number, head["status"], check=check, **about)
 
-    def _is_one_right(self) -> bool:
-        return bool(self.candidates.having("checked", "timed"))
+    def _is_usable(self) -> bool:
+        """Is one right by now, or a cfg there to fall back on? Then a deadline is a deadline."""
+        return self.job.heuristic_first or bool(self.candidates.having("checked", "timed"))
 
     def _leave_behind(self, ended: KillReason) -> None:
         for number in self.watchdog.at_work:

@@ -15,8 +15,8 @@ from .process import FROM_OUTSIDE
 
 # A compilation, and the end of a trace, may take so many times as long as a run.
 _LONGER_TIMES = 5.0
-# What a worker gets to say goodbye once its time is up.
-_GRACE_SECONDS = 2.0
+# What a worker gets to say goodbye once its time is up: this share of it, and of seconds at least and at most.
+_GRACE, _LEAST_GRACE_SECONDS, _MOST_GRACE_SECONDS = 0.05, 0.8, 2.0
 # Where there is a deadline: so many times as long as another one needed, and at least so many seconds, is a hang.
 _HOPELESS_TIMES = 100.0
 _HOPELESS_SECONDS = 5.0
@@ -63,6 +63,7 @@ class Watchdog:
         self._unexplained = 0
         self._memory_limit = math.inf
         self._deadline = math.inf
+        self._grace = _MOST_GRACE_SECONDS
         # The shortest check in this worker: the first one in a new worker also loads what all need.
         self._quickest = math.inf
         # When anything was heard of it last.
@@ -71,6 +72,8 @@ class Watchdog:
     def begin(self, deadline: float) -> None:
         """Another batch has other reasons."""
         self._deadline = deadline
+        share = _GRACE * (deadline - time.perf_counter())
+        self._grace = min(max(share, _LEAST_GRACE_SECONDS), _MOST_GRACE_SECONDS)
         self.hears()
         self.one_by_one, self._unexplained = False, 0
 
@@ -103,7 +106,8 @@ class Watchdog:
     def look(self, held: int, *, usable: bool) -> KillReason | None:
         """Decides whether the worker has to end, for its memory or its time; None where it may go on.
 
-        The deadline counts only once one candidate has passed the check.
+        The deadline counts only where there is something to use: a candidate that has passed the check, or a cfg to
+        fall back on.
         """
         now = time.perf_counter()
         if held > self._memory_limit:
@@ -117,9 +121,12 @@ class Watchdog:
                 return KillReason("timeout", f"did not end within {limit:g} s ({doing}){self._compared(limit)}", number)
         if not self.at_work and now - self._heard > self.silence:
             return KillReason("silence", f"said nothing for {self.silence:g} s, with no candidate at work")
-        if usable and now > self._deadline + _GRACE_SECONDS:
-            return KillReason("deadline", "still at work when the time was up")
-        return None
+        return self.too_late() if usable else None
+
+    def too_late(self) -> KillReason | None:
+        """Is its time up, and its grace?"""
+        late = time.perf_counter() > self._deadline + self._grace
+        return KillReason("deadline", "still at work when the time was up") if late else None
 
     @property
     def silence(self) -> float:
