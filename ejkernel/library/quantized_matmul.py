@@ -21,6 +21,9 @@ from .reverse import recomputed
 from .rows import float_rows
 from .triton.quantized import refuses, widened
 
+# What refuses a call to Mosaic's kernels.
+_MOSAIC = {"mosaic": quantized_tiles.refuses, "mosaic_ahead": quantized_tiles.ahead_refuses}
+
 
 @dataclass(frozen=True)
 class QuantizedMatmulConfig:
@@ -40,8 +43,9 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
 
     Implementations: "dequantize" (weights in the dtype of x, then a product), "scaled" (a product of the integers and
     then the scales, group by group) "summed" (multiplied and added up, for a few rows), "triton" (integers
-    made wide in registers, for up to 128 rows) and "mosaic" (the same for Hopper GPUs and up to 256 rows, with the
-    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies).
+    made wide in registers, for up to 128 rows), "mosaic" (the same for Hopper GPUs and up to 256 rows, with the
+    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies) and "mosaic_ahead"
+    (the next weights are made wide while the tensor cores multiply, and a cluster adds up its parts of the depth).
     """
 
     op_id = "library.quantized_matmul"
@@ -68,12 +72,12 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
             how: dict[str, Any] = {"block_n": cfg.block_n or 64, "block_k": cfg.block_k or 64}
             how |= {"num_warps": cfg.num_warps or 4, "num_stages": cfg.num_stages or 3}
             return recomputed(functools.partial(widened, interpret=interpret, **how), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
-        if cfg.implementation == "mosaic":
-            refused = quantized_tiles.refuses(x, q_weight, scales, sizes=_strip(cfg))
+        if cfg.implementation in _MOSAIC:
+            refused = _MOSAIC[cfg.implementation](x, q_weight, scales, sizes=_strip(cfg))
             if refused:
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
             return recomputed(functools.partial(_by_mosaic, cfg, interpret), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
-        names = "dequantize, scaled, summed, triton or mosaic"
+        names = "dequantize, scaled, summed, triton, mosaic or mosaic_ahead"
         raise ArgumentError(f"{cfg} names no implementation of quantized_matmul; use {names}")
 
     def run_cpu(self, *args: Any, cfg: QuantizedMatmulConfig, **kwargs: Any) -> jax.Array:
@@ -117,15 +121,17 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
 
     @staticmethod
     def _strips(inv: Invocation[Any, Any]) -> list[QuantizedMatmulConfig]:
+        offered = {"mosaic": quantized_tiles.strips, "mosaic_ahead": quantized_tiles.ahead_strips}
         return [
-            QuantizedMatmulConfig("mosaic", s.n, s.k, None, s.stages, s.parts, s.workers)
-            for s in quantized_tiles.strips(*inv.args)
+            QuantizedMatmulConfig(way, s.n, s.k, None, s.stages, s.parts, s.workers)
+            for way, strips in offered.items()
+            for s in strips(*inv.args)
         ]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: QuantizedMatmulConfig) -> bool | str:
         """Sums without a product are for a few rows, and so are the kernels."""
-        if cfg.implementation == "mosaic":
-            refused = quantized_tiles.refuses(*inv.args, sizes=_strip(cfg))
+        if cfg.implementation in _MOSAIC:
+            refused = _MOSAIC[cfg.implementation](*inv.args, sizes=_strip(cfg))
             return refused or served.refuses(inv, inv.args[1].size, hopper=True) or True
         if cfg.implementation == "triton":
             x, weight, scales = inv.args
@@ -214,8 +220,9 @@ def _scaled(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:
 def _by_mosaic(
     cfg: QuantizedMatmulConfig, interpret: bool, x: jax.Array, weight: jax.Array, scales: jax.Array
 ) -> jax.Array:
-    from .mosaic.quantized import product
+    from .mosaic import quantized, quantized_ahead
 
+    product = quantized.product if cfg.implementation == "mosaic" else quantized_ahead.product
     strip = quantized_tiles.Strip(*(size or 1 for size in _strip(cfg)))
     return product(x, weight, scales, strip=strip, interpret=interpret)
 

@@ -1,4 +1,4 @@
-"""A barrier of all warpgroups of a block."""
+"""Barriers of all warpgroups of a block, and of all blocks of a cluster."""
 
 from __future__ import annotations
 
@@ -29,5 +29,28 @@ def meet(barrier: Any) -> None:
     @plgpu.inline_mgpu()  # type: ignore[untyped-decorator]
     def instruction(_: Any) -> None:
         llvm.inline_asm(ir.Type.parse("!llvm.void"), [], "bar.sync 0;", "~{memory}", has_side_effects=True)
+
+    instruction()
+
+
+def gathering(groups: int, axis: str, *, interpret: bool) -> list[Any]:
+    """Scratch of a block of so many warpgroups for a barrier of its cluster along this axis; a GPU needs none."""
+    return [plgpu.ClusterBarrier(collective_axes=(axis,), num_arrivals=groups)] if interpret else []
+
+
+def gather(barrier: Any) -> None:
+    """Waits until all blocks of the cluster are here: what they wrote to memory before can be read then.
+
+    Every warpgroup of every block calls it, those that only copy as well; None is the hardware's own barrier.
+    """
+    if barrier is not None:
+        plgpu.barrier_arrive(barrier)
+        plgpu.barrier_wait(barrier)
+        return
+
+    @plgpu.inline_mgpu()  # type: ignore[untyped-decorator]
+    def instruction(_: Any) -> None:
+        code = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
+        llvm.inline_asm(ir.Type.parse("!llvm.void"), [], code, "~{memory}", has_side_effects=True)
 
     instruction()

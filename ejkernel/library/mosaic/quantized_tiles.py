@@ -25,6 +25,10 @@ _SHAPES = {
     4: ((256, 128, 2), (256, 64, 2), (512, 64, 2)),
 }
 _MOST_STAGES, _MOST_ROWS = 12, 256
+# Those of kernels that make weights wide while others are multiplied.
+_AHEAD = {8: ((256, 128, 2), (256, 64, 2), (256, 64, 4)), 4: ((256, 128, 2), (256, 64, 2))}
+# Blocks of a cluster, on every GPU that has clusters.
+_MOST_BLOCKS = 8
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,28 @@ def refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...]) 
     if needed > SHARED_BYTES:
         return f"{strip.stages} stages take {needed} bytes of shared memory, over {SHARED_BYTES}"
     return ""
+
+
+def ahead_refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...]) -> str:
+    """As `refuses`, for kernels whose parts of the depth are a cluster's blocks."""
+    if scales.ndim == 2:
+        return "scales of groups are not served"
+    if (sizes[3] or 0) > _MOST_BLOCKS:
+        return f"{sizes[3]} parts of the depth are more than the {_MOST_BLOCKS} blocks of a cluster"
+    return refuses(x, weight, scales, sizes=sizes)
+
+
+def ahead_strips(x: Any, weight: Any, scales: Any) -> Iterator[Strip]:
+    """Blocks worth measuring: one round of them, and as many stages as fit."""
+    bits = BITS[weight.dtype.name]
+    depth, width = weight.shape
+    for n, k, workers in _AHEAD[bits] if scales.ndim == 1 else ():
+        bare = Strip(n, k, 2, 1, workers)
+        rows = bare.rows(min(x.shape[0], _MOST_ROWS), grouped=False)
+        stages = min(_MOST_STAGES, SHARED_BYTES // (bare.bytes(bits, rows) // 2))
+        blocks = -(-width // n) * -(-x.shape[0] // rows)
+        parts = max(1, min(PROCESSORS // blocks, _MOST_BLOCKS, -(-depth // k)))
+        yield Strip(n, k, stages, parts, workers)
 
 
 def strips(x: Any, weight: Any, scales: Any) -> Iterator[Strip]:

@@ -7,6 +7,7 @@ counts as a sign. The lowest four bits have room for their sign, which is flippe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,3 +88,36 @@ def _of_pair(pair: Any, place: Place) -> Any:
     code = f"{{ .reg .b32 w, t; lop3.b32 w, $1, {bits}, {under}, {table}; {taken} sub.bf16x2 $0, w, t; }}"
     made = llvm.inline_asm(whole, [word], code, "=r,r")
     return mosaic.utils.bitcast(made, ir.VectorType.get((2,), ir.BF16Type.get()))
+
+
+def placed(there: Any, sums: Sequence[jax.Array], first: int, words: int, stride: int) -> None:
+    """Writes sums (words, rows) of numbers that lie side by side, from the first on, into (rows, columns) in memory.
+
+    A thread has the sums of the same words: so many numbers are written at once, without a transposition before.
+    """
+    layout = plgpu.Layout.WGMMA
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), *[layout] * len(sums)))  # type: ignore[untyped-decorator]
+    def instructions(_: Any, memory: Any, *arrays: Any) -> None:
+        index, long = ir.IndexType.get(), ir.IntegerType.get_signless(64)
+        base = mosaic.utils.memref_ptr(memory)
+        number = ir.F32Type.get()
+        together = ir.VectorType.get((len(arrays),), number)
+        one = arrays[0]
+        for (word, row), at in zip(one.layout.thread_idxs(one.shape), np.ndindex(one.registers.shape), strict=True):
+            begin = arith.addi(
+                arith.muli(row, arith.constant(index, stride)),
+                arith.addi(arith.muli(word, arith.constant(index, words)), arith.constant(index, first)),
+            )
+            (held,) = ir.VectorType(one.registers[at].type).shape
+            for number_of in range(held):
+                place = arith.addi(begin, arith.constant(index, number_of * stride))
+                value = llvm.mlir_undef(together)
+                for slot, array in enumerate(arrays):
+                    which = arith.constant(ir.IntegerType.get_signless(32), number_of)
+                    found = llvm.extractelement(array.registers[at], which)
+                    value = llvm.insertelement(value, found, arith.constant(ir.IntegerType.get_signless(32), slot))
+                pointer = mosaic.utils.getelementptr(base, [arith.index_cast(long, place)], number)
+                llvm.store(value, pointer)
+
+    instructions(there, *sums)
