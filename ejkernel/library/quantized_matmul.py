@@ -21,8 +21,7 @@ from .reverse import recomputed
 from .rows import float_rows
 from .triton.quantized import refuses, widened
 
-# What refuses a call to Mosaic's kernels.
-_MOSAIC = {"mosaic": quantized_tiles.refuses, "mosaic_ahead": quantized_tiles.ahead_refuses}
+_MOSAIC = ("mosaic", "mosaic_ahead")
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class QuantizedMatmulConfig:
     num_stages: int | None = None
     split_k: int | None = None
     warpgroups: int | None = None
+    sharers: int | None = None
 
 
 class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
@@ -45,11 +45,12 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
     then the scales, group by group) "summed" (multiplied and added up, for a few rows), "triton" (integers
     made wide in registers, for up to 128 rows), "mosaic" (the same for Hopper GPUs and up to 256 rows, with the
     depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies) and "mosaic_ahead"
-    (the next weights are made wide while the tensor cores multiply, and a cluster adds up its parts of the depth).
+    (the next weights are made wide while the tensor cores multiply, a cluster adds up its parts of the depth, and
+    `sharers` of its blocks, with other columns each, read their rows together).
     """
 
     op_id = "library.quantized_matmul"
-    version = "2"  # split_k and warpgroups came: entries of version 1 lack them
+    version = "3"  # sharers came: entries of version 2 lack them
     cfg_type = QuantizedMatmulConfig
 
     def run(
@@ -73,7 +74,7 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
             how |= {"num_warps": cfg.num_warps or 4, "num_stages": cfg.num_stages or 3}
             return recomputed(functools.partial(widened, interpret=interpret, **how), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
         if cfg.implementation in _MOSAIC:
-            refused = _MOSAIC[cfg.implementation](x, q_weight, scales, sizes=_strip(cfg))
+            refused = _refused(cfg, x, q_weight, scales)
             if refused:
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
             return recomputed(functools.partial(_by_mosaic, cfg, interpret), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
@@ -121,17 +122,18 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
 
     @staticmethod
     def _strips(inv: Invocation[Any, Any]) -> list[QuantizedMatmulConfig]:
-        offered = {"mosaic": quantized_tiles.strips, "mosaic_ahead": quantized_tiles.ahead_strips}
+        plain = [(s, None) for s in quantized_tiles.strips(*inv.args)]
+        offered = {"mosaic": plain, "mosaic_ahead": quantized_tiles.ahead_strips(*inv.args)}
         return [
-            QuantizedMatmulConfig(way, s.n, s.k, None, s.stages, s.parts, s.workers)
+            QuantizedMatmulConfig(way, s.n, s.k, None, s.stages, s.parts, s.workers, sharers)
             for way, strips in offered.items()
-            for s in strips(*inv.args)
+            for s, sharers in strips
         ]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: QuantizedMatmulConfig) -> bool | str:
         """Sums without a product are for a few rows, and so are the kernels."""
         if cfg.implementation in _MOSAIC:
-            refused = _MOSAIC[cfg.implementation](*inv.args, sizes=_strip(cfg))
+            refused = _refused(cfg, *inv.args)
             return refused or served.refuses(inv, inv.args[1].size, hopper=True) or True
         if cfg.implementation == "triton":
             x, weight, scales = inv.args
@@ -222,9 +224,16 @@ def _by_mosaic(
 ) -> jax.Array:
     from .mosaic import quantized, quantized_ahead
 
-    product = quantized.product if cfg.implementation == "mosaic" else quantized_ahead.product
     strip = quantized_tiles.Strip(*(size or 1 for size in _strip(cfg)))
-    return product(x, weight, scales, strip=strip, interpret=interpret)
+    if cfg.implementation == "mosaic":
+        return quantized.product(x, weight, scales, strip=strip, interpret=interpret)
+    return quantized_ahead.product(x, weight, scales, strip=strip, sharers=cfg.sharers or 1, interpret=interpret)
+
+
+def _refused(cfg: QuantizedMatmulConfig, x: Any, weight: Any, scales: Any) -> str:
+    if cfg.implementation == "mosaic":
+        return quantized_tiles.refuses(x, weight, scales, sizes=_strip(cfg))
+    return quantized_tiles.ahead_refuses(x, weight, scales, sizes=_strip(cfg), sharers=cfg.sharers or 1)
 
 
 def _strip(cfg: QuantizedMatmulConfig) -> tuple[int | None, ...]:

@@ -28,9 +28,9 @@ def by_mosaic(n, k, stages, parts, workers):
     return QuantizedMatmulConfig("mosaic", n, k, None, stages, parts, workers)
 
 
-def ahead(n, k, stages, parts, workers):
-    """The same, with weights that are made wide while others are multiplied."""
-    return QuantizedMatmulConfig("mosaic_ahead", n, k, None, stages, parts, workers)
+def ahead(n, k, stages, parts, workers, sharers=1):
+    """The same, with weights that are made wide while others are multiplied, and blocks that share their rows."""
+    return QuantizedMatmulConfig("mosaic_ahead", n, k, None, stages, parts, workers, sharers)
 
 
 def call(rows, depth, width, kind, group=None):
@@ -59,10 +59,11 @@ def test_every_word_of_16_bits_holds_the_numbers_that_it_was_made_of(bits):
     [
         ("int8", 20, (192, 256), None, by_mosaic(128, 64, 2, 1, 2)),
         ("int4", 5, (192, 256), 64, by_mosaic(256, 64, 2, 2, 1)),
-        ("int8", 20, (320, 384), None, ahead(256, 128, 2, 2, 2)),
+        ("int8", 20, (320, 512), None, ahead(256, 128, 2, 2, 2)),
         pytest.param("int4", 5, (320, 256), None, ahead(256, 64, 2, 2, 2), marks=pytest.mark.slow),
         pytest.param("int8", 130, (448, 256), None, ahead(256, 128, 3, 3, 2), marks=pytest.mark.slow),
-        pytest.param("int8", 1, (192, 256), None, ahead(128, 64, 2, 1, 2), marks=pytest.mark.slow),
+        pytest.param("int8", 1, (192, 384), None, ahead(256, 64, 2, 1, 2), marks=pytest.mark.slow),
+        pytest.param("int8", 16, (256, 512), None, ahead(128, 64, 2, 2, 2, 2), marks=pytest.mark.slow),
         pytest.param("int8", 1, (448, 384), None, by_mosaic(256, 128, 3, 3, 2), marks=pytest.mark.slow),
         pytest.param("int8", 130, (256, 128), 128, by_mosaic(128, 128, 2, 2, 1), marks=pytest.mark.slow),
         pytest.param("int4", 64, (320, 768), None, by_mosaic(512, 64, 2, 2, 4), marks=pytest.mark.slow),
@@ -197,7 +198,9 @@ def test_what_cannot_run_says_why(monkeypatch):
     assert "shared memory" in judged(by_mosaic(256, 128, 5, 4, 2))
     assert judged(ahead(256, 64, 4, 4, 2)) is True
     assert "scales of groups" in judged(ahead(256, 64, 4, 4, 2), group=128)
-    assert "9 parts of the depth are more than the 8 blocks" in judged(ahead(256, 64, 4, 9, 2))
+    assert "9 parts of the depth for 1 sharers" in judged(ahead(256, 64, 4, 9, 2))
+    assert "3 blocks cannot share" not in judged(ahead(256, 64, 4, 2, 2, 3))
+    assert "4 blocks cannot share 64 rows" in judged(ahead(256, 64, 4, 2, 2, 4), width=8192 - 256)
     hopper(monkeypatch, "10.0")
     assert "capability 9, not 10.0" in judged()
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax.experimental.mosaic import gpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 from .launch import plgpu
+
+# Untyped, as Pallas is.
+mosaic: Any = gpu
 
 
 def meeting(groups: int, *, interpret: bool) -> list[Any]:
@@ -31,6 +35,22 @@ def meet(barrier: Any) -> None:
         llvm.inline_asm(ir.Type.parse("!llvm.void"), [], "bar.sync 0;", "~{memory}", has_side_effects=True)
 
     instruction()
+
+
+def released(barrier: Any, *, interpret: bool) -> None:
+    """Tells the blocks of a cluster's barrier that this warpgroup is done with what it guards.
+
+    One thread arrives there for all, so that all of them come together before; at a block's own barrier each would
+    arrive by itself, which takes as long as 64 products.
+    """
+    if not interpret:
+
+        @plgpu.inline_mgpu()  # type: ignore[untyped-decorator]
+        def instruction(_: Any) -> None:
+            mosaic.utils.warpgroup_barrier()
+
+        instruction()
+    plgpu.barrier_arrive(barrier)
 
 
 def gathering(groups: int, axis: str, *, interpret: bool) -> list[Any]:

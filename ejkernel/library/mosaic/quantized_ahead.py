@@ -16,13 +16,15 @@ from jax.experimental import pallas as pl
 
 from .launch import launch, load, loop, plgpu
 from .matmul import turned
-from .meeting import gather, gathering
+from .meeting import gather, gathering, released
 from .quantized_tiles import BITS, HEIGHT, Strip, registers
 from .tiles import LINE_BYTES
 from .words import placed, widened
 
 
-def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip, interpret: bool) -> jax.Array:
+def product(
+    x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip, sharers: int, interpret: bool
+) -> jax.Array:
     """`x @ (weight * scales)` for calls that `quantized_tiles` serves with scales (n,)."""
     (count, depth), width, bits = x.shape, weight.shape[1], BITS[weight.dtype.name]
     words = 16 // bits
@@ -43,7 +45,8 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
         held, x_held, full, empty = scratch[:4]
         narrow, seen = (held, held) if interpret else held
         staged, cluster = scratch[4:] if interpret else (None, None)
-        part, j, i = (jax.lax.axis_index(name) for name in ("part", "column", "row"))
+        part, i = jax.lax.axis_index("part"), jax.lax.axis_index("row")
+        j = jax.lax.axis_index("column") * sharers + jax.lax.axis_index("sharer")
         worker = jax.lax.axis_index("group")
         first = part * each
         mine = jnp.clip(steps - first, 0, each)
@@ -58,7 +61,9 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
                 pl.when(at >= strip.stages)(lambda: plgpu.barrier_wait(empty.at[slot]))
                 here = pl.ds((first + at) * strip.k, strip.k)
                 plgpu.copy_gmem_to_smem(w_ref.at[here, pl.ds(j * strip.n, strip.n)], narrow.at[slot], full.at[slot])
-                plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(i * rows, rows), here], x_held.at[slot], full.at[slot])
+                # Each block of those that share their rows reads some of them for all.
+                how = {"collective_axes": "sharer"} if sharers > 1 and not interpret else {}
+                plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(i * rows, rows), here], x_held.at[slot], full.at[slot], **how)
                 return state
 
             loop(mine, copied, (), interpret=interpret)
@@ -112,7 +117,7 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
                             if number == numbers[0]:
                                 if low == 0:
                                     # The products of the step before have ended: its slot may be overwritten.
-                                    pl.when(at > 0)(lambda: plgpu.barrier_arrive(empty.at[of(at - 1)]))
+                                    pl.when(at > 0)(lambda: released(empty.at[of(at - 1)], interpret=interpret))
                                 after = following(at, low)
                         now = after
                     return now
@@ -123,7 +128,7 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
 
                 loop(mine, step, found(jnp.int32(0), 0, tile), interpret=interpret)
                 plgpu.wgmma_wait(0)
-                pl.when(mine > 0)(lambda: plgpu.barrier_arrive(empty.at[of(mine - 1)]))
+                pl.when(mine > 0)(lambda: released(empty.at[of(mine - 1)], interpret=interpret))
                 return tuple(total[...] for total in totals)
 
             sums = [plgpu.ACC((HEIGHT, rows), jnp.float32) for _ in numbers]
@@ -186,14 +191,14 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
             jax.ShapeDtypeStruct((strip.parts, blocks * rows, *shape), jnp.float32),
             jax.ShapeDtypeStruct((blocks * rows, whole), x.dtype),
         ],
-        grid={"column": columns, "row": blocks},
-        cluster={"part": strip.parts},
+        grid={"column": columns // sharers, "row": blocks},
+        cluster={"part": strip.parts, "sharer": sharers},
         scratch=[
             # Both have the same lines of 128 bytes: what is copied as weights is read as words.
             weights if interpret else plgpu.RefUnion(weights, as_words),
             plgpu.SMEM((strip.stages, rows, strip.k), x.dtype, transforms=_lines(16, interpret)),
             plgpu.Barrier(num_arrivals=2, num_barriers=strip.stages),
-            plgpu.Barrier(num_arrivals=strip.workers, num_barriers=strip.stages),
+            plgpu.ClusterBarrier(collective_axes=("sharer",), num_arrivals=strip.workers, num_barriers=strip.stages),
             # The interpreter takes a factor from shared memory alone.
             *([plgpu.SMEM((strip.workers, HEIGHT, 64), x.dtype)] if interpret else []),
             *gathering(strip.workers + 1, "part", interpret=interpret),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import jax
@@ -25,8 +25,12 @@ _SHAPES = {
     4: ((256, 128, 2), (256, 64, 2), (512, 64, 2)),
 }
 _MOST_STAGES, _MOST_ROWS = 12, 256
-# Those of kernels that make weights wide while others are multiplied.
-_AHEAD = {8: ((256, 128, 2), (256, 64, 2), (256, 64, 4)), 4: ((256, 128, 2), (256, 64, 2))}
+# Those of kernels that make weights wide while others are multiplied, with blocks that read their rows together. A
+# step of 64 is over before its copies are announced, by each thread for itself.
+_AHEAD = {
+    8: ((256, 128, 2, 1), (256, 128, 2, 2), (128, 128, 2, 4)),
+    4: ((256, 128, 2, 1), (256, 128, 2, 2), (256, 128, 2, 4)),
+}
 # Blocks of a cluster, on every GPU that has clusters.
 _MOST_BLOCKS = 8
 
@@ -101,26 +105,37 @@ def refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...]) 
     return ""
 
 
-def ahead_refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...]) -> str:
-    """As `refuses`, for kernels whose parts of the depth are a cluster's blocks."""
+def ahead_refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...], sharers: int) -> str:
+    """As `refuses`, for kernels whose parts of the depth and sharers of rows are a cluster's blocks."""
     if scales.ndim == 2:
         return "scales of groups are not served"
-    if (sizes[3] or 0) > _MOST_BLOCKS:
-        return f"{sizes[3]} parts of the depth are more than the {_MOST_BLOCKS} blocks of a cluster"
-    return refuses(x, weight, scales, sizes=sizes)
+    refused = refuses(x, weight, scales, sizes=sizes)
+    if refused:
+        return refused
+    strip = Strip(*(size or 0 for size in sizes))
+    if sharers not in (1, 2, 4, 8) or strip.parts * sharers > _MOST_BLOCKS:
+        return (
+            f"{strip.parts} parts of the depth for {sharers} sharers are more than {_MOST_BLOCKS} blocks of a cluster"
+        )
+    columns, rows = -(-weight.shape[1] // strip.n), strip.rows(x.shape[0], grouped=False)
+    if columns % sharers or rows % (8 * sharers):
+        return f"{sharers} blocks cannot share {rows} rows, or do not divide {columns} blocks of columns"
+    return ""
 
 
-def ahead_strips(x: Any, weight: Any, scales: Any) -> Iterator[Strip]:
-    """Blocks worth measuring: one round of them, and as many stages as fit."""
+def ahead_strips(x: Any, weight: Any, scales: Any) -> Iterator[tuple[Strip, int]]:
+    """Blocks worth measuring, and how many of them share their rows: one round, and as many stages as fit."""
     bits = BITS[weight.dtype.name]
     depth, width = weight.shape
-    for n, k, workers in _AHEAD[bits] if scales.ndim == 1 else ():
+    for n, k, workers, sharers in _AHEAD[bits] if scales.ndim == 1 else ():
         bare = Strip(n, k, 2, 1, workers)
         rows = bare.rows(min(x.shape[0], _MOST_ROWS), grouped=False)
         stages = min(_MOST_STAGES, SHARED_BYTES // (bare.bytes(bits, rows) // 2))
         blocks = -(-width // n) * -(-x.shape[0] // rows)
-        parts = max(1, min(PROCESSORS // blocks, _MOST_BLOCKS, -(-depth // k)))
-        yield Strip(n, k, stages, parts, workers)
+        parts = max(1, min(PROCESSORS // blocks, _MOST_BLOCKS // sharers, -(-depth // k)))
+        strip = replace(bare, stages=stages, parts=parts)
+        if not ahead_refuses(x, weight, scales, sizes=astuple(strip), sharers=sharers):
+            yield strip, sharers
 
 
 def strips(x: Any, weight: Any, scales: Any) -> Iterator[Strip]:
