@@ -21,7 +21,7 @@ from .reverse import recomputed
 from .rows import float_rows
 from .triton.quantized import refuses, widened
 
-_MOSAIC = ("mosaic", "mosaic_ahead")
+_MOSAIC = ("mosaic", "mosaic_ahead", "mosaic_near")
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,10 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
     Implementations: "dequantize" (weights in the dtype of x, then a product), "scaled" (a product of the integers and
     then the scales, group by group) "summed" (multiplied and added up, for a few rows), "triton" (integers
     made wide in registers, for up to 128 rows), "mosaic" (the same for Hopper GPUs and up to 256 rows, with the
-    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies) and "mosaic_ahead"
+    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies), "mosaic_ahead"
     (the next weights are made wide while the tensor cores multiply, a cluster adds up its parts of the depth, and
-    `sharers` of its blocks, with other columns each, read their rows together).
+    `sharers` of its blocks, with other columns each, read their rows together) and "mosaic_near" (the same, with sums
+    that go from one block's shared memory to another's).
     """
 
     op_id = "library.quantized_matmul"
@@ -78,7 +79,7 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
             if refused:
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
             return recomputed(functools.partial(_by_mosaic, cfg, interpret), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
-        names = "dequantize, scaled, summed, triton, mosaic or mosaic_ahead"
+        names = "dequantize, scaled, summed, triton, mosaic, mosaic_ahead or mosaic_near"
         raise ArgumentError(f"{cfg} names no implementation of quantized_matmul; use {names}")
 
     def run_cpu(self, *args: Any, cfg: QuantizedMatmulConfig, **kwargs: Any) -> jax.Array:
@@ -122,8 +123,10 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
 
     @staticmethod
     def _strips(inv: Invocation[Any, Any]) -> list[QuantizedMatmulConfig]:
-        plain = [(s, None) for s in quantized_tiles.strips(*inv.args)]
-        offered = {"mosaic": plain, "mosaic_ahead": quantized_tiles.ahead_strips(*inv.args)}
+        plain: list[tuple[Any, int | None]] = [(s, None) for s in quantized_tiles.strips(*inv.args)]
+        offered = {"mosaic": plain}
+        for way in _MOSAIC[1:]:
+            offered[way] = list(quantized_tiles.ahead_strips(*inv.args, near=way == "mosaic_near"))
         return [
             QuantizedMatmulConfig(way, s.n, s.k, None, s.stages, s.parts, s.workers, sharers)
             for way, strips in offered.items()
@@ -227,13 +230,15 @@ def _by_mosaic(
     strip = quantized_tiles.Strip(*(size or 1 for size in _strip(cfg)))
     if cfg.implementation == "mosaic":
         return quantized.product(x, weight, scales, strip=strip, interpret=interpret)
-    return quantized_ahead.product(x, weight, scales, strip=strip, sharers=cfg.sharers or 1, interpret=interpret)
+    how: dict[str, Any] = {"sharers": cfg.sharers or 1, "near": cfg.implementation == "mosaic_near"}
+    return quantized_ahead.product(x, weight, scales, strip=strip, interpret=interpret, **how)
 
 
 def _refused(cfg: QuantizedMatmulConfig, x: Any, weight: Any, scales: Any) -> str:
     if cfg.implementation == "mosaic":
         return quantized_tiles.refuses(x, weight, scales, sizes=_strip(cfg))
-    return quantized_tiles.ahead_refuses(x, weight, scales, sizes=_strip(cfg), sharers=cfg.sharers or 1)
+    how: dict[str, Any] = {"sharers": cfg.sharers or 1, "near": cfg.implementation == "mosaic_near"}
+    return quantized_tiles.ahead_refuses(x, weight, scales, sizes=_strip(cfg), **how)
 
 
 def _strip(cfg: QuantizedMatmulConfig) -> tuple[int | None, ...]:

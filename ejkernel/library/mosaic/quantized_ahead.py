@@ -3,7 +3,8 @@
 As in `quantized.py` the product is transposed, and wide weights go from registers to tensor cores. There a step ends
 when its products do, so that both units take turns. Here a product of 64 deep is under way while the next
 weights are made wide, and words are loaded before they are needed. The parts of the
-depth are blocks of one cluster: each writes its sums, and adds up, scales and rounds its share of the rows.
+depth are blocks of one cluster: each hands its sums to the others, through memory or, `near`, through their shared
+memory, and adds up, scales and rounds its share of the rows.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from jax.experimental import pallas as pl
 from .launch import launch, load, loop, plgpu
 from .matmul import turned
 from .meeting import gather, gathering, released
-from .quantized_tiles import BITS, HEIGHT, Strip, registers
+from .quantized_tiles import BITS, HEIGHT, PADDING, Strip, registers
 from .tiles import LINE_BYTES
-from .words import placed, widened
+from .words import placed, sent, widened
 
 
 def product(
-    x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip, sharers: int, interpret: bool
+    x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip, sharers: int, near: bool, interpret: bool
 ) -> jax.Array:
     """`x @ (weight * scales)` for calls that `quantized_tiles` serves with scales (n,)."""
     (count, depth), width, bits = x.shape, weight.shape[1], BITS[weight.dtype.name]
@@ -45,6 +46,7 @@ def product(
         held, x_held, full, empty = scratch[:4]
         narrow, seen = (held, held) if interpret else held
         staged, cluster = scratch[4:] if interpret else (None, None)
+        taken: Any = scratch[4] if near and not interpret else None
         part, i = jax.lax.axis_index("part"), jax.lax.axis_index("row")
         j = jax.lax.axis_index("column") * sharers + jax.lax.axis_index("sharer")
         worker = jax.lax.axis_index("group")
@@ -141,16 +143,22 @@ def product(
             if interpret:
                 there = sums_ref.at[part, down, pl.ds(place, HEIGHT), pl.ds(numbers[0], len(numbers))]
                 there[...] = jnp.stack([total.T for total in sums], axis=-1)
+            elif near:
+                there = taken.at[part, :, pl.ds(tile * HEIGHT * words, HEIGHT * words)]
+                sent(there, sums, numbers[0], words, strip.n + PADDING, strip.parts)
             else:
                 placed(sums_ref.at[part, down, pl.ds(place * words, HEIGHT * words)], sums, numbers[0], words, whole)
 
-        def added(row: Any) -> jax.Array:
+        def added(place: Any) -> jax.Array:
             """A row of the block's columns, over all parts, with its scales."""
+            row = i * rows + jnp.minimum(place, rows - 1)
             across = pl.ds(j * strip.n, strip.n)
             total = None
             for number in range(strip.parts):
                 if interpret:
                     one = sums_ref[number, row, pl.ds(j * (strip.n // words), strip.n // words), :].reshape(strip.n)
+                elif near:
+                    one = taken[number, place - part * share, pl.ds(0, strip.n)]
                 else:
                     one = sums_ref[number, row, across]
                 total = one if total is None else total + one
@@ -174,7 +182,7 @@ def product(
             low, most = part * share + worker, jnp.minimum((part + 1) * share, rows)
             places = [low + at for at in range(0, share, strip.workers)]
             # All are read before the first is written.
-            made = [added(i * rows + jnp.minimum(place, rows - 1)) for place in places]
+            made = [added(place) for place in places]
             for place, one in zip(places, made, strict=True):
 
                 @pl.when(place < most)
@@ -183,12 +191,14 @@ def product(
 
     weights = plgpu.SMEM((strip.stages, strip.k, strip.n), weight.dtype, transforms=_lines(bits, interpret))
     as_words = plgpu.SMEM((strip.stages, strip.k, strip.n // words), jnp.int16, transforms=_lines(16, interpret))
+    # Sums between the parts, where these are not in shared memory; the interpreter has that of one block alone.
+    memory = interpret or not near
     shape = (whole // words, words) if interpret else (whole,)
     _, out = launch(
         kernel,
         [x, weight, factors],
         out=[
-            jax.ShapeDtypeStruct((strip.parts, blocks * rows, *shape), jnp.float32),
+            jax.ShapeDtypeStruct((strip.parts, blocks * rows, *shape) if memory else (1, 1, 128), jnp.float32),
             jax.ShapeDtypeStruct((blocks * rows, whole), x.dtype),
         ],
         grid={"column": columns // sharers, "row": blocks},
@@ -201,6 +211,8 @@ def product(
             plgpu.ClusterBarrier(collective_axes=("sharer",), num_arrivals=strip.workers, num_barriers=strip.stages),
             # The interpreter takes a factor from shared memory alone.
             *([plgpu.SMEM((strip.workers, HEIGHT, 64), x.dtype)] if interpret else []),
+            # A row more than a power of two long, so that rows of one column are not in one bank.
+            *([plgpu.SMEM((strip.parts, share, strip.n + PADDING), jnp.float32)] if near and not interpret else []),
             *gathering(strip.workers + 1, "part", interpret=interpret),
         ],
         groups={"group": strip.workers + 1},
