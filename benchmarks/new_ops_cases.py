@@ -294,7 +294,7 @@ def quantized_matmul(small: bool) -> Iterator[Case]:
             return x @ (q.astype(jnp.float32) * factor).astype(x.dtype)
 
         kernel = library.QuantizedMatmul()
-        ways = {"plain": plain, **of_kernel(kernel, arrays)}
+        ways = {"plain": plain, **of_kernel(kernel, arrays, most=40)}
         held = depth * width * (1 if kind == "int8" else 0.5)
         name = f"quantized {kind}{'' if group is None else f' by {group}'} {rows}x{depth} by {width}"
         yield Case(name, held / TRAFFIC, arrays, ways, in_float32(kernel.reference))

@@ -2,7 +2,7 @@
 
 Each operation runs in a process of its own, so that a crash or a hang costs that operation alone; a line is printed for
 each case as it is done. `--small` runs small cases by the host's clock, for machines without a GPU; `--ways mosaic`
-runs plain JAX, the heuristic choice and the ways that start so.
+runs plain JAX, the heuristic choice and the ways that start so; `--cases 2` the first two calls of an operation.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def study(case: Any, number: int, ways: list[str]) -> str:
     return f"{case.name}: " + "; ".join(parts)
 
 
-def one_operation(name: str, small: bool, ways: list[str]) -> int:
+def one_operation(name: str, small: bool, ways: list[str], most: int) -> int:
     """Waits for its turn, and prints a line for each case."""
     import jax
 
@@ -149,7 +149,7 @@ def one_operation(name: str, small: bool, ways: list[str]) -> int:
     start = time.perf_counter()
     cases = OPERATIONS[name](small)
     number = 0
-    while True:
+    while number < most:
         try:
             case = next(cases)
             print(study(case, number, ways), flush=True)
@@ -171,15 +171,17 @@ def main() -> int:
     parser.add_argument(
         "--ways", nargs="*", default=[], help="first words of ways, beside plain JAX and the heuristic's"
     )
+    parser.add_argument("--cases", type=int, default=99, help="so many calls of each operation, the first ones")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=ALL, help="of all operations together")
     options = parser.parse_args()
     if options.one:
-        return one_operation(options.one, options.small, options.ways)
+        return one_operation(options.one, options.small, options.ways, options.cases)
     # Names alone: this process must not hold the device.
     names = options.only or list(NAMES)
     start = time.perf_counter()
-    command = [sys.executable, __file__, *(["--small"] if options.small else []), "--ways", *options.ways, "--one"]
+    command = [sys.executable, __file__, *(["--small"] if options.small else []), "--cases", str(options.cases)]
+    command += ["--ways", *options.ways, "--one"]
     # All of them start at once, so that imports take no time of those that come later; each waits for its turn.
     children = {name: subprocess.Popen([*command, name], stdin=subprocess.PIPE, text=True) for name in names}
     print("us of device time; * is the heuristic choice; off is the error's RMS over the result's", flush=True)

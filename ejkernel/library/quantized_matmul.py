@@ -21,6 +21,8 @@ from .reverse import recomputed
 from .rows import float_rows
 from .triton.quantized import refuses, widened
 
+_MOSAIC = ("mosaic", "mosaic_ahead", "mosaic_near")
+
 
 @dataclass(frozen=True)
 class QuantizedMatmulConfig:
@@ -33,6 +35,7 @@ class QuantizedMatmulConfig:
     num_stages: int | None = None
     split_k: int | None = None
     warpgroups: int | None = None
+    sharers: int | None = None
 
 
 class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
@@ -40,12 +43,15 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
 
     Implementations: "dequantize" (weights in the dtype of x, then a product), "scaled" (a product of the integers and
     then the scales, group by group) "summed" (multiplied and added up, for a few rows), "triton" (integers
-    made wide in registers, for up to 128 rows) and "mosaic" (the same for Hopper GPUs and up to 256 rows, with the
-    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies).
+    made wide in registers, for up to 128 rows), "mosaic" (the same for Hopper GPUs and up to 256 rows, with the
+    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies), "mosaic_ahead"
+    (the next weights are made wide while the tensor cores multiply, a cluster adds up its parts of the depth, and
+    `sharers` of its blocks, with other columns each, read their rows together) and "mosaic_near" (the same, with sums
+    that go from one block's shared memory to another's).
     """
 
     op_id = "library.quantized_matmul"
-    version = "2"  # split_k and warpgroups came: entries of version 1 lack them
+    version = "3"  # sharers came: entries of version 2 lack them
     cfg_type = QuantizedMatmulConfig
 
     def run(
@@ -68,12 +74,12 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
             how: dict[str, Any] = {"block_n": cfg.block_n or 64, "block_k": cfg.block_k or 64}
             how |= {"num_warps": cfg.num_warps or 4, "num_stages": cfg.num_stages or 3}
             return recomputed(functools.partial(widened, interpret=interpret, **how), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
-        if cfg.implementation == "mosaic":
-            refused = quantized_tiles.refuses(x, q_weight, scales, sizes=_strip(cfg))
+        if cfg.implementation in _MOSAIC:
+            refused = _refused(cfg, x, q_weight, scales)
             if refused:
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
             return recomputed(functools.partial(_by_mosaic, cfg, interpret), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
-        names = "dequantize, scaled, summed, triton or mosaic"
+        names = "dequantize, scaled, summed, triton, mosaic, mosaic_ahead or mosaic_near"
         raise ArgumentError(f"{cfg} names no implementation of quantized_matmul; use {names}")
 
     def run_cpu(self, *args: Any, cfg: QuantizedMatmulConfig, **kwargs: Any) -> jax.Array:
@@ -117,15 +123,20 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
 
     @staticmethod
     def _strips(inv: Invocation[Any, Any]) -> list[QuantizedMatmulConfig]:
+        plain: list[tuple[Any, int | None]] = [(s, None) for s in quantized_tiles.strips(*inv.args)]
+        offered = {"mosaic": plain}
+        for way in _MOSAIC[1:]:
+            offered[way] = list(quantized_tiles.ahead_strips(*inv.args, near=way == "mosaic_near"))
         return [
-            QuantizedMatmulConfig("mosaic", s.n, s.k, None, s.stages, s.parts, s.workers)
-            for s in quantized_tiles.strips(*inv.args)
+            QuantizedMatmulConfig(way, s.n, s.k, None, s.stages, s.parts, s.workers, sharers)
+            for way, strips in offered.items()
+            for s, sharers in strips
         ]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: QuantizedMatmulConfig) -> bool | str:
         """Sums without a product are for a few rows, and so are the kernels."""
-        if cfg.implementation == "mosaic":
-            refused = quantized_tiles.refuses(*inv.args, sizes=_strip(cfg))
+        if cfg.implementation in _MOSAIC:
+            refused = _refused(cfg, *inv.args)
             return refused or served.refuses(inv, inv.args[1].size, hopper=True) or True
         if cfg.implementation == "triton":
             x, weight, scales = inv.args
@@ -214,10 +225,20 @@ def _scaled(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:
 def _by_mosaic(
     cfg: QuantizedMatmulConfig, interpret: bool, x: jax.Array, weight: jax.Array, scales: jax.Array
 ) -> jax.Array:
-    from .mosaic.quantized import product
+    from .mosaic import quantized, quantized_ahead
 
     strip = quantized_tiles.Strip(*(size or 1 for size in _strip(cfg)))
-    return product(x, weight, scales, strip=strip, interpret=interpret)
+    if cfg.implementation == "mosaic":
+        return quantized.product(x, weight, scales, strip=strip, interpret=interpret)
+    how: dict[str, Any] = {"sharers": cfg.sharers or 1, "near": cfg.implementation == "mosaic_near"}
+    return quantized_ahead.product(x, weight, scales, strip=strip, interpret=interpret, **how)
+
+
+def _refused(cfg: QuantizedMatmulConfig, x: Any, weight: Any, scales: Any) -> str:
+    if cfg.implementation == "mosaic":
+        return quantized_tiles.refuses(x, weight, scales, sizes=_strip(cfg))
+    how: dict[str, Any] = {"sharers": cfg.sharers or 1, "near": cfg.implementation == "mosaic_near"}
+    return quantized_tiles.ahead_refuses(x, weight, scales, sizes=_strip(cfg), **how)
 
 
 def _strip(cfg: QuantizedMatmulConfig) -> tuple[int | None, ...]:

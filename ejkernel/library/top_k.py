@@ -17,7 +17,7 @@ from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, integ
 from .call import plan, planned
 from .extent import too_large
 from .top_k_ways import by_bits, by_parts, spread
-from .triton.select import largest_of_rows, refuses
+from .triton import lists, select
 
 Found = tuple[jax.Array, jax.Array]
 
@@ -41,8 +41,8 @@ class TopK(Kernel[TopKConfig, Found]):
     """The k largest over the last axis, in order, and their indices; equal ones in the order of their indices.
 
     Implementations: "xla" (`lax.top_k`), "parts" (maxima of blocks, then the blocks that matter; it ends by counting or
-    by sorting what is left), "bits" (the k-th largest found digit by digit) and "triton" (short rows in registers, the
-    largest taken one after the other).
+    by sorting what is left), "bits" (the k-th largest found digit by digit), "triton" (short rows in registers, the
+    largest taken one after the other) and "triton_lists" (the same, out of lists that each lane has sorted).
     """
 
     op_id = "library.top_k"
@@ -88,7 +88,9 @@ class TopK(Kernel[TopKConfig, Found]):
         counted = [TopKConfig("parts", block, "count") for block in (None, 8, 32, 128)]
         sorted_ = [TopKConfig("parts", block, "sort") for block in (None, 64)]
         found = [TopKConfig("xla"), *counted, *sorted_, TopKConfig("bits", bits=2), TopKConfig("bits", bits=4)]
-        return [*found, *(TopKConfig("triton", rows=r, num_warps=w) for r in (1, 4, 8, 16) for w in (1, 4))]
+        found += [TopKConfig("triton", rows=r, num_warps=w) for r in (1, 4, 8, 16) for w in (1, 4)]
+        lists = ((1, 1), (2, 1), (4, 1), (4, 4), (8, 4), (16, 4))
+        return [*found, *(TopKConfig("triton_lists", rows=r, num_warps=w) for r, w in lists)]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: TopKConfig) -> bool | str:
         """Blocks must leave something out, and counting is for few."""
@@ -97,7 +99,8 @@ class TopK(Kernel[TopKConfig, Found]):
             return f"{k} blocks of {cfg.block} are over half of a row of {width}"
         if cfg.implementation == "parts" and cfg.finish == "count" and k > 256:
             return f"ranks of {k} blocks are too many to count"
-        if cfg.implementation == "triton":
+        if cfg.implementation in ("triton", "triton_lists"):
+            refuses = select.refuses if cfg.implementation == "triton" else lists.refuses
             return too_large(inv, _sizes(inv)[0] * width) or refuses(width, k, cfg.rows, cfg.num_warps) or True
         return True
 
@@ -130,26 +133,33 @@ def top_k(
     return plan(TopK(), x, k=k, cfg=cfg, executor=executor, then=tuple)  # type: ignore[no-any-return]
 
 
-def _selection(cfg: TopKConfig, k: int, interpret: bool = False) -> Callable[[jax.Array], jax.Array]:
+def _selection(cfg: TopKConfig, k: int, interpret: bool = False) -> Callable[[jax.Array], Found]:
     if cfg.implementation == "xla":
-        return lambda x: jax.lax.top_k(x, k)[1]
+        return _with_values(lambda x: jax.lax.top_k(x, k)[1])
     if cfg.implementation == "parts":
-        return functools.partial(by_parts, k=k, block=cfg.block, sorts=cfg.finish != "count")
+        return _with_values(functools.partial(by_parts, k=k, block=cfg.block, sorts=cfg.finish != "count"))
     if cfg.implementation == "bits":
-        return functools.partial(by_bits, k=k, bits=cfg.bits or 4)
-    if cfg.implementation == "triton":
+        return _with_values(functools.partial(by_bits, k=k, bits=cfg.bits or 4))
+    if cfg.implementation in ("triton", "triton_lists"):
+        kernel = select.largest_of_rows if cfg.implementation == "triton" else lists.largest_by_lists
         launch: dict[str, Any] = {"rows": cfg.rows or 1, "num_warps": cfg.num_warps or 1}
-        return functools.partial(largest_of_rows, k=k, interpret=interpret, **launch)
-    raise ArgumentError(f"{cfg} names no implementation of top_k; use xla, parts, bits or triton")
+        return functools.partial(kernel, k=k, interpret=interpret, **launch)
+    raise ArgumentError(f"{cfg} names no implementation of top_k; use xla, parts, bits, triton or triton_lists")
 
 
-def _selected(selection: Callable[[jax.Array], jax.Array], x: jax.Array) -> Found:
+def _with_values(selection: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], Found]:
+    def found(x: jax.Array) -> Found:
+        indices = selection(x)
+        return jnp.take_along_axis(x, indices, axis=-1), indices
+
+    return found
+
+
+def _selected(selection: Callable[[jax.Array], Found], x: jax.Array) -> Found:
     """Values and indices; the values' tangents are those at the indices, however these were found."""
 
     def found(x: jax.Array) -> Found:
-        flat = x.reshape(-1, x.shape[-1])
-        indices = selection(flat)
-        values = jnp.take_along_axis(flat, indices, axis=-1)
+        values, indices = selection(x.reshape(-1, x.shape[-1]))
         return values.reshape(*x.shape[:-1], -1), indices.reshape(*x.shape[:-1], -1)
 
     made = jax.custom_jvp(found)

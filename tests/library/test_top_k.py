@@ -20,6 +20,8 @@ WAYS = [
     TopKConfig("bits", bits=4),
     TopKConfig("triton", rows=2, num_warps=1),
 ]
+# Of rows of at most 512 elements.
+LISTS = TopKConfig("triton_lists", rows=2, num_warps=1)
 
 
 def found(x, k, cfg):
@@ -39,6 +41,21 @@ def test_ties_nan_and_signed_zeros_are_as_jax_has_them(cfg, dtype):
     right = jax.lax.top_k(x, 13)
     values, indices = found(x, 13, cfg)
     assert indices.dtype == jnp.int32
+    np.testing.assert_array_equal(indices, right[1])
+    np.testing.assert_array_equal(np.asarray(values).astype(float), np.asarray(right[0]).astype(float))
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 256), ("bfloat16", 40), ("int32", 40), ("uint8", 1)])
+def test_lists_of_lanes_have_ties_nan_and_the_least_number_as_jax_has_them(dtype, width):
+    """Rows that are shorter than their lists, or fill them, and a last program with a row too few."""
+    k = min(width, 9)
+    x = jnp.asarray(np.random.default_rng(width).integers(0, 9, (5, width)), dtype)
+    if dtype in ("float32", "bfloat16"):
+        some = jnp.array([jnp.nan, -jnp.nan, -0.0, 0.0, jnp.inf, -jnp.inf]).astype(dtype)[:width]
+        x = x.at[0, : some.size].set(some)
+    x = x.at[1].set(jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.integer) else -jnp.nan)
+    right = jax.lax.top_k(x, k)
+    values, indices = found(x, k, LISTS)
     np.testing.assert_array_equal(indices, right[1])
     np.testing.assert_array_equal(np.asarray(values).astype(float), np.asarray(right[0]).astype(float))
 
@@ -80,9 +97,10 @@ def test_every_candidate_passes_the_check_of_a_tuning():
     assert len(trials) >= 5
 
 
-def test_the_kernel_is_lowered_for_a_gpu():
+@pytest.mark.parametrize("way", ["triton", "triton_lists"])
+def test_the_kernel_is_lowered_for_a_gpu(way):
     """Triton takes it."""
-    cfg = TopKConfig("triton", rows=4, num_warps=4)
+    cfg = TopKConfig(way, rows=4, num_warps=4)
     text = lowered_for_a_gpu(lambda x: TopK().run(x, k=8, cfg=cfg), jax.ShapeDtypeStruct((1024, 200), jnp.bfloat16))
     assert "library_top_k" in text
 

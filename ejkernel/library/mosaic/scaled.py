@@ -59,7 +59,7 @@ def product(
         def compute(pipeline: Any) -> None:
             zeros = jnp.zeros((_HEIGHT, patch.n), jnp.float32)
             zeros = zeros if interpret else plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
-            totals = pipeline((zeros,) * (share // _HEIGHT))
+            totals, _ = pipeline(((zeros,) * (share // _HEIGHT), scales_of(0)))
             for number, total in enumerate(totals):
                 staged[group] = scaled(total, number).astype(dtype)
                 plgpu.commit_smem()
@@ -67,26 +67,32 @@ def product(
                 plgpu.copy_smem_to_gmem(staged.at[group], o_ref.at[pl.ds(low, _HEIGHT), pl.ds(j * patch.n, patch.n)])
                 plgpu.wait_smem_to_gmem(0)
 
-        def step(indices: Any, left: Any, right: Any, totals: Any) -> Any:
-            # Asked for before the products, so that they come meanwhile.
-            downs = [of_rows(number, indices[0]) if by_step[0] else None for number in range(len(totals))]
-            other = t_ref[indices[0], j] if by_step[1] else None
+        def scales_of(at: Any) -> tuple[tuple[Any, ...], Any]:
+            """Those of a step, of each 64 rows and of the columns, where they change along the depth."""
+            downs = tuple(of_rows(number, at) for number in range(share // _HEIGHT)) if by_step[0] else ()
+            return downs, t_ref[at, j] if by_step[1] else ()
+
+        def step(indices: Any, left: Any, right: Any, state: Any) -> Any:
+            totals, (downs, other) = state
+            # Before the next ones are asked for, which then take these ones' registers.
+            factors = [down * other if by_step[1] else down for down in downs]
+            # A step ahead: from memory they take longer to come than the products of a step.
+            following = scales_of(jnp.minimum(indices[0] + 1, steps - 1))
             places = [pl.ds(group * share + number * _HEIGHT, _HEIGHT) for number in range(len(totals))]
             made = []
-            for total, mine, down in zip(totals, places, downs, strict=True):
+            for number, (total, mine) in enumerate(zip(totals, places, strict=True)):
 
                 def multiplied(part: Any, mine: Any = mine) -> Any:
                     plgpu.wgmma(part, left.at[mine], turned(right))
                     return part[...]
 
                 part = pl.run_scoped(multiplied, plgpu.ACC((_HEIGHT, patch.n), jnp.float32))
-                if down is not None:
-                    factor = down if other is None else down * other
-                    part = part * jax.lax.broadcast_in_dim(factor, total.shape, (0,))
-                elif other is not None:
+                if factors:
+                    part = part * jax.lax.broadcast_in_dim(factors[number], total.shape, (0,))
+                elif by_step[1]:
                     part = part * other
                 made.append(total + part)
-            return tuple(made)
+            return tuple(made), following
 
         plgpu.emit_pipeline_warp_specialized(
             step,

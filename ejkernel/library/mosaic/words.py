@@ -7,6 +7,7 @@ counts as a sign. The lowest four bits have room for their sign, which is flippe
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from jax.experimental.mosaic import gpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith as typed_arith
+from jaxlib.mlir.dialects import gpu as typed_gpu
 from jaxlib.mlir.dialects import llvm
 
 from .launch import plgpu
@@ -23,6 +25,7 @@ from .launch import plgpu
 # Untyped, as Pallas is.
 mosaic: Any = gpu
 arith: Any = typed_arith
+gpu_dialect: Any = typed_gpu
 # Tables of three inputs: (a & b) | c, and (a & b) ^ c.
 _OR, _XOR = 0xEA, 0x6A
 
@@ -87,3 +90,69 @@ def _of_pair(pair: Any, place: Place) -> Any:
     code = f"{{ .reg .b32 w, t; lop3.b32 w, $1, {bits}, {under}, {table}; {taken} sub.bf16x2 $0, w, t; }}"
     made = llvm.inline_asm(whole, [word], code, "=r,r")
     return mosaic.utils.bitcast(made, ir.VectorType.get((2,), ir.BF16Type.get()))
+
+
+def placed(there: Any, sums: Sequence[jax.Array], first: int, words: int, stride: int) -> None:
+    """Writes sums (words, rows) of numbers that lie side by side, from the first on, into (rows, columns) in memory.
+
+    A thread has the sums of the same words: so many numbers are written at once, without a transposition before.
+    """
+
+    def instructions(_: Any, memory: Any, *arrays: Any) -> None:
+        base = mosaic.utils.memref_ptr(memory)
+        for at, word, row in _registers(arrays[0]):
+            _write(base, arrays, at, _place(word, row, first, words, stride), stride)
+
+    kinds = (plgpu.RefType(), *[plgpu.Layout.WGMMA] * len(sums))
+    plgpu.inline_mgpu(arg_types=kinds)(instructions)(there, *sums)
+
+
+def sent(there: Any, sums: Sequence[jax.Array], first: int, words: int, stride: int, blocks: int) -> None:
+    """As `placed`, each block's share of the rows into its own shared memory, at the place that `there` is in this one.
+
+    The blocks are those along the first axis of the cluster.
+    """
+
+    def instructions(_: Any, memory: Any, *arrays: Any) -> None:
+        index, whole = ir.IndexType.get(), ir.IntegerType.get_signless(32)
+        share = arrays[0].shape[1] // blocks
+        across = arith.index_cast(whole, gpu_dialect.cluster_block_id(gpu_dialect.Dimension.y))
+        local = mosaic.utils.memref_ptr(memory)
+        peers = []
+        for block in range(blocks):
+            rank = arith.addi(arith.muli(across, arith.constant(whole, blocks)), arith.constant(whole, block))
+            peers.append(mosaic.utils.get_cluster_ptr(local, rank, generic=False))
+        for at, word, row in _registers(arrays[0]):
+            # Registers are in tiles of eight rows, which are one block's.
+            block = at[1] * 8 // share
+            inner = arith.subi(row, arith.constant(index, block * share))
+            _write(peers[block], arrays, at, _place(word, inner, first, words, stride), stride)
+
+    kinds = (plgpu.RefType(), *[plgpu.Layout.WGMMA] * len(sums))
+    plgpu.inline_mgpu(arg_types=kinds)(instructions)(there, *sums)
+
+
+def _registers(array: Any) -> Iterator[tuple[tuple[int, ...], Any, Any]]:
+    """Each register of an array (words, rows): its index, its word and the first of its rows."""
+    places = array.layout.thread_idxs(array.shape)
+    for at, (word, row) in zip(np.ndindex(array.registers.shape), places, strict=True):
+        yield at, word, row
+
+
+def _place(word: Any, row: Any, first: int, words: int, stride: int) -> Any:
+    index = ir.IndexType.get()
+    along = arith.addi(arith.muli(word, arith.constant(index, words)), arith.constant(index, first))
+    return arith.addi(arith.muli(row, arith.constant(index, stride)), along)
+
+
+def _write(base: Any, arrays: Sequence[Any], at: tuple[int, ...], begin: Any, stride: int) -> None:
+    """All arrays' numbers of a register, those of one row side by side."""
+    index, whole, number = ir.IndexType.get(), ir.IntegerType.get_signless(32), ir.F32Type.get()
+    (held,) = ir.VectorType(arrays[0].registers[at].type).shape
+    for row in range(held):
+        value = llvm.mlir_undef(ir.VectorType.get((len(arrays),), number))
+        for slot, array in enumerate(arrays):
+            found = llvm.extractelement(array.registers[at], arith.constant(whole, row))
+            value = llvm.insertelement(value, found, arith.constant(whole, slot))
+        place = arith.index_cast(whole, arith.addi(begin, arith.constant(index, row * stride)))
+        llvm.store(value, mosaic.utils.getelementptr(base, [place], number))

@@ -8,25 +8,26 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ..order import ordered
-from .launch import inside, launch, load, power_of_two, store
+from ..order import numbers_of, ordered
+from .launch import inside, launch_all, load, power_of_two, store
 from .served import missing
 
 # A row and its keys are in registers while the largest are taken.
 _WIDEST, _MOST = 4096, 64
 
 
-def largest_of_rows(x: jax.Array, k: int, *, rows: int, num_warps: int, interpret: bool) -> jax.Array:
-    """Indices of the k largest of each row, in order; equal ones by their index."""
+def largest_of_rows(x: jax.Array, k: int, *, rows: int, num_warps: int, interpret: bool) -> tuple[jax.Array, jax.Array]:
+    """The k largest of each row, in order, and their indices; equal ones by their index."""
     count, width = x.shape
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+    kind = x.dtype
+    if not jnp.issubdtype(kind, jnp.floating):
         # Integers are made alike before.
         x = ordered(x).astype(jnp.int32)
     block, slots = power_of_two(width), power_of_two(k)
     info = jnp.iinfo(jnp.int32)
     ragged = count % rows != 0
 
-    def kernel(x_ref: Any, o_ref: Any) -> None:
+    def kernel(x_ref: Any, values_ref: Any, o_ref: Any) -> None:
         shape = (rows, block)
         real = inside(0, block, width, 1, shape)
         mask = real & inside(pl.program_id(0), rows, count, 0, shape) if ragged else real
@@ -36,31 +37,37 @@ def largest_of_rows(x: jax.Array, k: int, *, rows: int, num_warps: int, interpre
         column = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
         slot = jax.lax.broadcasted_iota(jnp.int32, (rows, slots), 1)
 
-        def take(number: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            left, found = state
-            # What is taken is a column of its own beyond the row, so that any key may be the least one.
-            here = left < block
-            most = jnp.max(jnp.where(here, keys, info.min), axis=1, keepdims=True)
-            first = jnp.min(jnp.where(here & (keys == most), column, block), axis=1, keepdims=True)
-            return jnp.where(column == first, block, left), jnp.where(slot == number, first, found)
+        def take(number: Any, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            keys, left, most_of, found = state
+            most = jnp.max(keys, axis=1, keepdims=True)
+            # What is taken has the least key and a column beyond the row: so any key may be the least one.
+            first = jnp.min(jnp.where(keys == most, left, block), axis=1, keepdims=True)
+            taken = column == first
+            keys, left = jnp.where(taken, info.min, keys), jnp.where(taken, block, left)
+            return keys, left, jnp.where(slot == number, most, most_of), jnp.where(slot == number, first, found)
 
-        left = jnp.where(real, column, block)
-        _, found = jax.lax.fori_loop(0, k, take, (left, jnp.zeros((rows, slots), jnp.int32)))
+        start = (keys if block == width else jnp.where(real, keys, info.min), jnp.where(real, column, block))
+        none = jnp.zeros((rows, slots), jnp.int32)
+        _, _, most_of, found = jax.lax.fori_loop(0, k, take, (*start, none, none))
         inner = inside(pl.program_id(0), rows, count, 0, (rows, slots)) & (slot < k)
+        store(values_ref, numbers_of(most_of.astype(f"int{8 * x.dtype.itemsize}"), x.dtype), inner)
         store(o_ref, found, inner)
 
-    return launch(
+    values, indices = launch_all(
         kernel,
         [x],
-        out=jax.ShapeDtypeStruct((count, k), jnp.int32),
+        out=[jax.ShapeDtypeStruct((count, k), dtype) for dtype in (x.dtype, jnp.int32)],
         grid=(pl.cdiv(count, rows),),
         in_specs=[pl.BlockSpec((rows, block), lambda i: (i, 0))],
-        out_specs=pl.BlockSpec((rows, slots), lambda i: (i, 0)),
+        out_specs=[pl.BlockSpec((rows, slots), lambda i: (i, 0))] * 2,
         num_warps=num_warps,
         num_stages=1,
         interpret=interpret,
         name="library_top_k",
     )
+    if kind != x.dtype:
+        values = numbers_of(values.astype(f"int{8 * kind.itemsize}"), kind)
+    return values, indices
 
 
 def refuses(width: int, k: int, rows: int | None, num_warps: int | None) -> str:
