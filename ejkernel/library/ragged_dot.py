@@ -18,6 +18,7 @@ from .arguments import ArgumentError, as_int32, float_array, integers, known_val
 from .call import plan, planned
 from .extent import too_large
 from .mosaic import served, tiles
+from .mosaic.guess import is_measured
 from .narrow import split
 from .ragged_dot_tiles import in_parts, masked, masked_outer, starts_of, tiled, tiled_outer
 from .ready_made import gpu_kernels
@@ -26,8 +27,8 @@ from .triton.served import missing as triton_missing
 from .values import were_checked
 
 _ARRAYS = ("lhs", "rhs", "group_sizes")
-# An H200 does some 180 operations while it reads a byte, and each row is one operation a byte of the matrices.
-_FEW_ROWS = 128
+# An H200 does some 180 operations while it reads a byte: up to so many rows of a group it waits for matrices.
+_READ = 128
 
 
 @dataclass(frozen=True)
@@ -124,16 +125,25 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         return RaggedDotConfig("tiled", block_m=_average(inv, least=16, most=512))
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
-        """The Triton kernel, with tiles no higher than a group on average: a higher one would be mostly empty.
+        """By rows of a group on average, since each is one operation a byte of the matrices.
 
-        So few rows that reading the matrices is all it takes are XLA's, which then loses nothing by computing every row
-        for every group: 0.84 of the kernel's time on an H200.
+        Up to `_READ` of them, reading the matrices is what takes the time: JAX's kernel, whose copies run six steps
+        ahead of its products, took 0.49 to 0.96 of the time of any other on an H200. Up to twice as many, both take as
+        long: wide tiles of Triton's with four steps under way. Beyond, smaller tiles, no higher than a group.
         """
-        if _named(inv)["lhs"].shape[0] <= _FEW_ROWS:
-            return RaggedDotConfig("xla")
-        if triton_missing():
-            return self.heuristic_cfg(inv)
-        return RaggedDotConfig("triton", _average(inv, least=16, most=128), 128, 64 if _narrow(inv) else 32, 4, 3)
+        given = _named(inv)
+        lhs, rhs = given["lhs"], given["rhs"]
+        share = lhs.shape[0] / rhs.shape[0]
+        ways = [RaggedDotConfig("xla")] if lhs.shape[0] <= _READ else []
+        if is_measured(inv, lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2]):
+            if share <= _READ:
+                ways.insert(0, RaggedDotConfig("mosaic_jax", 64, 128, 64, None, 6))
+            high = _average(inv, least=16, most=128)
+            if share <= 2 * _READ and high >= 64:
+                ways.append(RaggedDotConfig("triton", high, 256, 64, 8, 4))
+        inner = 64 if _narrow(inv) else 32
+        ways.append(RaggedDotConfig("triton", _average(inv, least=16, most=128), 128, inner, 4, 3))
+        return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
         """The same, with smaller tiles: what is in the cache is enough there."""
