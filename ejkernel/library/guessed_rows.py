@@ -20,26 +20,32 @@ _MANY = 1024
 _NARROWEST, _WIDEST, _WIDE = 768, 8192, 1 << 14
 # Elements of a row for each thread of a block of several rows, and of one row.
 _EACH, _EACH_ALONE, _MOST_WARPS = 32, 16, 8
+# A load of 16 bytes for each of the 1024 threads that XLA gives to a wide row.
+_LOAD_OF_XLA = 1 << 14
+# Widths of which each thread of four warps has one or two loads of 16 bytes, in a dtype of two bytes.
+_LOADS = (1024, 2048)
 # The cache of an H100 and an H200.
 _CACHE_BYTES = 50 << 20
 
 
 def norm_ways(inv: Invocation[Any, Any]) -> Iterable[dict[str, Any]]:
     """Fields of the cfgs of a norm, the fastest first; a kernel takes the first one that may run."""
-    held = held_rows(inv)
-    mosaic = [{"implementation": "mosaic", "num_warps": held}] if held else []
-    if held and _streams(inv):
-        yield from mosaic
+    mosaic = {"implementation": "mosaic", "num_warps": 4}
+    is_held = _is_held(inv)
+    if is_held and _rows(inv) >= _MANY and _streams(inv):
+        yield mosaic
     if _is_measured_row(inv):
-        if _rows(inv) <= PROCESSORS and inv.args[0].shape[-1] >= _WIDEST:
-            # A wide row alone on its multiprocessor waits for its loads: XLA gives it 32 warps, Triton 16 at most.
+        if _rows(inv) <= PROCESSORS and inv.args[0].shape[-1] * inv.args[0].dtype.itemsize == _LOAD_OF_XLA:
+            # A row alone on its multiprocessor, in one load for each thread: XLA has twice the threads of Triton's.
             yield {"implementation": "xla"}
         rows, warps = _norm_block(inv)
         yield {"implementation": "triton", "rows": rows, "num_warps": warps}
     block = triton_rows.guess(inv)
     if block:
         yield {"implementation": "triton", "rows": block[0], "num_warps": block[1]}
-    yield from mosaic
+    # Without Triton: where four blocks or more share a multiprocessor, or a thread needs one or two whole loads.
+    if is_held and (_rows(inv) >= _MANY // 2 or inv.args[0].shape[-1] in _LOADS):
+        yield mosaic
 
 
 def _norm_block(inv: Invocation[Any, Any]) -> tuple[int, int]:
@@ -68,25 +74,28 @@ def _streams(inv: Invocation[Any, Any]) -> bool:
 def softmax_ways(inv: Invocation[Any, Any]) -> Iterable[dict[str, Any]]:
     """Fields of the cfgs of a softmax, the fastest first.
 
-    A row that four warps hold is Mosaic's, however many rows there are: its exponentials are the hardware's own.
+    A row that four warps hold is Mosaic's, however many rows there are: no weight is read that rows could share.
     """
     x = inv.args[0]
-    if is_measured(inv, x.size) and x.size and x.shape[-1] > _WIDE:
+    is_wide = x.ndim and x.size and x.shape[-1] > _WIDEST and is_measured(inv, x.size)
+    if is_wide and x.shape[-1] > _WIDE:
         yield from _wide_ways(inv)
-    held = _held_by_four(inv) if _is_measured_row(inv) else None
-    if held:
-        yield {"implementation": "mosaic", "num_warps": held}
+    if _is_held(inv):
+        yield {"implementation": "mosaic", "num_warps": 4}
     block = triton_rows.guess(inv)
     if block:
         yield {"implementation": "triton", "rows": block[0], "num_warps": block[1]}
+    if is_wide:
+        # Without Triton.
+        yield from _wide_ways(inv)
 
 
 def _wide_ways(inv: Invocation[Any, Any]) -> Iterable[dict[str, Any]]:
     """By how many multiprocessors rows that are too wide for four warps would keep busy, a block for each row.
 
     An eighth at most: XLA's reduction divides a row among them. A row to each at most: registers hold it, as fast as
-    one row can be had. More: in shared memory, where a second row arrives while the first is written. On an H200 rows of
-    50,257 took 0.55 of XLA's time so. Where a multiprocessor has room for one row alone, reading it twice is faster.
+    one row can be had. More: in shared memory, where a second row arrives while the first is written; on an H200 rows
+    of 50,257 took 0.55 of XLA's time so. Where a multiprocessor has room for one row alone, reading it twice is faster.
     """
     x, rows = inv.args[0], _rows(inv)
     if rows <= PROCESSORS // 8:
@@ -104,17 +113,9 @@ def _wide_ways(inv: Invocation[Any, Any]) -> Iterable[dict[str, Any]]:
         yield from ({"implementation": "mosaic", "num_warps": warps, "each": each} for warps, each in twice[:1])
 
 
-def held_rows(inv: Invocation[Any, Any]) -> int | None:
-    """Warps that hold a row of many, or None.
-
-    On an H200 four of them took 0.65 to 1.03 of the time of one row to a block of Triton's for rows of 1024 to 4096,
-    and with the gradient 0.72 to 0.91 for rows of 1024 to 7168.
-    """
-    return _held_by_four(inv) if _is_measured_row(inv) and _rows(inv) >= _MANY else None
-
-
-def _held_by_four(inv: Invocation[Any, Any]) -> int | None:
-    return 4 if next(iter(spread.launches(inv.args[0])), None) == (4, None) else None
+def _is_held(inv: Invocation[Any, Any]) -> bool:
+    """Do the registers of four warps, which were measured, hold a row?"""
+    return _is_measured_row(inv) and next(iter(spread.launches(inv.args[0])), None) == (4, None)
 
 
 def _is_measured_row(inv: Invocation[Any, Any]) -> bool:
@@ -125,4 +126,3 @@ def _is_measured_row(inv: Invocation[Any, Any]) -> bool:
 def _rows(inv: Invocation[Any, Any]) -> int:
     x = inv.args[0]
     return int(x.size // x.shape[-1] * examples(inv))
-

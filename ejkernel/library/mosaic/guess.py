@@ -1,4 +1,4 @@
-"""Where guesses were measured: on Hopper GPUs, by JAX 0.11 or later."""
+"""Calls for which guesses were measured: on Hopper GPUs, by JAX 0.11 or later."""
 
 from __future__ import annotations
 
