@@ -122,12 +122,16 @@ _MAKERS: dict[str, Callable[[str, random.Random], Call | None]] = {
 }
 
 
-def calls(platform: str, each: int = 30) -> Iterator[Call]:
-    """So many distinct calls of each operation, in turn, so that a collection that is cut short has all of them."""
-    draws = {name: random.Random(f"{platform} {name}") for name in _MAKERS}
+def calls(platform: str, each: int = 30, seed: str = "", only: str = "") -> Iterator[Call]:
+    """So many distinct calls of each operation, in turn, so that a collection that is cut short has all of them.
+
+    Another seed draws other calls; `only` is the name of one operation.
+    """
+    draws = {name: random.Random(f"{platform} {name}{seed}") for name in _MAKERS if only in ("", name)}
     seen: set[str] = set()
     for _ in range(each):
-        for name, make in _MAKERS.items():
+        for name in draws:
+            make = _MAKERS[name]
             for _ in range(1000):
                 call = make(platform, draws[name])
                 text = "" if call is None else f"{name} {call.args} {sorted(call.kwargs.items())} {call.backward}"

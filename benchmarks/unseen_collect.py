@@ -100,6 +100,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=400.0, help="of this run")
     parser.add_argument("--each", type=float, default=4.0, help="seconds of one tuning at most")
     parser.add_argument("--calls", type=int, default=30, help="of each operation")
+    parser.add_argument("--seed", default="", help="draws other calls, to judge what was learned from these")
+    parser.add_argument("--only", default="", help="the name of one operation, such as ragged_dot")
     parser.add_argument("--shard", default="1/1", help="i/n: every n-th call from the i-th on, for several processes")
     parser.add_argument("--pack", action="store_true", help="compress what was collected, for unseen.py")
     options = parser.parse_args()
@@ -112,7 +114,8 @@ def main() -> int:
         done = {json.loads(line)["name"] for line in options.out.read_text(encoding="utf-8").splitlines()}
     start, count = time.perf_counter(), len(done)
     part, parts = map(int, options.shard.split("/"))
-    for call in islice(calls("cpu" if platform == "cpu" else "gpu", options.calls), part - 1, None, parts):
+    drawn = calls("cpu" if platform == "cpu" else "gpu", options.calls, options.seed, options.only)
+    for call in islice(drawn, part - 1, None, parts):
         if time.perf_counter() - start > options.seconds:
             break
         name = name_of(call)

@@ -14,12 +14,12 @@ from . import double, reduce
 from .arguments import ArgumentError
 from .call import plan, planned
 from .double import is_double, refuse_cfg
+from .guessed_rows import norm_ways
 from .mosaic import norm_rows, spread
-from .mosaic.guess import held_rows
 from .reverse import ReverseOnGpu, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
-from .triton.rows import by_rows, guess, launches
+from .triton.rows import by_rows, launches
 
 # As a profile shows it.
 _NAME = "library_layer_norm"
@@ -136,11 +136,8 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> LayerNormConfig:
         """A block for each row: that took 0.46 to 0.89 of XLA's time on an H200, and its gradient 0.38 to 0.47."""
-        held = LayerNormConfig("mosaic", num_warps=held_rows(inv))
-        if held.num_warps and self.valid_cfg(inv, held) is True:
-            return held
-        block = LayerNormConfig("triton", None, *(guess(inv) or (None, None)))
-        return block if block.rows and self.valid_cfg(inv, block) is True else self.heuristic_cfg(inv)
+        ways = (LayerNormConfig(**way) for way in norm_ways(inv))
+        return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[LayerNormConfig]:
         """XLA's, one pass, partial sums of two widths of vector registers, and the gradient recomputed."""

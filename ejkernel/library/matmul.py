@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from .arguments import DOUBLE, FLOATS, ArgumentError, ArgumentTypeError, as_arra
 from .call import plan, planned
 from .double import is_double, refuse_cfg
 from .extent import too_large
+from .guessed_products import FEW_ROWS, tile_of_product
 from .mosaic import served, tiles
 from .reverse import ReverseOnGpu, recomputed
 from .rows import across
@@ -109,6 +111,8 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
             return made.reshape(*a.shape[:-1], b.shape[-1])
 
         given = (a, b) if bias is None else (a, b, bias)
+        # The gradient of tiles: without an activation that of "xla", which keeps all factors narrow.
+        again = functools.partial(plain, product=out) if activation is None else plain
         if cfg.implementation == "xla":
             return plain(*given, product=out)
         if cfg.implementation == "narrow":
@@ -121,18 +125,25 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
             refused = _tiles_refuse(a, b, cfg, transposed=transpose_a or transpose_b)
             if refused:
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
-            return recomputed(by_triton, plain)(*given)  # type: ignore[no-any-return]
+            return recomputed(by_triton, again)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "mosaic":
             refused = _mosaic_refuses(a, b, cfg, transposed=transpose_a or transpose_b, out=out)
             if refused:
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
-            return recomputed(by_mosaic, plain)(*given)  # type: ignore[no-any-return]
+            return recomputed(by_mosaic, again)(*given)  # type: ignore[no-any-return]
         names = "xla, narrow, wide, upcast, triton or mosaic"
         raise ArgumentError(f"{cfg} names no implementation of matmul; use {names}")
 
     def run_cpu(self, *args: Any, cfg: MatmulConfig, **kwargs: Any) -> jax.Array:
         """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
+
+    def fwd_with_residuals_gpu(self, *args: Any, cfg: MatmulConfig, **kwargs: Any) -> tuple[Any, Any]:
+        """As for all; few rows with an activation are "narrow", which keeps the product that tiles would make twice."""
+        if cfg.implementation == "triton" and kwargs.get("activation") is not None:
+            few = args[0].size <= FEW_ROWS * args[0].shape[-1]
+            cfg = MatmulConfig("narrow") if few else cfg
+        return super().fwd_with_residuals_gpu(*args, cfg=cfg, **kwargs)
 
     def reference(self, *args: Any, **kwargs: Any) -> jax.Array:
         """The right result, by which candidates are checked."""
@@ -143,12 +154,15 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         return MatmulConfig("xla")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> MatmulConfig:
-        """XLA's product, and an activation in the result's dtype, as plain JAX computes it.
+        """XLA's product, and an activation in the result's dtype, as plain JAX computes it; tiles for few rows.
 
         In float32 the activation's own gradient moves twice the bytes: on an H200 a layer of a vision transformer took
         1.09 times as long, forward and backward.
         """
         has_activation = inv.kwargs.get("activation") is not None
+        tile = tile_of_product(inv, _rows(inv), inv.args[0].shape[-1], inv.args[1].shape[-1])
+        if tile and self.valid_cfg(inv, MatmulConfig(**tile)) is True:
+            return MatmulConfig(**tile)
         return MatmulConfig("narrow" if has_activation and inv.args[0].dtype != jnp.float32 else "xla")
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> MatmulConfig:

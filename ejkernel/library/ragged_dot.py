@@ -18,6 +18,7 @@ from .arguments import ArgumentError, as_int32, float_array, integers, known_val
 from .call import plan, planned
 from .extent import too_large
 from .mosaic import served, tiles
+from .mosaic.guess import is_measured
 from .narrow import split
 from .ragged_dot_tiles import in_parts, masked, masked_outer, starts_of, tiled, tiled_outer
 from .ready_made import gpu_kernels
@@ -26,8 +27,8 @@ from .triton.served import missing as triton_missing
 from .values import were_checked
 
 _ARRAYS = ("lhs", "rhs", "group_sizes")
-# An H200 does some 180 operations while it reads a byte, and each row is one operation a byte of the matrices.
-_FEW_ROWS = 128
+# An H200 does some 180 operations while it reads a byte: up to so many rows of a group it waits for matrices.
+_READ = 128
 
 
 @dataclass(frozen=True)
@@ -124,16 +125,25 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         return RaggedDotConfig("tiled", block_m=_average(inv, least=16, most=512))
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
-        """The Triton kernel, with tiles no higher than a group on average: a higher one would be mostly empty.
+        """By rows of a group on average, since each is one operation a byte of the matrices.
 
-        So few rows that reading the matrices is all it takes are XLA's, which then loses nothing by computing every row
-        for every group: 0.84 of the kernel's time on an H200.
+        Up to `_READ` of them, reading the matrices is what takes the time: JAX's kernel, whose copies run up to six
+        steps ahead of its products, took 0.49 to 0.96 of the time of any other on an H200. Up to four times as many,
+        both take about as long, and its blocks, which stay on their multiprocessors, have no last wave. Beyond, tiles
+        of Triton's, no higher than a group.
         """
-        if _named(inv)["lhs"].shape[0] <= _FEW_ROWS:
-            return RaggedDotConfig("xla")
-        if triton_missing():
-            return self.heuristic_cfg(inv)
-        return RaggedDotConfig("triton", _average(inv, least=16, most=128), 128, 64 if _narrow(inv) else 32, 4, 3)
+        given = _named(inv)
+        lhs, rhs = given["lhs"], given["rhs"]
+        share = lhs.shape[0] / rhs.shape[0]
+        inner = 64 if _narrow(inv) else 32
+        ways = [RaggedDotConfig("xla")] if lhs.shape[0] <= _READ else []
+        ways.append(RaggedDotConfig("triton", _average(inv, least=16, most=128), 128, inner, 4, 3))
+        if is_measured(inv, lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2]):
+            if share <= 4 * _READ:
+                high, stages = (64, 6) if share <= _READ else (128, 4)
+                ways.insert(0, RaggedDotConfig("mosaic_jax", high, 128, 64, None, stages))
+            ways.append(RaggedDotConfig("mosaic", 128, 128, 64, None, 5))
+        return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
         """The same, with smaller tiles: what is in the cache is enough there."""
@@ -358,17 +368,21 @@ def _xla_outer(lhs: Any, out: Any, sizes: Any, *, dtype: Any) -> jax.Array:
 
 
 def _mosaic(lhs: Any, rhs: Any, sizes: Any, *, transposed: bool, dtype: Any, cfg: RaggedDotConfig) -> jax.Array:
-    made: jax.Array = gpu_kernels("ragged_dot_mgpu").ragged_dot(
-        lhs,
-        rhs,
-        group_sizes=_cut(sizes, lhs.shape[0]),
-        block_m=cfg.block_m or 128,
-        block_n=cfg.block_n or 128,
-        block_k=cfg.block_k or 64,
-        max_concurrent_steps=cfg.num_stages or 4,
-        grid_block_n=1,
-        transpose_rhs=transposed,
-    )
+    def dot(lhs: Any, rhs: Any, sizes: Any) -> Any:
+        return gpu_kernels("ragged_dot_mgpu").ragged_dot(
+            lhs,
+            rhs,
+            group_sizes=sizes,
+            block_m=cfg.block_m or 128,
+            block_n=cfg.block_n or 128,
+            block_k=cfg.block_k or 64,
+            max_concurrent_steps=cfg.num_stages or 4,
+            grid_block_n=1,
+            transpose_rhs=transposed,
+        )
+
+    # A vmap of it fails, and one that is outside of a jit is not known when it is guessed: a loop.
+    made: jax.Array = jax.custom_batching.sequential_vmap(dot)(lhs, rhs, _cut(sizes, lhs.shape[0]))
     # It leaves rows of no group as they are.
     written = jnp.arange(lhs.shape[0]) < starts_of(sizes, lhs.shape[0])[1][-1]
     return jnp.where(written[:, None], made, 0).astype(dtype)

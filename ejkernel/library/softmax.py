@@ -15,11 +15,11 @@ from . import reduce
 from .arguments import ArgumentError, integer
 from .call import plan, planned
 from .double import is_double, refuse_cfg
+from .guessed_rows import softmax_ways
 from .mosaic import shelf, spread
-from .mosaic.guess import held_rows, wide_rows
 from .reverse import ReverseOnGpu, recomputed
 from .rows import float_rows, rows_refuse
-from .triton.rows import by_rows, guess, launches
+from .triton.rows import by_rows, launches
 
 # Beyond this XLA reads a row for its maximum, for its sum and for the result; in registers it reads it once.
 _WIDE = 1 << 13
@@ -106,12 +106,8 @@ class Softmax(ReverseOnGpu[SoftmaxConfig, jax.Array]):
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> SoftmaxConfig:
         """A block for each row: that took 0.38 to 0.91 of XLA's time on an H200, and half with a gradient."""
-        warps, each, shared = wide_rows(inv) or (held_rows(inv), None, None)
-        held = SoftmaxConfig("mosaic", num_warps=warps, each=each, shared=shared)
-        if warps and self.valid_cfg(inv, held) is True:
-            return held
-        block = SoftmaxConfig("triton", None, None, *(guess(inv) or (None, None)))
-        return block if block.rows and self.valid_cfg(inv, block) is True else self.heuristic_cfg(inv)
+        ways = (SoftmaxConfig(**way) for way in softmax_ways(inv))
+        return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[SoftmaxConfig]:
         """Both of JAX's, lanes of two widths of vector registers, and parts, which give few rows to many cores."""

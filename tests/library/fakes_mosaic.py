@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import pytest
 
-from ejkernel.ops import _jax
+from ejkernel.ops import Invocation, _jax
+from ejkernel.ops.core import device
 
 # Mosaic GPU of JAX 0.10 imports absl, which JAX does not install.
 needs_mosaic = pytest.mark.skipif(
@@ -52,3 +53,28 @@ def hopper(monkeypatch: Any, capability: str = "9.0", kind: str = "NVIDIA H200")
     found = SimpleNamespace(device_kind=kind, platform="cuda", compute_capability=capability)
     monkeypatch.setattr("ejkernel.library.mosaic.served.device_of", lambda inv: found)
     return found
+
+
+@pytest.fixture
+def asked():
+    """`asked(kernel, *shapes, capability=..., **static)`: the guess for a GPU that is not there, and its call."""
+    tokens = []
+
+    def ask(kernel: Any, *shapes: Any, capability: str = "9.0", batch: Any = None, **static: Any) -> Any:
+        # A target must be a real device, so the variable behind it is set.
+        tokens.append(device._target.set(gpu(capability)))  # type: ignore[arg-type]
+        inv = Invocation(kernel.op_id, tuple(jax.ShapeDtypeStruct(*one) for one in shapes), static, batch_axes=batch)
+        cfg = kernel.heuristic_cfg_gpu(inv)
+        assert kernel.valid_cfg(inv, cfg) is True
+        assert cfg in [*kernel.candidate_cfgs_gpu(inv), *kernel.candidate_cfgs(inv), kernel.heuristic_cfg(inv)]
+        return cfg
+
+    yield ask
+    for token in reversed(tokens):
+        device._target.reset(token)
+
+
+def gpu(capability: str) -> SimpleNamespace:
+    """A GPU of NVIDIA's, as far as the library asks."""
+    kind = "NVIDIA H200" if capability == "9.0" else "NVIDIA A100"
+    return SimpleNamespace(device_kind=kind, platform="cuda", compute_capability=capability, id=0)

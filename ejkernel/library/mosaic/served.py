@@ -41,4 +41,4 @@ def refuses(inv: Invocation[Any, Any], *sizes: int, hopper: bool) -> str:
         return f"this Mosaic kernel is for GPUs of capability 9, not {capability}"
     if major < _ROWS_FROM:
         return f"Mosaic kernels are for NVIDIA GPUs of capability 9 and later, not {capability}"
-    return missing() or too_large(inv, *sizes)
+    return missing() or (too_large(inv, *sizes) if sizes else "")

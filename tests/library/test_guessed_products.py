@@ -1,0 +1,200 @@
+"""Products and attention without tuning: which way, by waves over the multiprocessors and by what is read."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from fakes_mosaic import asked, needs_mosaic
+
+from ejkernel.library import (
+    Attention,
+    AttentionConfig,
+    LinearCrossEntropy,
+    Matmul,
+    MatmulConfig,
+    RaggedDot,
+    RaggedDotConfig,
+    attention_ready,
+)
+
+__all__ = ["asked"]
+
+measured = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="these rules were measured with JAX 0.11")
+
+
+def factors(rows, depth, columns, dtype=jnp.bfloat16):
+    """The arguments of a product."""
+    return ((rows, depth), dtype), ((depth, columns), dtype)
+
+
+def groups(rows, depth, count, columns, dtype=jnp.bfloat16):
+    """The arguments of a product with groups."""
+    return ((rows, depth), dtype), ((count, depth, columns), dtype), ((count,), jnp.int32)
+
+
+def heads(batch, length, count, width):
+    """Queries, keys and values."""
+    return (((batch, length, count, width), jnp.bfloat16),) * 3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cfg"),
+    [
+        ((8, 2048, 8192), MatmulConfig("triton", 16, 64, 128, 2, 4)),
+        ((8, 2048, 4096), MatmulConfig("xla")),
+        ((8, 2048, 32000), MatmulConfig("xla")),
+        ((17, 2048, 8192), MatmulConfig("xla")),
+        ((1, 1024, 1024), MatmulConfig("triton", 16, 32, 256, 4, 4)),
+        ((1, 2048, 1024), MatmulConfig("xla")),
+        ((128, 1024, 2048), MatmulConfig("triton", 64, 64, 64, 8, 4)),
+        ((512, 2048, 4096), MatmulConfig("mosaic", 128, 128, 64, None, 5)),
+        ((512, 2048, 8192), MatmulConfig("mosaic", 128, 256, 64, None, 3)),
+        ((512, 2048, 6144), MatmulConfig("xla")),
+        ((4096, 4096, 4096), MatmulConfig("xla")),
+    ],
+    ids=str,
+)
+@measured
+def test_products_are_tiled_where_their_tiles_are_one_good_wave(asked, sizes, cfg):
+    """Few rows that read a matrix by most multiprocessors, small matrices, and one wave that is nearly full."""
+    assert asked(Matmul(), *factors(*sizes)) == cfg
+
+
+@measured
+def test_products_that_were_not_measured_are_xla_s(asked):
+    """Float32, a vmap that XLA may join to one product, and an activation of many rows."""
+    few = factors(8, 2048, 8192)
+    assert asked(Matmul(), *factors(8, 2048, 8192, jnp.float32)) == MatmulConfig("xla")
+    assert asked(Matmul(), *few, batch=((64, (0, None)),)) == MatmulConfig("xla")
+    assert asked(Matmul(), *factors(512, 2048, 4096), activation="silu") == MatmulConfig("narrow")
+    assert asked(Matmul(), *few, activation="silu").implementation == "triton"
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(8, 0), (64, 1)])
+def test_few_rows_with_an_activation_keep_their_product_for_the_gradient(rows, kernels):
+    """Where a gradient is taken, tiles of few rows are not used: they would compute the product twice."""
+    a, b = jnp.ones((rows, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16)
+    cfg = MatmulConfig("triton", 16, 32, 32, 4, 2)
+
+    def forward(a, b):
+        return Matmul().fwd_with_residuals_gpu(a, b, activation="silu", cfg=cfg)[0]
+
+    assert str(jax.make_jaxpr(forward)(a, b)).count("pallas_call") == kernels
+
+
+def test_the_gradient_of_tiles_has_narrow_factors():
+    """Without an activation: float32 in one factor would be a product of float32."""
+    a, b = jnp.ones((32, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16)
+
+    def pulled(a, b, dy):
+        kernel, cfg = Matmul(), MatmulConfig("triton", 16, 32, 32, 4, 2)
+        return kernel.vjp_gpu(kernel.fwd_with_residuals_gpu(a, b, cfg=cfg)[1], None, dy, a, b, cfg=cfg)
+
+    program = jax.make_jaxpr(pulled)(a, b, jnp.ones((32, 64), jnp.bfloat16))
+    products = [eqn for eqn in program.eqns if eqn.primitive.name == "dot_general"]
+    assert len(products) >= 2
+    assert {str(x.aval.dtype) for eqn in products for x in eqn.invars} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cfg"),
+    [
+        ((64, 768, 64, 768), RaggedDotConfig("mosaic_jax", 64, 128, 64, None, 6)),
+        ((1024, 1536, 8, 3072), RaggedDotConfig("mosaic_jax", 64, 128, 64, None, 6)),
+        ((4096, 2048, 8, 1024), RaggedDotConfig("mosaic_jax", 128, 128, 64, None, 4)),
+        ((8192, 2048, 8, 1024), RaggedDotConfig("triton", 128, 128, 64, 4, 3)),
+        ((32, 768, 8, 768), RaggedDotConfig("xla")),
+        ((1024, 1000, 8, 1000), RaggedDotConfig("triton", 128, 128, 64, 4, 3)),
+    ],
+    ids=["reads", "reads at most", "both", "multiplies", "fewer rows than a block", "sizes that no block divides"],
+)
+@measured
+def test_groups_go_by_their_rows_on_average(asked, sizes, cfg):
+    """JAX's kernel as long as reading matrices counts, Triton's beyond, XLA's for rows that fill no block."""
+    assert asked(RaggedDot(), *groups(*sizes)) == cfg
+
+
+@pytest.mark.parametrize(("rows", "implementation"), [(1, "xla"), (128, "xla"), (129, "triton"), (8192, "triton")])
+def test_groups_on_another_generation_keep_their_guess(asked, rows, implementation):
+    """Where reading the matrices takes the time, a row more for every group costs nothing."""
+    assert asked(RaggedDot(), *groups(rows, 512, 8, 256), capability="8.0").implementation == implementation
+
+
+@measured
+def test_products_have_a_guess_without_triton(asked, monkeypatch):
+    """Mosaic's: many rows of a group, and the logits of a cross entropy."""
+    monkeypatch.setenv("EJKERNEL_OPS_TRITON", "off")
+    assert asked(RaggedDot(), *groups(8192, 2048, 8, 1024)).implementation == "mosaic"
+    words = ((64, 256), jnp.bfloat16), ((256, 32000), jnp.bfloat16), ((64,), jnp.int32)
+    assert asked(LinearCrossEntropy(), *words).implementation == "mosaic"
+    assert asked(Matmul(), *factors(8, 2048, 8192)) == MatmulConfig("xla")
+
+
+@needs_mosaic
+def test_a_vmap_of_jaxs_kernel_for_groups_is_a_loop():
+    """It has no rule of its own, and a vmap outside of a jit is not known when it is guessed."""
+    cfg = RaggedDotConfig("mosaic_jax", 64, 128, 64, None, 4)
+    shapes = [jax.ShapeDtypeStruct((3, *shape), dtype) for shape, dtype in groups(128, 128, 4, 128)]
+    mapped = jax.jit(jax.vmap(lambda *arrays: RaggedDot().run(*arrays, cfg=cfg)))
+    text = mapped.trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
+    assert "stablehlo.while" in text
+
+
+@pytest.fixture
+def with_cudnn(monkeypatch):
+    """JAX has nothing against cuDNN."""
+    monkeypatch.setattr(sys.modules[Attention.__module__], "jax_refuses_cudnn", lambda *args, **kwargs: "")
+
+
+SHORT = AttentionConfig("mosaic", 128, 128, num_stages=2, backward="cudnn")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cfg"),
+    [
+        ((1, 256, 16, 64), SHORT),
+        ((2, 512, 32, 128), SHORT),
+        ((1, 1024, 16, 128), SHORT),
+        ((1, 1024, 16, 64), AttentionConfig("cudnn")),
+        ((1, 1024, 32, 128), AttentionConfig("cudnn")),
+        ((1, 250, 16, 64), AttentionConfig("cudnn")),
+    ],
+    ids=["short", "two waves", "one wave", "narrow heads", "long", "odd length"],
+)
+@measured
+def test_short_attention_is_mosaics(asked, with_cudnn, sizes, cfg):
+    """Up to the waves and keys where cuDNN's own cost of a call is made up for."""
+    assert asked(Attention(), *heads(*sizes), scale=0.1, causal=True) == cfg
+
+
+def test_attention_on_another_generation_is_cudnns(asked, with_cudnn):
+    """However short."""
+    cfg = asked(Attention(), *heads(1, 256, 16, 64), scale=0.1, capability="8.0")
+    assert cfg == AttentionConfig("cudnn")
+
+
+def test_with_a_gradient_both_passes_are_cudnns(monkeypatch):
+    """Its gradient needs what its own forward pass keeps; here XLA's stands in its place."""
+    plain, asked_for = attention_ready.by_jax, []
+
+    def by_jax(*args, implementation, **kwargs):
+        asked_for.append(implementation)
+        return plain(*args, implementation="xla", **kwargs)
+
+    monkeypatch.setattr(attention_ready, "by_jax", by_jax)
+    monkeypatch.setattr(sys.modules[Attention.__module__], "jax_refuses_cudnn", lambda *args, **kwargs: "")
+    q, k, v = (jax.random.normal(jax.random.key(n), (1, 128, 2, 64), jnp.bfloat16) for n in range(3))
+    out, kept = Attention().fwd_with_residuals_gpu(q, k, v, scale=0.5, causal=True, cfg=SHORT)
+    grads = Attention().vjp_gpu(kept, out, jnp.ones_like(out), q, k, v, scale=0.5, causal=True, cfg=SHORT)
+    assert asked_for == ["cudnn"]
+
+    def xla(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, scale=0.5, is_causal=True)
+
+    wanted, pull = jax.vjp(xla, q, k, v)
+    assert jnp.array_equal(out, wanted)
+    assert all(jnp.array_equal(*pair) for pair in zip(grads, pull(jnp.ones_like(out)), strict=True))
