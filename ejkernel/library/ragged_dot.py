@@ -127,10 +127,10 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
         """By rows of a group on average, since each is one operation a byte of the matrices.
 
-        Up to `_READ` of them, reading the matrices is what takes the time: JAX's kernel, whose copies run up to six
-        steps ahead of its products, took 0.49 to 0.96 of the time of any other on an H200. Up to four times as many,
-        both take about as long, and its blocks, which stay on their multiprocessors, have no last wave. Beyond, tiles
-        of Triton's, no higher than a group.
+        Up to `_READ` of them, reading the matrices is what takes the time: JAX's kernel copies up to six steps ahead of
+        its products, and took 0.58 to 0.95 of the time of any other in eleven calls on an H200. Up to four times as
+        many, both take about as long, and its blocks, which stay on their multiprocessors, have no last wave: 0.78 to
+        0.92 in three calls. Beyond, tiles of Triton's, no higher than a group.
         """
         given = _named(inv)
         lhs, rhs = given["lhs"], given["rhs"]
