@@ -40,7 +40,7 @@ def launch(
 ) -> Sequence[jax.Array]:
     """Runs the kernel over a grid of named axes; `groups` names the warpgroups of a block and says how many.
 
-    `cluster` names more axes, whose blocks run at the same time; `interpret` is for tests, on machines without a GPU.
+    Blocks along the axes of `cluster` run at the same time; `interpret` is for tests, on machines without a GPU.
     """
     out, operands = all_alike(out, operands)
     threads: dict[str, Any] = {}

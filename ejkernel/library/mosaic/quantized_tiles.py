@@ -112,7 +112,7 @@ def refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...]) 
 
 
 def ahead_refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...], sharers: int, near: bool) -> str:
-    """As `refuses`, for kernels whose parts of the depth and sharers of rows are a cluster's blocks."""
+    """As `refuses`, for kernels with parts of the depth and sharers of rows in a cluster."""
     if scales.ndim == 2:
         return "scales of groups are not served"
     refused = refuses(x, weight, scales, sizes=sizes)
