@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ejkernel.ops.core import plain_file, shared_folder
+from ejkernel.ops.core import plain_file
 from ejkernel.ops.core.key import Key
 from ejkernel.ops.store import entry_log, files
 from ejkernel.ops.store.persistent import PersistentCache, StoreWarning
@@ -168,7 +168,6 @@ def on(disk: Disk) -> Iterator[Disk]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(files, "os", disk)
         patched.setattr(plain_file, "os", disk)
-        patched.setattr(shared_folder, "os", disk)
         yield disk
 
 

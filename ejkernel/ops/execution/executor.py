@@ -13,23 +13,20 @@ import jax
 from .. import _jax
 from ..config import policy
 from ..core import invalidation
-from ..core.batch import BatchAxes, find_batch
 from ..core.device import default_device, device_fingerprint, get_device_platform, target_device
 from ..core.errors import SettingError
 from ..core.gradients import forward_mode_error
-from ..core.invocation import Cfg, Invocation, Out
-from ..core.kernel import Kernel, check_kernel, versioned
+from ..core.invocation import BatchAxes, Cfg, Invocation, Out, find_batch
+from ..core.kernel import Kernel, check_kernel, gradient, versioned
 from ..core.stable import is_array
-from ..core.variants import gradient
 from ..registry import copied
 from ..timing.inputs import is_concrete, is_float
 from ..timing.program import UNTRACEABLE, first_line
 from .advice import Advice
 from .advice import ExecutorWarning as ExecutorWarning
-from .arguments import PLAIN, RESERVED, Options, Taken, kernel_key, split, take
+from .arguments import PLAIN, RESERVED, Options, Taken, invocation_of, kernel_key, split, take
 from .bound import bound
 from .compiled import Compiled
-from .invocation_of import invocation_of
 from .kernel_run import KernelRun
 from .labels import PREFIX
 from .plan import Plan, Program

@@ -14,20 +14,17 @@ from ..config.cache import is_shadowed
 from ..config.selection import ConfigSelectorChain, objective_of
 from ..core import invalidation
 from ..core.abstract import abstractify
-from ..core.batch import BatchAxes, array_leaves
 from ..core.bind import bind
 from ..core.device import device_fingerprint, device_of, get_device_platform
-from ..core.invocation import Invocation
-from ..core.kernel import Kernel, key_builder_of, versioned
-from ..core.kernel_names import KernelNames
+from ..core.invocation import BatchAxes, Invocation, array_leaves
+from ..core.kernel import Kernel, KernelNames, key_builder_of, versioned
 from ..core.key import Key
 from ..core.request import Decision
 from ..core.trace_context import TraceContext
 from ..registry import record_call
 from ..settings import Settings
 from ..timing.inputs import is_concrete, is_float
-from .arguments import Options
-from .invocation_of import invocation_of
+from .arguments import Options, invocation_of
 from .labels import json_label, label
 from .recording import Recording
 from .table import Chosen, entries_being_traced

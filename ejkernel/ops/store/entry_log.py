@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..core.errors import RecordFormatError
-from ..core.file_lock import Timeout, lock_at
 from ..core.key import Key
+from ..core.plain_file import Timeout, lock_at
 from . import files
 from .snapshot import (
     LARGEST_SEQ,

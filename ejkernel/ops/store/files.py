@@ -9,7 +9,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ..core import plain_file, shared_folder
+from ..core import plain_file
 from ..core.folder_walk import folder_of, open_folder, resolved
 from ..core.plain_file import MANY, Content, NotPlainError, TooLargeError
 
@@ -138,7 +138,7 @@ def append_byte(path: str) -> tuple[tuple[int, int, int], int]:
 
     A new one begins at random: an inode is used again, and a store that was rebuilt must not look like the old one.
     """
-    descriptor = shared_folder.make_shared(path, os.O_WRONLY | os.O_APPEND)
+    descriptor = plain_file.make_shared(path, os.O_WRONLY | os.O_APPEND)
     try:
         added = 1 if os.fstat(descriptor).st_size else 1 + secrets.randbelow(_LONGEST_BEGINNING)
         os.write(descriptor, b"." * added)
@@ -181,7 +181,7 @@ def move(path: str, to: str) -> None:
 def make_folder(path: str, *, durable: bool = False) -> None:
     """Makes a folder and its parents; the group may write it where the folder around it is a group's."""
     # A new folder is a name in its parent.
-    shared_folder.make_folder(path, lambda new: sync_folder(os.path.dirname(new)) if durable else None)
+    plain_file.make_folder(path, lambda new: sync_folder(os.path.dirname(new)) if durable else None)
 
 
 def sync_folder(path: str) -> None:
