@@ -21,6 +21,8 @@ LARGEST_ENTRY = 1 << 20
 LARGEST_SNAPSHOT = 1 << 30
 LARGEST_RECORD = 64 << 20
 _LONGEST_BEGINNING = 4096
+# A temporary file that is older was left by a process that died.
+_STALE_SECONDS = 3600.0
 
 
 def read(path: str, limit: int = LARGEST_SNAPSHOT) -> Content | None:
@@ -191,3 +193,28 @@ def sync_folder(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sweep(folder: str, start: str) -> None:
+    """Removes temporary files with names that begin so, which `write` left in processes that died long ago."""
+    for left in names(folder):
+        if left.startswith(start) and left.endswith(".tmp"):
+            found = identity(os.path.join(folder, left))
+            if found and time.time() - found[2] / 1e9 > _STALE_SECONDS:
+                remove(os.path.join(folder, left))
+
+
+def are_of(owner: int, folders: Sequence[str]) -> bool:
+    """Are these folders, as far as they are there, one user's or root's, and no other user's to write?"""
+    if owner < 0:
+        return False
+    for folder in folders:
+        try:
+            found = os.stat(folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+        if found.st_uid not in (owner, 0) or found.st_mode & 0o022:
+            return False
+    return True

@@ -24,7 +24,8 @@ from ..core.shown import Shown
 from ..core.typevars import Cfg
 from ..settings import default_folder
 from . import files
-from .entry_log import EntryLog, StoredText
+from .entry_files import StoredText
+from .entry_log import EntryLog
 from .snapshot import Raw, line, spell
 from .store import StoredEntry
 
