@@ -17,13 +17,13 @@ from ..core.key import Key
 from ..core.record import Record, Trial
 from ..core.request import Hit, Request
 from ..settings import default_folder, journal_folder
-from ..tuning.custom_tuner import engine
 from ..tuning.device_lock import device_lock, turn_name
 from ..tuning.interrupted import TuningInterrupted
 from ..tuning.job import TuningJob
+from ..tuning.prepared import PreparedAhead
 from ..tuning.progress import shown, tell
 from ..tuning.search.effort import FEW
-from ..tuning.tuner import PreparedAhead, Tuner
+from ..tuning.tuner import Tuner, engine
 from . import tuning_budget
 from .autotune_tier import tuned
 from .kept_answers import KeptAnswers
