@@ -25,8 +25,7 @@ from .advice import ExecutorWarning as ExecutorWarning
 from .arguments import RESERVED, Options, Taken, invocation_of, kernel_key, split, take
 from .bound import bound
 from .compiled import Compiled
-from .entries import EntryBuilder, snapshot
-from .kernel_run import KernelRun
+from .kernel_run import EntryBuilder, KernelRun, snapshot
 from .labels import PREFIX
 from .plan import Plan, Program
 from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, group_key, place_of, short_key_of, tree_key, with_keywords
