@@ -1,4 +1,4 @@
-"""What a store does where its disk fails: entries wait in memory, the status says so, and the next put tries again.
+"""A store with a disk that fails: entries wait in memory, the status says so, and the next put tries again.
 
 `read-write`: a put that returned is on disk. `read-only`: what lies there is served, and puts wait in memory.
 `memory-only`: nothing can be read either. Entry files that are not folded yet are folded when the process ends.
