@@ -28,7 +28,7 @@ from program_calls import candidates
 from ejkernel import library
 from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Executor, Tuner, autotune
 from ejkernel.ops.core.cfg import same
-from ejkernel.ops.core.variants import levels
+from ejkernel.ops.core.kernel import levels
 from ejkernel.ops.programs.batch import BatchTuner
 from ejkernel.ops.programs.confirm import NOT_SLOWER, Form, ProgramStep
 

@@ -25,8 +25,7 @@ from library_cases import Case, collected, make, operations
 from library_programs import both_passes, compiled, cotangent, is_float
 
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor
-from ejkernel.ops.core.candidates import candidates
-from ejkernel.ops.core.request import ask
+from ejkernel.ops.core.request import ask, candidates
 
 # Largest error over the reference's largest value. Tensor cores round float32 to 10 bits.
 LIMITS = {"float32": 5e-3, "bfloat16": 3e-2, "float16": 8e-3}

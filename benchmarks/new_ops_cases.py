@@ -13,7 +13,7 @@ import numpy as np
 
 from ejkernel import library
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor, Invocation
-from ejkernel.ops.core.variants import variant
+from ejkernel.ops.core.kernel import variant
 
 # Rates measured on an H200.
 FLOPS, FLOPS8, TRAFFIC = 790e12, 1580e12, 4.3e12

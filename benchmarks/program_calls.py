@@ -15,7 +15,7 @@ from library_programs import both_passes, compiled, cotangent
 from tuning_gpu import raced
 
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor
-from ejkernel.ops.core.variants import variant
+from ejkernel.ops.core.kernel import variant
 from ejkernel.ops.programs.find import find
 
 # Shown in words below, or too long for a line.

@@ -13,8 +13,7 @@ from program_calls import candidates
 
 from ejkernel import library
 from ejkernel.ops.core import codec
-from ejkernel.ops.core.kernel import versioned
-from ejkernel.ops.core.variants import levels
+from ejkernel.ops.core.kernel import levels, versioned
 
 KERNELS = ("Attention", "LayerNorm", "LinearCrossEntropy", "Matmul", "RaggedDot", "RmsNorm", "Softmax")
 

@@ -176,7 +176,7 @@ def test_only_one_file_reads_the_environment():
 
 # Files of the system, which no user writes; a trace in a new folder; the key file and the pipe that the user names.
 _OTHER_OPENERS = {
-    *("core.device", "timing.memory", "tuning.stopped", "tuning.worker.process", "tuning.worker.settle"),
+    *("core.device", "timing.cost", "tuning.stopped", "tuning.worker.process", "tuning.worker.settle"),
     *("timing.profiler", "programs.result_file", "store.remote.signing"),
 }
 
@@ -333,7 +333,7 @@ def test_importing_ops_does_not_import_jax():
 PLAIN = ["settings", "registry", "core.record", "core.key", "core.codec", "core.errors", "core.description"]
 
 
-STORES = ["config.persistent", "store.folder", "config.maintenance", "config.counters", "reporting.summary"]
+STORES = ["config.persistent", "store.folder", "config.maintenance", "config.events", "reporting.summary"]
 
 
 @pytest.mark.parametrize("module", [*PLAIN, *STORES, "store.bundle", "store.lock_file", "store.remote.exchange"])

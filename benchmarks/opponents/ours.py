@@ -13,8 +13,7 @@ from library_check_gpu import Asked
 from library_programs import HEURISTIC, TUNED, Study, both_passes, study
 
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, PersistentCache
-from ejkernel.ops.core.candidates import candidates
-from ejkernel.ops.core.request import ask
+from ejkernel.ops.core.request import ask, candidates
 
 from .table import Entry
 

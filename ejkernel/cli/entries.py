@@ -15,7 +15,8 @@ from ..ops.core.key import Key
 from ..ops.core.record import Record
 from ..ops.settings import default_folder
 from ..ops.store import files
-from ..ops.store.entry_log import EntryLog, entry_in, entry_names
+from ..ops.store.entry_files import entry_in, entry_names
+from ..ops.store.entry_log import EntryLog
 from ..ops.store.folder import OperationStores
 from ..ops.store.persistent import PersistentCache
 from ..ops.store.snapshot import Raw, Snapshot, order, read, read_key

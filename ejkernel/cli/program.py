@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ops.core import strict_json
+from ..ops.core import codec
 from ..ops.store import files
 from .errors import CommandError
 from .parsing import Parser, nearest
@@ -194,7 +194,7 @@ def kind_of(path: str) -> str:
     """The kind that a JSON file of ours names; empty for any other file."""
     try:
         content = files.read(files.resolved(path), files.LARGEST_RECORD)
-        data = None if content is None else strict_json.loads(content.data)
+        data = None if content is None else codec.loads(content.data)
     # Not a file, or not JSON: the command that reads the file says so.
     except (OSError, ValueError):
         return ""

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from .config.cache import overlay_cache as overlay_cache
     from .config.cache import refresh as refresh
     from .config.call_log import calls_made as calls_made
-    from .config.counters import Counters as Counters
-    from .config.counters import counters as counters
+    from .config.events import Counters as Counters
+    from .config.events import counters as counters
     from .config.persistent import PersistentCache as PersistentCache
     from .config.selection import AutotunePolicy as AutotunePolicy
     from .config.selection import ConfigSelectorChain as ConfigSelectorChain
@@ -92,7 +92,7 @@ _NAMES = {
     "config.cache": "ConfigCache current_scope locked overlay_cache refresh",
     "store.folder": "OperationStores",
     "config.call_log": "calls_made",
-    "config.counters": "Counters counters",
+    "config.events": "Counters counters",
     "store.packing": "make_pack merge_packs verify_pack",
     "store.remote.remote_store": "RemoteStore RemoteWarning",
     "tuning.journal.folder": "forget_crashes",

@@ -94,6 +94,11 @@ def default_folder() -> Path:
     return Path(os.path.abspath(os.path.expanduser(chosen))) if chosen else own_folder()
 
 
+def journal_folder() -> Path:
+    """The folder of the journals of tunings: beside the stores."""
+    return default_folder() / "journal"
+
+
 def own_folder() -> Path:
     """The cache folder of this user by the platform's convention, whatever folder the stores are in."""
     import platformdirs

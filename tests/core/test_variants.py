@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ejkernel.ops import Kernel
-from ejkernel.ops.core.variants import gradient, variant
+from ejkernel.ops.core.kernel import gradient, variant
 
 METHODS = ("run", "fwd_with_residuals", "vjp", "candidate_cfgs", "heuristic_cfg")
 PLATFORMS = ("gpu", "tpu", "cpu")

@@ -19,8 +19,7 @@ from ejkernel.ops import (
     tunable,
 )
 from ejkernel.ops.core.errors import KernelError
-from ejkernel.ops.execution.arguments import PLAIN
-from ejkernel.ops.execution.invocation_of import invocation_of
+from ejkernel.ops.execution.arguments import PLAIN, invocation_of
 from ejkernel.ops.execution.plan import Plan, Program
 from ejkernel.ops.execution.planned import planned
 

@@ -22,7 +22,7 @@ from ejkernel.library import (
     ragged_dot,
 )
 from ejkernel.ops import Invocation, Kernel
-from ejkernel.ops.core.variants import variant
+from ejkernel.ops.core.kernel import variant
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 import library_accuracy

@@ -36,7 +36,7 @@ from ejkernel.library import (
 )
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Tuner, calls_made
 from ejkernel.ops.core.bind import bind
-from ejkernel.ops.core.variants import variant
+from ejkernel.ops.core.kernel import variant
 
 Q, X, W = normal(1, 8, 2, 4), normal(8, 8), normal(8)
 B = normal(8, 8, dtype="bfloat16")

@@ -14,7 +14,7 @@ from fakes_mosaic import hopper, lowered_by_mosaic, needs_mosaic, races
 from ejkernel.library import QuantizedMatmul, QuantizedMatmulConfig, dequantize, quantize, quantized_matmul
 from ejkernel.library.mosaic.quantized_tiles import registers, strips
 from ejkernel.ops import Invocation
-from ejkernel.ops.core.variants import variant
+from ejkernel.ops.core.kernel import variant
 
 __all__ = ["races"]
 needs_words = pytest.mark.skipif(

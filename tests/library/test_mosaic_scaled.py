@@ -10,7 +10,7 @@ from fakes_mosaic import hopper, lowered_by_mosaic, needs_loops, needs_mosaic, r
 
 from ejkernel.library import ScaledMatmul, ScaledMatmulConfig, dequantize, quantize, scaled_matmul
 from ejkernel.ops import Invocation
-from ejkernel.ops.core.variants import variant
+from ejkernel.ops.core.kernel import variant
 
 __all__ = ["races"]
 pytestmark = needs_mosaic

@@ -20,7 +20,7 @@ from ejkernel.library import (
     scaled_matmul,
 )
 from ejkernel.ops import Invocation, check
-from ejkernel.ops.core.variants import variant
+from ejkernel.ops.core.kernel import variant
 
 E4M3 = jnp.float8_e4m3fn
 

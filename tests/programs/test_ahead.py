@@ -13,7 +13,7 @@ import pytest
 from ejkernel.library import rms_norm, softmax
 from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Executor, Tuner, autotune
 from ejkernel.ops.programs.ahead import TracedAhead
-from ejkernel.ops.tuning.tuner import PreparedAhead
+from ejkernel.ops.tuning.prepared import PreparedAhead
 from ejkernel.ops.tuning.worker.process import WorkerProcess
 
 X, W = jnp.ones((16, 32)), jnp.ones(32)

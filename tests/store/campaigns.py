@@ -15,7 +15,7 @@ from typing import Any
 from fakes_store import Disk, cfgs, forked, keep, kill_myself, store, value
 
 from ejkernel.ops.core import plain_file
-from ejkernel.ops.store import entry_log, files
+from ejkernel.ops.store import entry_reader, files
 from ejkernel.ops.store.persistent import PersistentCache
 
 
@@ -79,7 +79,7 @@ def together(processes: int, puts: int, *, one_key: bool, large: bool = False) -
     """Processes that put at the same time."""
     place = folder()
     if large:
-        entry_log.SMALL = -1
+        entry_reader.SMALL = -1
     ready, go = os.pipe()
 
     def work(who: int) -> Callable[[Callable[[Any], None]], None]:
@@ -179,7 +179,7 @@ def armed(number: int, act: Callable[[], None], *, late: bool) -> Disk:
 def kills(kind: str, *, late: bool, before: int = 3) -> dict[str, Any]:
     """kill -9 at each file operation of a put, or of a fold, one round for each until there is none left."""
     if kind != "put into a small store":
-        entry_log.SMALL = -1
+        entry_reader.SMALL = -1
     rounds = lost = broken = 0
     while True:
         place = folder()
@@ -217,7 +217,7 @@ def kills(kind: str, *, late: bool, before: int = 3) -> dict[str, Any]:
 
 def random_kills(rounds: int, seed: int) -> dict[str, Any]:
     """kill -9 from outside, at any moment, of a process that puts and folds as fast as it can."""
-    entry_log.SMALL = -1
+    entry_reader.SMALL = -1
     dice = random.Random(seed)
     lost = acknowledged = broken = 0
     place = folder()
@@ -255,7 +255,7 @@ def random_kills(rounds: int, seed: int) -> dict[str, Any]:
 
 def puts_during_a_fold() -> dict[str, Any]:
     """At each file operation of a fold, in turn, a second process puts, to the end, before the fold goes on."""
-    entry_log.SMALL = -1
+    entry_reader.SMALL = -1
     rounds = lost = 0
     while True:
         place = folder()
@@ -286,7 +286,7 @@ def puts_during_a_fold() -> dict[str, Any]:
 
 def folds_and_puts(puts: int, *, folding: int = 1) -> dict[str, Any]:
     """One process or several fold without a break while two others put."""
-    entry_log.SMALL = -1
+    entry_reader.SMALL = -1
     place = folder()
 
     def putting(who: int) -> Callable[[Callable[[Any], None]], None]:

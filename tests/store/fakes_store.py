@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from ejkernel.ops.core import plain_file, shared_folder
+from ejkernel.ops.core import plain_file
 from ejkernel.ops.core.key import Key
-from ejkernel.ops.store import entry_log, files
+from ejkernel.ops.store import entry_reader, files
+from ejkernel.ops.store.entry_files import ENTRY_NAME
 from ejkernel.ops.store.persistent import PersistentCache, StoreWarning
 from ejkernel.ops.store.snapshot import Snapshot, line, seal, spell
 from ejkernel.ops.store.store import StoredEntry
@@ -75,7 +76,7 @@ def write_large(path: Path, count: int = 400) -> None:
         raw = {"cfg": {"n": number}, "source": "autotune", "environment": {"jaxlib": "0.12.0"}, "summary": {}}
         lines[name] = line(name, seal(name, {**raw, "when": "2026-01-01T00:00:00+00:00", "seq": 1, "writer": "0"}))
     files.write(str(path), Snapshot(lines).text().encode(), durable=False)
-    assert os.path.getsize(path) > entry_log.SMALL
+    assert os.path.getsize(path) > entry_reader.SMALL
 
 
 @contextmanager
@@ -91,13 +92,13 @@ def told() -> Iterator[list[str]]:
 
 def never_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every store counts as large: entries stay in their files until somebody folds."""
-    monkeypatch.setattr(entry_log, "SMALL", -1)
+    monkeypatch.setattr(entry_reader, "SMALL", -1)
 
 
 def entry_files(path: str | Path) -> list[Path]:
     """The entry files of a store that are not folded yet."""
     folder = Path(f"{path}.d")
-    return sorted(p for p in folder.iterdir() if entry_log.ENTRY_NAME.fullmatch(p.name)) if folder.is_dir() else []
+    return sorted(p for p in folder.iterdir() if ENTRY_NAME.fullmatch(p.name)) if folder.is_dir() else []
 
 
 _OPERATIONS = {
@@ -168,7 +169,6 @@ def on(disk: Disk) -> Iterator[Disk]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(files, "os", disk)
         patched.setattr(plain_file, "os", disk)
-        patched.setattr(shared_folder, "os", disk)
         yield disk
 
 

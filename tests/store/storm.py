@@ -17,7 +17,7 @@ from fakes_store import cfgs, key, store, value
 
 from ejkernel.ops.core.errors import StoreError
 from ejkernel.ops.core.record import Record, Trial
-from ejkernel.ops.store import entry_log
+from ejkernel.ops.store import entry_reader
 from ejkernel.ops.store.maintenance import compact, prune, verify
 from ejkernel.ops.store.store import StoredEntry
 
@@ -169,7 +169,7 @@ class Storm:
 def storm(deeds: int, seed: int, *, large: bool) -> dict[str, Any]:
     """So many kills, stops and continuations; then what was acknowledged is looked for."""
     if large:
-        entry_log.SMALL = -1
+        entry_reader.SMALL = -1
     now = Storm(seed)
     for _ in range(deeds):
         now.listen(now.dice.randint(1, 12))

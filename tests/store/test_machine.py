@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from thinning import AT_LENGTH
 
 from ejkernel.ops.core.key import Key
-from ejkernel.ops.store import entry_log
+from ejkernel.ops.store import entry_log, entry_reader
 from ejkernel.ops.store.maintenance import prune
 from ejkernel.ops.store.snapshot import spell
 from ejkernel.ops.store.store import StoredEntry
@@ -36,7 +36,7 @@ class TwoCaches(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="store-"))
         self.patched = pytest.MonkeyPatch()
         if not self.small:
-            self.patched.setattr(entry_log, "SMALL", -1)
+            self.patched.setattr(entry_reader, "SMALL", -1)
             self.patched.setattr(entry_log, "_PENDING", 5)
         self.path = self.folder / "ops.json"
         self.caches = [store(self.folder), store(self.folder)]

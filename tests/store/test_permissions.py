@@ -428,7 +428,7 @@ def test_entries_of_another_user_are_not_trusted(shared, size, monkeypatch):
         keep(store(shared), "mine", 1)
         as_nobody(
             shared,
-            ("from ejkernel.ops.store import entry_log\nentry_log.SMALL = -1\n" if size == "large" else "")
+            ("from ejkernel.ops.store import entry_reader\nentry_reader.SMALL = -1\n" if size == "large" else "")
             + 'cache = store(folder)\nkeep(cache, "theirs", 2)\nanswer = None',
             umask=0,
         )

@@ -236,8 +236,8 @@ EXITING = """
 import json, sys
 from pathlib import Path
 from fakes_store import keep, store
-from ejkernel.ops.store import entry_log
-entry_log.SMALL = -1
+from ejkernel.ops.store import entry_reader
+entry_reader.SMALL = -1
 held = store(Path(sys.argv[1]))
 keep(held, "held", 1)
 keep(store(Path(sys.argv[1])), "dropped", 2)

@@ -10,7 +10,7 @@ import pytest
 from fakes_store import filler, keep, never_small, store, write_large
 
 from ejkernel.ops.core import plain_file
-from ejkernel.ops.store import entry_log, snapshot_check
+from ejkernel.ops.store import entry_reader, snapshot_check
 from ejkernel.ops.store.maintenance import prune, verify
 from ejkernel.ops.store.snapshot import spell
 from ejkernel.ops.store.snapshot_check import check_snapshot
@@ -109,7 +109,7 @@ def test_a_check_holds_a_piece_of_the_file_at_a_time(tmp_path, monkeypatch):
 def test_a_fold_holds_one_file_at_a_time(tmp_path, monkeypatch):
     """The old snapshot goes out of memory before the new one is read back."""
     monkeypatch.setattr(plain_file, "_PART", 1 << 14)
-    monkeypatch.setattr(entry_log, "_HELD_TWICE", 0)
+    monkeypatch.setattr(entry_reader, "_HELD_TWICE", 0)
     write_large(tmp_path / "ops.json", 6_000)
     never_small(monkeypatch)
     size = os.path.getsize(tmp_path / "ops.json")

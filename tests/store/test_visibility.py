@@ -13,7 +13,7 @@ from fakes_store import DEV, OP, Disk, cfgs, entries, entry_files, keep, key, on
 
 from ejkernel.ops import PersistentCache
 from ejkernel.ops.core.errors import SettingError, StoreError
-from ejkernel.ops.store import entry_log
+from ejkernel.ops.store import entry_log, entry_reader
 from ejkernel.ops.store.maintenance import export_store
 from ejkernel.ops.store.persistent import StoreWarning
 
@@ -51,7 +51,7 @@ def ask(servant, act, *args):
 @pytest.mark.parametrize("seen", ["get", "keys", "export"])
 def test_a_slow_reader_finds_a_key_that_is_put_and_folded_all_the_time(folder, monkeypatch, seen):
     """Whenever it comes to read an entry file, a peer has put again and folded that file away."""
-    monkeypatch.setattr(entry_log, "SMALL", -1)
+    monkeypatch.setattr(entry_reader, "SMALL", -1)
     reader, peer = store(folder), store(folder)
     for name in ("one", "two"):
         keep(peer, name, 1)
@@ -79,7 +79,7 @@ def test_a_slow_reader_finds_a_key_that_is_put_and_folded_all_the_time(folder, m
 
 def test_what_was_pruned_and_put_again_is_found_by_a_reader_with_an_old_listing(folder, monkeypatch):
     """Its entry file is gone and the snapshot has nothing as new: then the folder is looked at once more."""
-    monkeypatch.setattr(entry_log, "SMALL", -1)
+    monkeypatch.setattr(entry_reader, "SMALL", -1)
     reader, peer = store(folder), store(folder)
     for number in range(5):
         keep(peer, "one", number)
@@ -201,7 +201,7 @@ def test_a_file_grows_past_the_threshold_and_nothing_is_missed(tmp_path):
     while not entry_files(cache.path):
         keep(cache, number, {"pad": "x" * 1000})
         number += 1
-    assert os.path.getsize(cache.path) > entry_log.SMALL
+    assert os.path.getsize(cache.path) > entry_reader.SMALL
     assert len(cfgs(cache.path)) == number - 1
     assert len(store(tmp_path)) == number
 

@@ -9,8 +9,9 @@ import pytest
 from fakes import Blocks, TableTuner
 
 from ejkernel.ops import Tuner
-from ejkernel.ops.tuning.custom_tuner import CustomTuner, engine
+from ejkernel.ops.tuning.custom_tuner import CustomTuner
 from ejkernel.ops.tuning.job import TuningJob
+from ejkernel.ops.tuning.tuner import engine
 
 
 def job(**changes):

@@ -803,7 +803,7 @@ class Slow:
 def test_a_deadline_that_passes_while_candidates_are_timed_keeps_what_there_is(monkeypatch):
     """Who had no turn by then is told as such and cannot win; the tuning overruns by a run, not by a round."""
     clock = Slow()
-    for name in ("tuning.tuner", "timing.sampler", "tuning.runner", "tuning.compile", "timing.compile_pool"):
+    for name in ("tuning.prepared", "timing.sampler", "tuning.runner", "tuning.compile", "timing.compile_pool"):
         monkeypatch.setattr(f"ejkernel.ops.{name}.time", clock)
     tuner = Tuner(1, 3, clock=clock, seconds=7.5)
     tuner.autotune(lambda cfg: lambda x: x * cfg / cfg, (X,), {}, [float(n) for n in range(2, 12)])
@@ -817,7 +817,7 @@ def test_a_deadline_that_passes_while_candidates_are_timed_keeps_what_there_is(m
 def test_slow_candidates_have_the_runs_that_were_asked_for(monkeypatch):
     """Without a deadline the winner has its `iters`, however long a run takes."""
     clock = Slow()
-    for name in ("tuning.tuner", "timing.sampler", "tuning.runner", "tuning.compile", "timing.compile_pool"):
+    for name in ("tuning.prepared", "timing.sampler", "tuning.runner", "tuning.compile", "timing.compile_pool"):
         monkeypatch.setattr(f"ejkernel.ops.{name}.time", clock)
     tuner = Tuner(1, 5, clock=clock)
     tuner.autotune(lambda cfg: lambda x: x * cfg / cfg, (X,), {}, [2.0, 3.0])

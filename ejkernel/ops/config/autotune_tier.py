@@ -1,23 +1,29 @@
-"""The tier that measures: candidates, what is not worth measuring, and what became of it."""
+"""The tier that measures: candidates, what is not worth measuring, and what became of it.
+
+Calls of which all candidates failed are remembered for the process, so that nothing tries them again.
+"""
 
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
-from ..core.candidates import Offer, offer
 from ..core.cfg import distinct, same
 from ..core.errors import OutOfTimeError, TuningError
 from ..core.kernel import check_cfg_type
+from ..core.key import Key
 from ..core.record import Record
-from ..core.request import Hit, Keep, Miss, Planned, Request
+from ..core.request import Hit, Keep, Miss, Offer, Planned, Request, offer
 from ..tuning.job import TuningJob
-from .failed_calls import Failure, OutOfTime
+from ..tuning.tuner import Tuner
 from .tunability import untunable_because
-from .tuning_job import TuningWarning, job_for
+from .tuning_budget import TuningWarning
+from .tuning_job import job_for
 from .walk import Tier
 
 # A call that does not fit its kernel's parameters, as Python says it.
@@ -166,3 +172,31 @@ def _warn_of_failure(request: Request, error: TuningError) -> None:
 
 def _warn(message: str) -> None:
     warnings.warn(message, TuningWarning, stacklevel=2)
+
+
+# By class as well: a corrected one may have what the old one lacked.
+Failure = tuple[Key, type]
+
+
+class OutOfTime(str):
+    """The reason of a tuning that ran out of time: its candidates may be as good as any."""
+
+    __slots__ = ()
+
+
+# By tuner: another one may do what this one could not. Our own are all alike.
+_of_ours: dict[Failure, str] = {}
+_of_others: WeakKeyDictionary[Any, dict[Failure, str]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def failures_of(tuner: Any) -> dict[Failure, str]:
+    """The failed calls of a tuner, with the reasons."""
+    if type(tuner) is Tuner:
+        return _of_ours
+    try:
+        with _lock:
+            return _of_others.setdefault(tuner, {})
+    # Neither hashable nor weakly referable: then by its type.
+    except TypeError:
+        return _of_others.setdefault(type(tuner), {})

@@ -29,7 +29,7 @@ from .. import _jax
 from ..core import invalidation
 from ..core.errors import ConfigTypeError, KeyPartError, ScopeError
 from ..core.invocation import Cfg
-from ..core.kernel_names import KernelNames
+from ..core.kernel import KernelNames
 from ..core.key import Key
 from ..core.record import Objective
 from ..core.stable import stable_json, type_name

@@ -17,13 +17,12 @@ import jax
 
 from ..core import codec
 from ..core.abstract import abstractify
-from ..core.candidates import revived
 from ..core.cfg import same
 from ..core.device import environment
 from ..core.errors import ConfigTypeError
 from ..core.invocation import Invocation
 from ..core.key import Key
-from ..core.request import Decision, Request
+from ..core.request import Decision, Request, revived
 from ..core.trace_context import TraceContext
 from ..store.lock_file import LockFile
 from ..store.store import Source, StoredEntry

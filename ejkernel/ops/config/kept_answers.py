@@ -1,19 +1,35 @@
-"""The end of a choice: an answer is kept and told as it says of itself, and what a selector tuned is remembered."""
+"""The end of a choice: an answer is kept and told as it says of itself, and what a selector tuned is remembered.
+
+Choices from memory are recalled: a program makes the same call in every layer, and a user's functions are traced many
+times. What the tiers answered from memory holds until a cache, a store or a policy of this process changes, which
+`core.invalidation` counts.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+
+from .. import _jax
+from ..core import invalidation
+from ..core.device import target_in_force
+from ..core.invocation import Invocation
+from ..core.kernel import Kernel, key_builder_of
 from ..core.key import Key
 from ..core.record import Objective, Record
-from ..core.request import Hit, Keep, Request
+from ..core.request import Decision, Hit, Keep, Request
 from ..store.persistent import StoreWarning
 from ..store.store import KeepsRecords, StoredEntry
+from . import call_log
+from .cache import lock_in_force, overlay_in_force
+from .policy import frames
 from .selector_parts import SelectorParts
 from .tiers import OTHER_CODE
-from .tuning_job import TuningWarning
+from .tuning_budget import TuningWarning
 from .walk import Misses
 
 
@@ -109,3 +125,63 @@ class KeptAnswers:
     def _life(self, request: Request) -> tuple[int, Objective, type]:
         # A class that was defined anew, as in a notebook, may need other configs than the one before.
         return self._parts.cache.generation, request.objective, type(request.kernel)
+
+
+# Questions that are remembered; each is a few hundred bytes.
+_MOST = 4096
+# Static values that equality and type tell apart.
+_PLAIN = frozenset((int, bool, str, type(None)))
+
+
+class _Known(NamedTuple):
+    decision: Decision
+    epoch: int
+
+
+class Recall:
+    """Answers of one selector from memory, by everything that they depend on."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, _Known] = {}
+
+    def find(self, question: Hashable) -> Decision | None:
+        """The decision, where nothing has changed since."""
+        known = self._known.get(question)
+        return known.decision if known is not None and known.epoch == invalidation.epoch else None
+
+    def keep(self, question: Hashable, decision: Decision, epoch: int) -> None:
+        """Remembers a decision that was made at this epoch, if it came from memory."""
+        if decision.tier != "memory":
+            return
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        self._known[question] = _Known(decision, epoch)
+
+
+def question_of(inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Hashable | None:
+    """Everything that the answer to a plain call inside a program depends on; None for any other call."""
+    if inv.override_cfg is not None or inv.method is not None or inv.batch_axes is not None:
+        return None
+    # A key builder may look at anything; a program that is looked through, or collected from, needs every step.
+    if (
+        key_builder_of(kernel) is not None
+        or call_log.is_watching()
+        or overlay_in_force()
+        or lock_in_force() is not None
+    ):
+        return None
+    types = []
+    for arg in inv.args:
+        if type(arg) is not _jax.JaxprTracer:
+            return None
+        types.append(arg.aval)
+    static: list[Any] = []
+    for name, value in (*vars(kernel).items(), *inv.kwargs.items()):
+        if type(value) not in _PLAIN:
+            return None
+        static += (name, type(value), value)
+    return (
+        *(type(kernel), kernel.op_id, kernel.version, tuple(types), tuple(static), len(inv.kwargs)),
+        *(target_in_force(), frames.get(), jax.sharding.get_abstract_mesh()),
+        *(_jax.setting("jax_default_matmul_precision"), _jax.setting("jax_default_device")),
+    )

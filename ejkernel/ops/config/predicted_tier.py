@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from ..core import invalidation
-from ..core.candidates import candidates
 from ..core.description import described_in, one_line
 from ..core.errors import ConfigTypeError, KernelError
 from ..core.key import Key
 from ..core.record import Objective, Record
-from ..core.request import Hit, Miss, Request
+from ..core.request import Hit, Miss, Request, candidates
 from ..core.times import read_times
 from ..store.store import Store, peek
 from .walk import Tier

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, final
 
-from ..core.candidates import revived, vetted
 from ..core.errors import ConfigTypeError
-from ..core.request import Hit, Keep, Miss, Planned, Request
+from ..core.request import Hit, Keep, Miss, Planned, Request, revived, vetted
 from ..store.store import StoredEntry
 from .autotune_tier import AutotuneTier
 from .tiers import StoreTier

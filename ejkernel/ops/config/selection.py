@@ -22,17 +22,15 @@ from ..store.lock_file import LockFile, read_lock
 from ..store.store import Mapped
 from ..tuning.custom_tuner import Autotuner
 from ..tuning.tuner import Tuner as Tuner
-from . import call_log, inline_budget
-from .autotune_tier import AutotuneTier, tuned
+from . import call_log, tuning_budget
+from .autotune_tier import AutotuneTier, failures_of, tuned
 from .cache import ConfigCache, is_shadowed
 from .events import Teller
-from .failed_calls import failures_of
-from .kept_answers import KeptAnswers
+from .kept_answers import KeptAnswers, Recall, question_of
 from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
 from .policy import policy_override as policy_override
 from .predicted_tier import PredictedTier, Predictions
-from .recall import Recall, question_of
 from .remote_tier import RemoteTier
 from .selector_parts import SelectorParts, check_part, checked
 from .tiers import (
@@ -202,7 +200,7 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
         """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
         # Made anew where any part of this selector was replaced: a choice from memory costs less than making it.
         parts = (policy, lock, *vars(self).values())
-        over = inline_budget.why_over(self.settings) if policy.allow_autotune else ""
+        over = tuning_budget.why_over(self.settings) if policy.allow_autotune else ""
         known = (self.tuning_is_off(), over, *map(id, parts))
         listed = self._listed.get(known)
         if listed is None:
@@ -254,7 +252,7 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
 
     def _unless_off(self, *, sole_answers: bool = False, again: bool = False) -> Tier:
         """The tier that tunes, as far as the settings let it; `again` tunes whatever is known already."""
-        why_not = self.tuning_is_off() or ("" if again else inline_budget.why_over(self.settings))
+        why_not = self.tuning_is_off() or ("" if again else tuning_budget.why_over(self.settings))
         if why_not:
             return Off("autotune", why_not)
         tune = functools.partial(self._runs.run, again=again)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Generic
 from ..core import invalidation
 from ..core.errors import SettingError
 from ..core.invocation import Cfg, Out
-from ..core.kernel_names import KernelNames, names_in
+from ..core.kernel import KernelNames, names_in
 from ..settings import Settings
 from ..store.lock_file import LockFile
 from ..store.packs import found_packs
 from ..store.store import Mapped, Store, as_store
-from ..tuning.budget import seconds_spent
 from ..tuning.custom_tuner import Autotuner
 from .cache import ConfigCache, lock_in_force
 from .events import Teller
 from .policy import AutotunePolicy, in_force
+from .tuning_budget import seconds_spent
 
 if TYPE_CHECKING:
     from ..store.remote.remote_store import RemoteStore

@@ -9,13 +9,12 @@ from typing import Any, final
 import jax
 
 from ..core import codec
-from ..core.candidates import revived, vetted
 from ..core.cfg import same
 from ..core.device import environment, same_environment
 from ..core.errors import ConfigTypeError
 from ..core.kernel import check_cfg_type
 from ..core.record import Objective
-from ..core.request import Hit, Keep, Miss, Request
+from ..core.request import Hit, Keep, Miss, Request, revived, vetted
 from ..store.lock_file import LockFile
 from ..store.packs import Pack, found_packs
 from ..store.store import Store, StoredEntry, peek

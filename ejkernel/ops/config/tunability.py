@@ -1,23 +1,33 @@
-"""May this call be measured? Known from shapes, before anything is made."""
+"""May this call be measured? Known from shapes, before anything is made.
+
+And what makes tunings costly: a static float that changes from call to call should be an array.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
-from collections.abc import Sequence
+import re
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..core.batch import array_leaves, batched_leaves
 from ..core.bind import bind
+from ..core.description import readable
 from ..core.device import device_fingerprint
+from ..core.errors import KeyPartError
+from ..core.invocation import array_leaves, batched_leaves
+from ..core.kernel import Kernel, has_any
 from ..core.request import Request
-from ..core.variants import has_any
+from ..timing.cost import free_memory
 from ..timing.inputs import is_concrete
-from ..timing.memory import free_memory
 from ..timing.transforms import explicit_mesh, on_local_devices
+from .tuning_budget import TuningWarning
 
 # A tuning holds inputs, outputs and a reference at once; beyond this share of what is free it would compete with
 # the program that it serves.
@@ -119,3 +129,59 @@ def _output_bytes(request: Request, cfg: Any) -> int:
 def _bytes(leaf: Any) -> int:
     # Extended dtypes (keys) know their size as well.
     return math.prod(int(size) for size in leaf.shape) * int(getattr(leaf.dtype, "itemsize", 4))
+
+
+# Two values may be two uses, such as training and serving; a third is a number that changes.
+_MOST = 2
+_FLOAT = '["float",'
+
+
+class StaticFloats:
+    """The floats of the calls that were tuned, by operation and by the rest of the call."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[Any, ...], set[str]] = {}
+        self._said: set[tuple[str, str]] = set()
+
+    def tuned(self, request: Request) -> None:
+        """Counts the floats of a call that is about to be tuned, and warns of the argument with too many, once."""
+        try:
+            parts = request.inv.parts
+        # A kernel with its own key builder may have arguments that no key can be made of.
+        except KeyPartError:
+            return
+        floats = {name: text for name, text in parts.items() if text.startswith(_FLOAT)}
+        # The scale of an attention goes with its width: only calls that are alike but for their floats count.
+        rest = tuple((name, text) for name, text in parts.items() if name not in floats)
+        for name, text in floats.items():
+            values = self._values.setdefault((request.key.device, request.key.op_id, name, rest), set())
+            values.add(text)
+            said = (request.key.op_id, name)
+            if len(values) > _MOST and said not in self._said:
+                self._said.add(said)
+                self._warn(request, name, values)
+
+    def _warn(self, request: Request, name: str, values: set[str]) -> None:
+        title = _argument(request.kernel, name)
+        shown = ", ".join(sorted(map(readable, values), key=float))
+        warnings.warn(
+            f"{title} of kernel {request.key.op_id} is a static float, and each of its values costs a tuning: "
+            f"{shown} so far. Pass an array, such as jnp.asarray(value), or name it in tunable(..., traced=(...))",
+            TuningWarning,
+            stacklevel=2,
+        )
+
+
+def _argument(kernel: Kernel[Any, Any], part: str) -> str:
+    """A part of a key by the argument's name, where the kernel's `run` has one for it."""
+    keyword = re.fullmatch(r"kwargs\['(\w+)'\](.*)", part)
+    if keyword:
+        return keyword[1] + keyword[2]
+    place = re.fullmatch(r"args\[(\d+)\](.*)", part)
+    names: list[str] = []
+    with contextlib.suppress(TypeError, ValueError):
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(kernel.run).parameters
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [name for name, parameter in parameters.items() if parameter.kind in kinds]
+    known = place is not None and int(place[1]) < len(names)
+    return f"{names[int(place[1])]}{place[2]} ({part})" if known and place is not None else part

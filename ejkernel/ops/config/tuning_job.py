@@ -11,20 +11,15 @@ import jax
 import numpy as np
 
 from .._jax import clean_room
-from ..core.batch import BatchAxes, batched_leaves
 from ..core.bind import bind
 from ..core.errors import KernelError, KeyPartError
-from ..core.invocation import Invocation
-from ..core.kernel import Kernel, kernel_path, versioned
+from ..core.invocation import BatchAxes, Invocation, batched_leaves
+from ..core.kernel import Kernel, has_any, kernel_path, versioned
 from ..core.request import Request
-from ..core.variants import has_any
 from ..timing.inputs import flatten_call, is_concrete
 from ..timing.transforms import explicit_mesh, in_batch, local_mesh, on_local_devices, per_shard, placing, whole_batch
 from ..tuning.job import TuningJob
-
-
-class TuningWarning(UserWarning):
-    """A tuning that did not go as it should."""
+from .tuning_budget import TuningWarning as TuningWarning
 
 
 def job_for(request: Request, cfgs: Sequence[Any], refused: Sequence[tuple[Any, str]] = ()) -> TuningJob:

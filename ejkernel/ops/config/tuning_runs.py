@@ -16,23 +16,22 @@ from ..core.errors import RetuneError
 from ..core.key import Key
 from ..core.record import Record, Trial
 from ..core.request import Hit, Request
-from ..settings import default_folder
-from ..tuning.budget import seconds_spent, spending
-from ..tuning.custom_tuner import engine
+from ..settings import default_folder, journal_folder
 from ..tuning.device_lock import device_lock, turn_name
 from ..tuning.interrupted import TuningInterrupted
 from ..tuning.job import TuningJob
-from ..tuning.journal.folder import journal_folder
+from ..tuning.prepared import PreparedAhead
 from ..tuning.progress import shown, tell
 from ..tuning.search.effort import FEW
-from ..tuning.tuner import PreparedAhead, Tuner
-from . import inline_budget
+from ..tuning.tuner import Tuner, engine
+from . import tuning_budget
 from .autotune_tier import tuned
 from .kept_answers import KeptAnswers
 from .predicted_tier import Predictions
 from .selector_parts import SelectorParts
-from .static_floats import StaticFloats
 from .tiers import StoreTier
+from .tunability import StaticFloats
+from .tuning_budget import seconds_spent, spending
 from .warm_start import warm_start_configs
 
 
@@ -83,7 +82,7 @@ class TuningRuns:
             if record.stop != "settled":
                 tell(title, record, time.perf_counter() - start, wanted)
             if not again:
-                inline_budget.tell_if_used_up(request.key, record, job.seconds)
+                tuning_budget.tell_if_used_up(request.key, record, job.seconds)
         except KeyboardInterrupt as stopped:
             record = self._best_so_far(request, stopped)
             cfg = None if record is None else record.cfg
@@ -133,7 +132,7 @@ class TuningRuns:
     def _seconds_left(self, request: Request, *, again: bool) -> float | None:
         limit = self._parts.settings.tune_seconds
         limits = [request.seconds, None if limit is None else max(limit - seconds_spent(), 0.0)]
-        limits += [] if again else inline_budget.seconds_for(self._parts.settings, self._parts.tuner)
+        limits += [] if again else tuning_budget.seconds_for(self._parts.settings, self._parts.tuner)
         # `inf` lifts a default, and is no number of seconds.
         return min((seconds for seconds in limits if seconds is not None and seconds < math.inf), default=None)
 

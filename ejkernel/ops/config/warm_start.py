@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from ..core.candidates import revived, why_invalid
 from ..core.cfg import distinct, places
 from ..core.description import calls_apart
 from ..core.errors import ConfigTypeError
 from ..core.kernel import Kernel
 from ..core.key import Key
-from ..core.request import Request
+from ..core.request import Request, revived, why_invalid
 from ..store.store import Store, StoredEntry, peek
 
 # So many entries of a store are looked at, and so many cfgs are taken from the nearest of them.

@@ -11,8 +11,7 @@ import jax
 from .errors import KernelError, ShardingError
 from .gradients import own_gradient, positional
 from .invocation import Invocation
-from .kernel import Kernel, versioned
-from .variants import gradient, has_any, variant
+from .kernel import Kernel, gradient, has_any, variant, versioned
 
 
 def bind(kernel: Kernel[Any, Any], cfg: Any, inv: Invocation[Any, Any], platform: str) -> Callable[..., Any]:

@@ -1,10 +1,14 @@
-"""A cfg as JSON and back: dataclasses, pydantic models, named tuples and plain values, equal after the trip."""
+"""A cfg as JSON and back: dataclasses, pydantic models, named tuples and plain values, equal after the trip.
+
+`loads` reads files that any user may have written, as the standard has it: what is odd is a `ValueError`. No JAX here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -203,3 +207,46 @@ def _expect(fits: bool, data: Any, where: str, what: str) -> Any:
 def has_fields(kind: Any) -> bool:
     """Is this a class with named fields?"""
     return (isinstance(kind, type) and dataclasses.is_dataclass(kind)) or is_model(kind) or is_named_tuple(kind)
+
+
+# Deeper than any file that we write; far below Python's own limit.
+_DEEPEST_TEXT = 100
+
+
+def loads(text: str | bytes) -> Any:
+    """The value of a text; NaN, Infinity, 1e999, a key that stands twice and deep nesting are a `ValueError`."""
+    try:
+        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+    # Brackets by the thousand, which no writer of ours makes.
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not is_shallow(found, _DEEPEST_TEXT):
+        raise ValueError(f"it is nested deeper than {_DEEPEST_TEXT} levels")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # A key that stands twice is an error.
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return data
+
+
+def _refuse(constant: str) -> Any:
+    # NaN and Infinity, which Python reads although they are no JSON.
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(text: str) -> float:
+    # One that is too large for a float, such as 1e999, is an error and not infinity.
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"{text[:20]} is too large for a number")
+    return found
+
+
+def is_shallow(value: Any, levels: int) -> bool:
+    """Is this nested in no more than so many levels?"""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(is_shallow(item, levels - 1) for item in inner if isinstance(item, (dict, list)))

@@ -1,16 +1,22 @@
-"""The kernel class: an operation with a computation, a heuristic cfg and candidates."""
+"""The kernel class: an operation with a computation, a heuristic cfg and candidates.
+
+Of the variants of a method the most specific one that the class defines runs. One class has one name: two that share a
+cache, a store or an executor would share their entries.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from .errors import BadNameError, ConfigTypeError, KernelError
 from .invocation import Cfg, Invocation, Out
-from .variants import has_any, lonely_half, variant
 
 _OP_ID = re.compile(r"[A-Za-z0-9_.-]+")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -193,3 +199,87 @@ def check_class(cls: type[Kernel[Any, Any]]) -> None:
     _check_op_id(cls.op_id, cls)
     _check_tolerance(inspect.getattr_static(cls, "tolerance"), name)
     cls._checked = True
+
+
+PLATFORMS = ("gpu", "tpu", "cpu")
+SUFFIXES = ("", "_shard_map", *(f"_{p}" for p in PLATFORMS), *(f"_shard_map_{p}" for p in PLATFORMS))
+
+
+def levels(platform: str, method: str | None) -> tuple[str, ...]:
+    """The suffixes that apply to a call, most specific first."""
+    sharded = (f"_shard_map_{platform}", "_shard_map") if method == "shard_map" else ()
+    return (*sharded, f"_{platform}", "")
+
+
+def has_any(cls: type, name: str) -> bool:
+    """Does the class define the method at any level?"""
+    return any(_defines(cls, name + suffix) for suffix in SUFFIXES)
+
+
+def variant(kernel: Any, name: str, *, platform: str, method: str | None = None) -> Callable[..., Any]:
+    """The most specific variant of one method."""
+    for suffix in levels(platform, method):
+        if _defines(type(kernel), name + suffix):
+            return getattr(kernel, name + suffix)  # type: ignore[no-any-return]
+    raise KernelError(
+        f"kernel {type(kernel).__qualname__} has no {name} for {platform}"
+        f"{' under shard_map' if method == 'shard_map' else ''}; define {name} or {name}_{platform}"
+    )
+
+
+def gradient(kernel: Any, *, platform: str, method: str | None = None) -> tuple[Any, Any] | None:
+    """Forward with residuals and its `vjp`, from the most specific level that has both."""
+    for suffix in levels(platform, method):
+        if _defines(type(kernel), "fwd_with_residuals" + suffix) and _defines(type(kernel), "vjp" + suffix):
+            return getattr(kernel, "fwd_with_residuals" + suffix), getattr(kernel, "vjp" + suffix)
+    return None
+
+
+def lonely_half(cls: type) -> str:
+    """A forward pass or a `vjp` where no level of the class has both; empty where there is none."""
+    pairs = [("fwd_with_residuals" + suffix, "vjp" + suffix) for suffix in SUFFIXES]
+    if any(_defines(cls, one) and _defines(cls, other) for one, other in pairs):
+        return ""
+    either = [pair for pair in pairs for pair in (pair, pair[::-1])]
+    return next((f"{one} without {other}" for one, other in either if _defines(cls, one)), "")
+
+
+def _defines(cls: type, name: str) -> bool:
+    found = getattr(cls, name, None)
+    return callable(found) and not getattr(found, "_is_absent", False)
+
+
+class KernelNames:
+    """The classes behind the operations that were called so far in one place."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, str] = {}
+
+    def claim(self, kernel: Kernel[Any, Any]) -> None:
+        """Raises where another class has the operation's name and version; one of the same name replaces it."""
+        name, path = versioned(kernel), kernel_path(kernel)
+        # A cell that was edited and run again, or a module that was reloaded, defines a class of the same path.
+        known = self._paths.setdefault(name, path)
+        if known != path:
+            raise KernelError(
+                f"kernels {known} and {path} are both called {name}, so that each would run with cfgs that were tuned "
+                "for the other; give one of them another op_id or version"
+            )
+
+
+_of_paths: dict[str, KernelNames] = {}
+_of_objects: WeakKeyDictionary[Any, KernelNames] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def names_in(store: Any) -> KernelNames:
+    """The names of a store: those of its path where it has one, since several objects may stand for one file."""
+    path = getattr(store, "path", None) or getattr(store, "folder", None)
+    with _lock:
+        if isinstance(path, (str, os.PathLike)):
+            return _of_paths.setdefault(os.path.realpath(path), KernelNames())
+        try:
+            return _of_objects.setdefault(store, KernelNames())
+        # An object without an address that can be watched, or without a hash.
+        except TypeError:
+            return KernelNames()

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .kernel import Kernel
+from .kernel import SUFFIXES, Kernel
 from .source import Definition, bound_names, class_definition, definition_of, meaning, names_used, parts_of
-from .variants import SUFFIXES
 
 # A change of what counts, or of how it is written, changes every fingerprint: then this number moves too.
 _SCHEME = "1"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any, Literal, get_args
 
-from . import codec, formatting, strict_json
+from . import codec, formatting
 from .errors import ConfigTypeError, OpsError, RecordFormatError
 from .record_shape import odd_field
 from .shown import Shown
@@ -204,7 +204,7 @@ class Record(Shown):
     def loads(text: str, load_cfg: Callable[[Any], Any] = lambda data: data) -> Record:
         """The record that `dumps` wrote; `load_cfg` rebuilds the cfgs."""
         try:
-            data = strict_json.loads(text)
+            data = codec.loads(text)
         except ValueError as error:
             raise RecordFormatError(f"this is not a record: {error}") from error
         return Record.from_json(data, load_cfg)

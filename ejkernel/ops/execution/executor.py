@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol
@@ -13,38 +11,26 @@ import jax
 from .. import _jax
 from ..config import policy
 from ..core import invalidation
-from ..core.batch import BatchAxes, find_batch
-from ..core.device import default_device, device_fingerprint, get_device_platform, target_device
+from ..core.device import default_device, device_fingerprint, get_device_platform
 from ..core.errors import SettingError
 from ..core.gradients import forward_mode_error
-from ..core.invocation import Cfg, Invocation, Out
-from ..core.kernel import Kernel, check_kernel, versioned
+from ..core.invocation import Cfg, Invocation, Out, find_batch
+from ..core.kernel import Kernel, check_kernel, gradient, versioned
 from ..core.stable import is_array
-from ..core.variants import gradient
 from ..registry import copied
-from ..timing.inputs import is_concrete, is_float
+from ..timing.inputs import is_concrete
 from ..timing.program import UNTRACEABLE, first_line
 from .advice import Advice
 from .advice import ExecutorWarning as ExecutorWarning
-from .arguments import PLAIN, RESERVED, Options, Taken, kernel_key, split, take
+from .arguments import RESERVED, Options, Taken, invocation_of, kernel_key, split, take
 from .bound import bound
 from .compiled import Compiled
-from .invocation_of import invocation_of
-from .kernel_run import KernelRun
+from .kernel_run import EntryBuilder, KernelRun, snapshot
 from .labels import PREFIX
 from .plan import Plan, Program
-from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, is_short, place_of, placed, with_keywords, with_state
+from .short_key import ARRAY, PLAIN_KINDS, frames_in_force, group_key, place_of, short_key_of, tree_key, with_keywords
 from .static_values import as_it_is_now
-from .table import (
-    CompiledEntry,
-    CompiledTable,
-    NeedsValues,
-    Traced,
-    signature,
-    tracing,
-    tree_signature,
-)
-from .tree_key import group_key, tree_key
+from .table import CompiledEntry, CompiledTable, NeedsValues
 
 
 class ConfigChooser(Protocol):
@@ -52,12 +38,6 @@ class ConfigChooser(Protocol):
 
     def choose(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Any:
         """The cfg."""
-
-
-class _Now(threading.local):
-    """The call that this thread is making, for the time that JAX may trace it: its arrays, or its plan."""
-
-    given: Any = None
 
 
 class Executor(Generic[Cfg, Out]):
@@ -72,7 +52,7 @@ class Executor(Generic[Cfg, Out]):
         # Entries by short key.
         self.quick = self._table.quick
         self.find = self.quick.get
-        self._now = _Now()
+        self._builder = EntryBuilder(self._run)
         # Short keys of calls with trees that have held static values, or numbers as arrays.
         self._mixed: set[Hashable] = set()
         # Known once a backend runs: does this process have devices of more than one kind?
@@ -184,7 +164,7 @@ class Executor(Generic[Cfg, Out]):
         # A wrong keyword is an error here; the caller may change a dict of its own afterwards.
         split(kernel, static)
         static = {name: as_it_is_now(copied(value)) for name, value in static.items()}
-        kernel = _snapshot(kernel)
+        kernel = snapshot(kernel)
         # An executor of the user's own class may call kernels as it likes.
         if type(self).__call__ is not Executor.__call__:
             return lambda *args, **kwargs: self(kernel, *args, **{**static, **kwargs})
@@ -215,7 +195,7 @@ class Executor(Generic[Cfg, Out]):
         options = replace(options, cfg=cfg)
         defaults = {name: value for name, value in keywords.items() if not take(kernel, (value,), {}).leaves}
 
-        kernel = _snapshot(kernel)
+        kernel = snapshot(kernel)
 
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return self._run(kernel, args, kwargs, options, fixed=True)
@@ -257,7 +237,7 @@ class Executor(Generic[Cfg, Out]):
         if entry is None:
             if taken.statics:
                 self._advice.count_statics(kernel, taken)
-            entry = self._table.add(key, self._build(kernel, taken, options, batch, device))
+            entry = self._table.add(key, self._builder.of_call(kernel, taken, options, batch, device))
         out = self._enter(entry, key, kernel, taken)
         self._shorten(kernel, args, kwargs, key)
         if keep is not None:
@@ -282,21 +262,7 @@ class Executor(Generic[Cfg, Out]):
         key = (kernel_key(kernel), "trees", count, names, frames_in_force(), device)
         entry = self._table.find(key)
         if entry is None:
-            kept = _snapshot(kernel)
-
-            def body(*parts: Any) -> Any:
-                given, self._now.given = self._now.given, None
-                leaves = jax.tree_util.tree_leaves(parts)
-                if given is None and not all(is_array(leaf) and is_concrete(leaf) for leaf in leaves):
-                    raise NeedsValues
-                own = None if given is None else (given[:count], dict(zip(names, given[count:], strict=True)))
-                with target_device(device), tracing(Traced(made, tree_signature(parts))):
-                    keywords = dict(zip(names, parts[count:], strict=True))
-                    return self._run(kept, parts[:count], keywords, PLAIN, concrete=own)
-
-            body.__name__ = body.__qualname__ = kernel.op_id
-            made = CompiledEntry(kept, body, tree_signature)
-            entry = self._table.add(key, made)
+            entry = self._table.add(key, self._builder.of_trees(kernel, names, count, device))
         parts = (*args, *kwargs.values())
         out = self._enter(entry, key, kernel, taken, parts, parts)
         self._table.shorten(short, key, -1)
@@ -323,31 +289,10 @@ class Executor(Generic[Cfg, Out]):
         if entry is None:
             if taken.statics:
                 self._advice.count_statics(kernel, taken)
-            entry = self._table.add(key, self._build_planned(front, kernel, taken, device))
+            entry = self._table.add(key, self._builder.of_plan(self, front, kernel, taken, device))
         out = self._enter(entry, key, kernel, taken, plan)
         self._table.shorten(short, key, -1)
         return out
-
-    def _build_planned(
-        self, front: Callable[..., Any], kernel: Kernel[Cfg, Out], taken: Taken, device: jax.Device
-    ) -> CompiledEntry:
-        rebuild = taken.settled()
-
-        def body(*leaves: Any) -> Any:
-            plan, self._now.given = self._now.given, None
-            if plan is None and any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-                raise NeedsValues
-            own = (plan.args, dict(plan.kwargs)) if type(plan) is Plan else None
-            with target_device(device), tracing(Traced(entry, signature(leaves))):
-                args, kwargs = rebuild(leaves)
-                inside = front(*args, **kwargs, executor=self)
-                if type(inside) is Program:
-                    return inside.compute(self)
-                return inside.then(self._run(inside.kernel, inside.args, dict(inside.kwargs), PLAIN, concrete=own))
-
-        body.__name__ = body.__qualname__ = kernel.op_id
-        entry = CompiledEntry(kernel, body)
-        return entry
 
     def _enter(
         self,
@@ -360,7 +305,7 @@ class Executor(Generic[Cfg, Out]):
     ) -> Any:
         """Calls an entry's function with what its trace may need at hand: the call's arrays, its trees or its plan."""
         parts = taken.leaves if parts is None else parts
-        self._now.given = taken.leaves if given is None else given
+        self._builder.now.given = taken.leaves if given is None else given
         try:
             return entry.fn(*parts)
         except BaseException as error:
@@ -373,7 +318,7 @@ class Executor(Generic[Cfg, Out]):
                 raise
             reason = first_line(error)
         finally:
-            self._now.given = None
+            self._builder.now.given = None
         entry.run_unjitted()
         # A kernel that fails here too, such as one that lets its tracers escape, has nothing to be told about jit.
         out = entry.fn(*parts)
@@ -382,30 +327,6 @@ class Executor(Generic[Cfg, Out]):
             f"kernel {versioned(kernel)} looks at values while it is traced, so it runs without jit, slowly: {reason}",
         )
         return out
-
-    def _build(
-        self,
-        kernel: Kernel[Cfg, Out],
-        taken: Taken,
-        options: Options,
-        batch: BatchAxes | None,
-        device: jax.Device,
-    ) -> CompiledEntry:
-        rebuild = taken.settled()
-        # As it is now: the caller may change its own, and other kernels with these attributes share the entry.
-        kernel = _snapshot(kernel)
-
-        def body(*leaves: Any) -> Any:
-            concrete, self._now.given = self._now.given, None
-            if concrete is None and not all(map(_serves_as_shape, leaves)):
-                raise NeedsValues
-            own = None if concrete is None else rebuild(concrete)
-            with target_device(device), tracing(Traced(entry, signature(leaves))):
-                return self._run(kernel, *rebuild(leaves), options, batch=batch, concrete=own)
-
-        body.__name__ = body.__qualname__ = kernel.op_id
-        entry = CompiledEntry(kernel, body)
-        return entry
 
     def _device(self, cores: Sequence[Any]) -> jax.Device:
         """The device of an eager call."""
@@ -418,23 +339,9 @@ class Executor(Generic[Cfg, Out]):
 
     def _shorten(self, kernel: Kernel[Cfg, Out], args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable) -> None:
         """Registers the short key of a call that the short way can serve."""
-        mine = RESERVED.intersection(kwargs)
-        if not all(is_short(value) for value in vars(kernel).values()):
-            return
-        # A cfg or a mesh is no argument of the kernel, whatever arrays it holds.
-        if any(type(kwargs[name]) not in PLAIN_KINDS for name in mine):
-            return
-        if any(type(arg) is not ARRAY for arg in args):
-            found, count = tree_key(kernel, args, kwargs, self.several_kinds), -1
-        else:
-            marked, count = with_keywords(type(kernel), args, kwargs), len(args)
-            found = None
-            if marked is not None:
-                found = placed(with_state(marked[0], vars(kernel)), marked[1], self.several_kinds), args
-            if found is None:
-                found, count = tree_key(kernel, args, kwargs, self.several_kinds), -1
+        found = short_key_of(kernel, args, kwargs, self.several_kinds)
         if found is not None:
-            self._table.shorten(found[0], key, count)
+            self._table.shorten(found[0], key, found[1])
 
 
 def _is_in_a_program(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
@@ -448,13 +355,6 @@ def _is_in_a_program(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     return bool(args)
 
 
-def _serves_as_shape(leaf: Any) -> bool:
-    """Does a random array serve as well as this tracer? Arrays themselves have their values with them."""
-    if not isinstance(leaf, jax.core.Tracer):
-        return True
-    return is_float(leaf) and jax.typeof(leaf).sharding.mesh.empty
-
-
 def _has_no_twin(leaf: Any) -> bool:
     """Is no Python value equal to this array in JAX's jit key? Numbers are weakly typed there, truth values are not."""
     if not is_concrete(leaf):
@@ -466,10 +366,3 @@ def _refuse_forward_mode(kernel: Kernel[Any, Any], options: Options, device: jax
     """Says so at once, where the tracers show it; what they do not show, the own gradient refuses later."""
     if gradient(kernel, platform=get_device_platform(device), method=options.method) is not None:
         raise forward_mode_error(versioned(kernel))
-
-
-def _snapshot(kernel: Kernel[Any, Any]) -> Kernel[Any, Any]:
-    """The kernel with its attributes as they are now."""
-    same = copy.copy(kernel)
-    vars(same).update({name: as_it_is_now(copied(value)) for name, value in vars(kernel).items()})
-    return same

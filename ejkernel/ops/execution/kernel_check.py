@@ -7,14 +7,12 @@ import math
 from typing import Any
 
 from ..config.tuning_job import job_for
-from ..core.candidates import candidates
 from ..core.cfg import distinct
 from ..core.kernel import Kernel, check_kernel
 from ..core.record import Trial
-from ..core.request import ask
+from ..core.request import ask, candidates
 from ..tuning.runner import InProcessRunner
-from .arguments import split
-from .invocation_of import invocation_of
+from .arguments import invocation_of, split
 
 
 def check(kernel: Kernel[Any, Any], /, *args: Any, **kwargs: Any) -> tuple[Trial, ...]:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import _jax
-from ..core import strict_json
+from ..core import codec
 from ..core.errors import KeyPartError, RecordFormatError, SignatureError
-from ..core.file_lock import lock_at
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, kernel_path, key_builder_of, versioned
 from ..core.key import Key
+from ..core.plain_file import lock_at
 from ..core.record import Objective
 from ..core.trace_context import TraceContext
 from ..store import files
@@ -123,7 +123,7 @@ def read_file(path: str, *, only_own: bool = False) -> dict[Key, dict[str, Any]]
     if only_own and content.author not in (os.getuid(), 0):
         raise ForeignFileError(f"{path} is not a file that you alone may write")
     try:
-        data = strict_json.loads(content.data)
+        data = codec.loads(content.data)
         known = isinstance(data, dict) and data.get("kind") == KIND
     except ValueError:
         known = False

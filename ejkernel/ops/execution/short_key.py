@@ -17,6 +17,8 @@ import numpy as np
 
 from .. import _jax
 from ..config import policy
+from ..core.kernel import Kernel
+from .arguments import RESERVED
 
 ARRAY = _jax.ArrayImpl
 # Static values that are their own key: cheap to hash, never equal across types once the type stands beside them.
@@ -137,3 +139,56 @@ def placed(short: Any, leaves: Sequence[Any], several_kinds: bool | None) -> Any
     if frames:
         short = (short, frames)
     return (short, place_of(leaves)) if several_kinds else short
+
+
+def group_key(
+    kernel: Kernel[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], several_kinds: bool | None
+) -> Hashable | None:
+    """The short key of all calls with such trees, whatever their structure; None where there is none."""
+    # The place of a call is that of its first array, for which the trees would have to be taken apart.
+    if several_kinds or not RESERVED.isdisjoint(kwargs):
+        return None
+    try:
+        state = vars(kernel)
+        short = placed(with_state((type(kernel), len(args), tuple(kwargs)), state), (), several_kinds)
+        hash(short)
+    # An attribute that cannot be hashed, or no kernel at all.
+    except TypeError:
+        return None
+    return short if all(map(is_short, state.values())) else None
+
+
+def tree_key(
+    kernel: Kernel[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], several_kinds: bool | None
+) -> tuple[Hashable, Sequence[Any]] | None:
+    """The short key of a call with trees of arrays, and the arrays; None where it has none."""
+    if not RESERVED.isdisjoint(kwargs):
+        return None
+    try:
+        flat, tree = jax.tree_util.tree_flatten((args, tuple(kwargs.values())))
+        found = of_tree(type(kernel), flat, tree, tuple(kwargs))
+        if found is None:
+            return None
+        short = placed(with_state(found[0], vars(kernel)), found[1], several_kinds)
+        hash(short)
+    # Keys that cannot be sorted, constant data that cannot be hashed, or no kernel: the long way says so.
+    except (TypeError, ValueError):
+        return None
+    return short, found[1]
+
+
+def short_key_of(
+    kernel: Kernel[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any], several_kinds: bool | None
+) -> tuple[Hashable, int] | None:
+    """The short key of a call, and its number of arrays (-1: of trees); None where only the long way can serve it."""
+    if not all(is_short(value) for value in vars(kernel).values()):
+        return None
+    # A cfg or a mesh is no argument of the kernel, whatever arrays it holds.
+    if any(type(kwargs[name]) not in PLAIN_KINDS for name in RESERVED.intersection(kwargs)):
+        return None
+    if all(type(arg) is ARRAY for arg in args):
+        marked = with_keywords(type(kernel), args, kwargs)
+        if marked is not None:
+            return placed(with_state(marked[0], vars(kernel)), marked[1], several_kinds), len(args)
+    found = tree_key(kernel, args, kwargs, several_kinds)
+    return None if found is None else (found[0], -1)

@@ -18,10 +18,9 @@ from ..core.kernel import Kernel, check_class, versioned
 from ..core.kernel_code import known_by
 from ..core.record import Trial
 from ..timing.program import UNTRACEABLE
-from .arguments import RESERVED, split
+from .arguments import RESERVED, invocation_of, split
 from .default import default_executor
 from .executor import Executor
-from .invocation_of import invocation_of
 from .kernel_check import check
 from .short_key import ARRAY, frames_in_force
 from .table import NeedsValues

@@ -10,10 +10,9 @@ from typing import Any
 
 from .._version import __version__
 from ..core import codec
-from ..core.candidates import candidates
 from ..core.errors import ConfigTypeError
 from ..core.kernel import key_builder_of
-from ..core.request import Request
+from ..core.request import Request, candidates
 from ..core.stable import type_name
 
 # Candidates with more JSON than this together are compared by their digest alone.

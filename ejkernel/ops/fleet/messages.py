@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core import codec
-from ..core.candidates import revived
 from ..core.cfg import same
 from ..core.errors import AgreementError, ConfigTypeError
 from ..core.kernel import check_cfg_type
 from ..core.record import Objective
-from ..core.request import Decision, Hit, Request
+from ..core.request import Decision, Hit, Request, revived
 from .kv_store import LARGEST
 from .manifest import Manifest
 

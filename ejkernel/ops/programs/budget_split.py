@@ -15,11 +15,10 @@ from ..config.cache import traced_anew
 from ..config.call_log import CallLog, looking
 from ..config.tunability import untunable_because
 from ..config.tuning_job import job_for
-from ..core.candidates import candidates
 from ..core.cfg import distinct
 from ..core.key import Key
 from ..core.record import Objective
-from ..core.request import ask
+from ..core.request import ask, candidates
 from ..timing.cost import traffic_and_operations
 from .found_call import FoundCall
 

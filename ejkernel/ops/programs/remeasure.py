@@ -14,14 +14,13 @@ from ..config.cache import ConfigCache
 from ..config.selection import ConfigSelectorChain
 from ..config.tuning_job import job_for
 from ..core import formatting
-from ..core.candidates import offer, revived
 from ..core.cfg import distinct, places
 from ..core.description import one_line
 from ..core.device import device_fingerprint
 from ..core.errors import OpsError, SignatureError
 from ..core.key import Key
 from ..core.record import Record
-from ..core.request import ask
+from ..core.request import ask, offer, revived
 from ..core.shown import Shown
 from ..store.store import KeepsRecords, Store, StoredEntry, peek
 from ..timing.staleness import LEAST_ROUNDS, Loss, loss_of

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..core import codec, strict_json
+from ..core import codec
 from ..core.errors import ConfigTypeError, RecordFormatError
 from ..core.key import Key
 from ..core.record import Record
@@ -68,7 +68,7 @@ def parsed(text: str, cfg_types: Mapping[str, Any], device: str | None) -> Autot
     from .results import AutotuningResult
 
     try:
-        data = strict_json.loads(text)
+        data = codec.loads(text)
     except ValueError as error:
         raise RecordFormatError(f"this is no autotuning result: {error}") from error
     if not isinstance(data, dict) or data.get("kind") != KIND:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core import codec, strict_json
+from ..core import codec
 from ..core.errors import ConfigTypeError, MissingExtraError, RecordFormatError, StoreError
 from ..core.key import Key
 from . import files
@@ -124,7 +124,7 @@ def content_of(path: str, *, hasty: bool = False) -> files.Content | None:
 
 def _parse(path: str, data: bytes) -> dict[str, Any]:
     try:
-        found = strict_json.loads(data)
+        found = codec.loads(data)
     # A ValueError also for bytes that are no text.
     except ValueError as error:
         raise RecordFormatError(f"{path} cannot be read: {error}") from error

@@ -9,7 +9,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ..core import plain_file, shared_folder
+from ..core import plain_file
 from ..core.folder_walk import folder_of, open_folder, resolved
 from ..core.plain_file import MANY, Content, NotPlainError, TooLargeError
 
@@ -21,6 +21,8 @@ LARGEST_ENTRY = 1 << 20
 LARGEST_SNAPSHOT = 1 << 30
 LARGEST_RECORD = 64 << 20
 _LONGEST_BEGINNING = 4096
+# A temporary file that is older was left by a process that died.
+_STALE_SECONDS = 3600.0
 
 
 def read(path: str, limit: int = LARGEST_SNAPSHOT) -> Content | None:
@@ -138,7 +140,7 @@ def append_byte(path: str) -> tuple[tuple[int, int, int], int]:
 
     A new one begins at random: an inode is used again, and a store that was rebuilt must not look like the old one.
     """
-    descriptor = shared_folder.make_shared(path, os.O_WRONLY | os.O_APPEND)
+    descriptor = plain_file.make_shared(path, os.O_WRONLY | os.O_APPEND)
     try:
         added = 1 if os.fstat(descriptor).st_size else 1 + secrets.randbelow(_LONGEST_BEGINNING)
         os.write(descriptor, b"." * added)
@@ -181,7 +183,7 @@ def move(path: str, to: str) -> None:
 def make_folder(path: str, *, durable: bool = False) -> None:
     """Makes a folder and its parents; the group may write it where the folder around it is a group's."""
     # A new folder is a name in its parent.
-    shared_folder.make_folder(path, lambda new: sync_folder(os.path.dirname(new)) if durable else None)
+    plain_file.make_folder(path, lambda new: sync_folder(os.path.dirname(new)) if durable else None)
 
 
 def sync_folder(path: str) -> None:
@@ -191,3 +193,28 @@ def sync_folder(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sweep(folder: str, start: str) -> None:
+    """Removes temporary files with names that begin so, which `write` left in processes that died long ago."""
+    for left in names(folder):
+        if left.startswith(start) and left.endswith(".tmp"):
+            found = identity(os.path.join(folder, left))
+            if found and time.time() - found[2] / 1e9 > _STALE_SECONDS:
+                remove(os.path.join(folder, left))
+
+
+def are_of(owner: int, folders: Sequence[str]) -> bool:
+    """Are these folders, as far as they are there, one user's or root's, and no other user's to write?"""
+    if owner < 0:
+        return False
+    for folder in folders:
+        try:
+            found = os.stat(folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+        if found.st_uid not in (owner, 0) or found.st_mode & 0o022:
+            return False
+    return True

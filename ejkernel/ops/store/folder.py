@@ -13,8 +13,9 @@ from ..core.key import Key
 from ..core.record import Record
 from ..core.shown import Shown
 from ..settings import default_folder
+from .faults import OnFault
 from .layered import ByKey
-from .persistent import OnFault, PersistentCache
+from .persistent import PersistentCache
 from .store import StoredEntry
 
 

@@ -12,7 +12,7 @@ from ..core import cfg as cfgs
 from ..core.errors import SettingError, StoreError
 from ..core.key import Key
 from . import files
-from .entry_log import ENTRY_NAME, entry_in, entry_names
+from .entry_files import ENTRY_NAME, entry_in, entry_names
 from .persistent import PersistentCache
 from .snapshot import Raw
 from .snapshot_check import check_snapshot

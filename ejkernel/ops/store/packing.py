@@ -10,12 +10,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .._version import __version__
-from ..core.candidates import revived, vetted
 from ..core.errors import ConfigTypeError, RecordFormatError, SettingError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel
 from ..core.key import Key
-from ..core.request import ask
+from ..core.request import ask, revived, vetted
 from . import bundle
 from .layered import MemoryStore
 from .maintenance import Merged, Prefer, merge

@@ -13,9 +13,9 @@ from json.decoder import scanstring  # type: ignore[attr-defined]  # as old as j
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ..core import codec, strict_json
+from ..core import codec
+from ..core.codec import is_shallow
 from ..core.key import Key
-from ..core.strict_json import is_shallow
 from .checksum import DEEPEST, LARGEST_SEQ, Raw, has_count, hashed, is_whole, seal, spelled, whole_entries
 from .files import LARGEST_ENTRY
 from .sorted_lines import SortedLines
@@ -81,7 +81,7 @@ def parse(text: str) -> tuple[str, Raw] | None:
     if len(text) > LARGEST_ENTRY:
         return None
     try:
-        data = strict_json.loads("{" + text.strip().removesuffix(",") + "}")
+        data = codec.loads("{" + text.strip().removesuffix(",") + "}")
     except ValueError:
         return None
     if len(data) != 1:
@@ -255,7 +255,7 @@ def _put_parsed(lines: dict[str, str], name: str, raw: Raw) -> None:
 def _by_json(text: str) -> Snapshot:
     """Reads any other JSON that holds entries; a text that is no JSON is searched line by line."""
     try:
-        data = strict_json.loads(text)
+        data = codec.loads(text)
     except ValueError as error:
         return _salvage(text, str(error))
     if not isinstance(data, dict):

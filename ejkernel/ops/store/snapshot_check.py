@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import files
-from .entry_log import is_as_folded
+from .entry_files import is_as_folded
 from .snapshot import Snapshot, read
 from .sorted_lines import SortedLines
 

@@ -11,7 +11,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from .memory import free_memory
+from .cost import free_memory
 
 # Twice what the largest second-level cache of a GPU holds; to read that takes an H200 some 60 us.
 _BYTES = 256 * 2**20

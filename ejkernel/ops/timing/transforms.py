@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ..core.batch import BatchAxes, batched_leaves, over_batch
+from ..core.invocation import BatchAxes, batched_leaves, over_batch
 from .inputs import flatten_call
 
 OfLeaves = Callable[..., Any]

@@ -13,8 +13,8 @@ import jax
 
 from ..core.record import Objective, Trial
 from ..timing.compile_pool import Built, CompilePool, workers_for
+from ..timing.cost import free_memory, needed_memory
 from ..timing.inputs import FlatCall
-from ..timing.memory import free_memory, needed_memory
 from ..timing.program import CompiledProgram, Cotangents, Staged, stage
 from .candidates import CandidateSet
 from .check import builders

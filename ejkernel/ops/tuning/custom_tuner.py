@@ -12,8 +12,7 @@ from ..core.codec import describe
 from ..core.errors import TuningError
 from ..core.record import Record, Trial
 from .check import inputs_of
-from .job import TuningJob
-from .tuner import AnsweredElsewhere, DeviceLock, Tuner, no_answer, no_lock
+from .job import AnsweredElsewhere, DeviceLock, TuningJob, no_answer, no_lock
 
 
 class Autotuner(Protocol):
@@ -81,9 +80,3 @@ class CustomTuner:
 
 def _one(cfg: Any) -> tuple[Trial, ...]:
     return (Trial(cfg),)
-
-
-def engine(tuner: Any) -> Engine:
-    """Our own tuner as it is, anything else with `autotune` wrapped."""
-    own = isinstance(tuner, Tuner) and type(tuner).autotune is Tuner.autotune
-    return tuner if own else CustomTuner(tuner)

@@ -16,8 +16,7 @@ import jax
 
 from ..core import plain_file
 from ..core.device import device_fingerprint, get_device_platform
-from ..core.file_lock import FileLock, Timeout, lock_at
-from ..core.shared_folder import make_folder, make_shared
+from ..core.plain_file import FileLock, Timeout, lock_at, make_folder, make_shared
 from ..core.stable import short_hash
 from ..settings import hardware_number, own_folder
 from .stopped import STOPPED_SECONDS, is_stopped

@@ -1,7 +1,8 @@
-"""One tuning to do, as a value."""
+"""One tuning to do, as a value, and what a tuner is given beside it: the lock of the device, and another's answer."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -11,6 +12,21 @@ from typing import Any
 from .. import _jax
 from ..core.record import Objective
 from .progress import Watch, unseen
+
+# Held while candidates are timed: it gets the seconds that may be waited for it.
+DeviceLock = Callable[[float], AbstractContextManager[Any]]
+# (cfg,) where another process found the answer meanwhile.
+AnsweredElsewhere = Callable[[], tuple[Any] | None]
+
+
+def no_lock(wait: float) -> AbstractContextManager[Any]:
+    """No lock: no other tuning uses the device."""
+    return contextlib.nullcontext()
+
+
+def no_answer() -> tuple[Any] | None:
+    """No other process tunes the same."""
+    return None
 
 
 @dataclass(frozen=True)

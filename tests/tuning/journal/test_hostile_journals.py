@@ -10,9 +10,10 @@ import zlib
 import filelock
 import pytest
 
+from ejkernel.ops.settings import journal_folder
 from ejkernel.ops.tuning.journal import file as journals
 from ejkernel.ops.tuning.journal.file import Journal, JournalWarning, cfg_id, read
-from ejkernel.ops.tuning.journal.folder import forget_crashes, journal_folder
+from ejkernel.ops.tuning.journal.folder import forget_crashes
 from ejkernel.ops.tuning.journal.replay import JournalContent
 
 NOBODY = 65534

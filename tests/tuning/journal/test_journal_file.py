@@ -14,13 +14,13 @@ from fakes import Ran, child
 
 from ejkernel.ops import Kernel, Record, Trial, Tuner, forget_crashes
 from ejkernel.ops.core.errors import BadNameError
+from ejkernel.ops.settings import journal_folder
 from ejkernel.ops.timing.compile_pool import CompilePool
 from ejkernel.ops.timing.inputs import flatten_call
 from ejkernel.ops.timing.program import Staged, stage
 from ejkernel.ops.tuning.job import TuningJob
 from ejkernel.ops.tuning.journal import file as journals
 from ejkernel.ops.tuning.journal.file import Journal, JournalWarning, cfg_id, journal_for, path_for, read
-from ejkernel.ops.tuning.journal.folder import journal_folder
 from ejkernel.ops.tuning.journal.replay import JournalContent
 from ejkernel.ops.tuning.journal.resume import journalled
 

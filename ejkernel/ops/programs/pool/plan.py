@@ -13,10 +13,9 @@ import jax
 
 from ...config.warm_start import warm_start_configs
 from ...core import codec
-from ...core.candidates import candidates
 from ...core.errors import ConfigTypeError
 from ...core.key import Key
-from ...core.request import ask
+from ...core.request import ask, candidates
 from ...tuning.search.effort import FEW
 from ..budget_split import Share, in_order, share_of
 from ..found_call import FoundCall

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..._version import __version__
-from ...core import strict_json
+from ...core import codec
 from ...core.errors import RecordFormatError
 from ...core.key import Key
 from ...core.record import Objective
@@ -109,7 +109,7 @@ class Reply:
 def asked_by(text: Any) -> tuple[list[Key], str, Any]:
     """The keys of a task, its release and its protocol, whatever release wrote it."""
     try:
-        data = strict_json.loads(text)
+        data = codec.loads(text)
         keys = [Key(*map(str, call["key"])) for call in data["calls"]]
         return keys, str(data["version"]), data["protocol"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -122,7 +122,7 @@ def _text(kind: str, data: Mapping[str, Any]) -> str:
 
 def _read(text: Any, kind: str) -> dict[str, Any]:
     try:
-        data = strict_json.loads(text)
+        data = codec.loads(text)
     except (TypeError, ValueError, AttributeError) as error:
         raise RecordFormatError(f"{str(text)[:80]!r} is no {kind.partition(' ')[2]}") from error
     if not isinstance(data, dict) or data.pop("kind", None) != kind or data.pop("protocol", None) != PROTOCOL:

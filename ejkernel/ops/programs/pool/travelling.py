@@ -10,14 +10,13 @@ from typing import Any, final
 
 from ...core import codec
 from ...core.abstract import abstractify
-from ...core.candidates import candidates, revived
 from ...core.cfg import distinct, same
 from ...core.errors import ConfigTypeError, SignatureError
 from ...core.invocation import Invocation
 from ...core.kernel import versioned
 from ...core.kernel_code import code_of
 from ...core.record import Objective, Record
-from ...core.request import Request, ask
+from ...core.request import Request, ask, candidates, revived
 from ...core.trace_context import TraceContext
 from ...execution import signatures
 from ...execution.recording import call_key_of, check_round_trip

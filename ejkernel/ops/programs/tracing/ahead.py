@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ... import _jax
-from ...core.candidates import candidates, revived
 from ...core.cfg import distinct, same
 from ...core.codec import encode
 from ...core.errors import OpsError
-from ...core.request import ask
+from ...core.request import ask, candidates, revived
 from ...core.trace_context import TraceContext
 from ...settings import Settings
 from ...tuning.tuner import IsolationWarning, Tuner

@@ -13,11 +13,10 @@ import jax
 from ...config.cache import traced_anew
 from ...config.call_log import CallLog, looking
 from ...config.tuning_job import job_for
-from ...core.candidates import revived
 from ...core.device import default_device, device_fingerprint
 from ...core.errors import SignatureError
 from ...core.key import Key
-from ...core.request import Request, ask
+from ...core.request import Request, ask, revived
 from ...core.stable import jax_dtype
 from ...core.trace_context import TraceContext
 from ...timing.inputs import FlatCall, flatten_call

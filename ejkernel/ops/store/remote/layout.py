@@ -18,7 +18,7 @@ from ..._version import __version__
 from ...core import codec
 from ...core.errors import ConfigTypeError
 from ...core.key import Key
-from ..entry_log import ENTRY_NAME
+from ..entry_files import ENTRY_NAME
 from ..files import LARGEST_ENTRY
 from ..snapshot import LARGEST_SEQ, Raw, is_whole, key_hash, line, parse, seal, spell
 from ..store import StoredEntry

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-from ...core import strict_json
-from ...core.file_lock import Timeout, lock_at
+from ...core import codec
+from ...core.plain_file import Timeout, lock_at
 from .. import files
 from ..snapshot import key_hash
 
@@ -66,7 +66,7 @@ class SharedListings:
     def _kept(self, path: str, after: float) -> list[str] | None:
         try:
             content = files.read(path, _LARGEST)
-            data = strict_json.loads(content.data) if content is not None and content.author == os.getuid() else None
+            data = codec.loads(content.data) if content is not None and content.author == os.getuid() else None
         # Half a file or none that can be read: as if there were none.
         except (OSError, ValueError):
             return None

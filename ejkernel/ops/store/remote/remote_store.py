@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, final, get_args
 
-from ...core import invalidation, strict_json
+from ...core import codec, invalidation
 from ...core.errors import OpsError, SettingError, StoreError
 from ...core.key import Key
 from ...settings import Settings, default_folder
@@ -342,7 +342,7 @@ class RemoteStore(ByKey):
     def _newer(self) -> str:
         data = self.objects.read(layout.MARK, LARGEST_ENTRY)
         try:
-            found = strict_json.loads(data) if data else {"format": layout.FORMAT}
+            found = codec.loads(data) if data else {"format": layout.FORMAT}
             newer = int(found["format"]) > layout.FORMAT
         except (ValueError, TypeError, KeyError):
             return f"its {layout.MARK} cannot be read"

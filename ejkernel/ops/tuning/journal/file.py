@@ -20,11 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from ...core import plain_file, strict_json
+from ...core import codec, plain_file
 from ...core.errors import KeyPartError
-from ...core.file_lock import FileLock, Timeout, lock_at
+from ...core.plain_file import FileLock, Timeout, lock_at, make_folder
 from ...core.record import Record, Trial
-from ...core.shared_folder import make_folder
 from ...core.stable import short_hash, stable_json
 from .observer import Doing
 from .replay import JournalContent, fits
@@ -369,6 +368,6 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         check, _, text = line.partition(b" ")
         if len(text) <= _LONGEST_LINE and len(check) == 8 and check == b"%08x" % zlib.crc32(text):
             with contextlib.suppress(ValueError):
-                found = strict_json.loads(text)
+                found = codec.loads(text)
                 if fits(found):
                     yield found

@@ -1,21 +1,15 @@
-"""The journals of all tunings: where they lie, and how a candidate that crashed gets another chance."""
+"""The journals of all tunings: how a candidate that crashed gets another chance."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
 
 from ...core.errors import BadNameError
-from ...core.file_lock import Timeout, lock_at
 from ...core.folder_walk import folder_of
-from ...settings import default_folder
+from ...core.plain_file import Timeout, lock_at
+from ...settings import journal_folder
 from .file import SUFFIX, JournalWarning
-
-
-def journal_folder() -> Path:
-    """Beside the stores."""
-    return default_folder() / "journal"
 
 
 def forget_crashes(op_id: str | None = None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.errors import SettingError
-from ...timing.memory import host_memory
+from ...timing.cost import host_memory
 
 # Of the memory that is free when it starts.
 _MEMORY_SHARE = 0.9

@@ -1,16 +1,21 @@
-"""The default budget of tunings that calls begin by themselves: a minute a call, ten a process, said when used up."""
+"""The budget of tunings: seconds that this process has spent, and the default of those that calls begin by themselves.
+
+A minute a call and ten a process, said when they are used up; a setting, or a tuner of the user's own, knows better.
+No JAX here.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from ..core.key import Key
 from ..core.record import Record
 from ..settings import Settings
-from ..tuning.budget import inline_seconds_spent
-from .tuning_job import TuningWarning
 
 # A first call that takes longer looks as if it hung. What needs more is tuned ahead.
 CALL_SECONDS = 60.0
@@ -19,8 +24,44 @@ _MORE = (
     "tune ahead with autotune(...) or `ejkernel tune`, or set EJKERNEL_OPS_TUNE_SECONDS to what a process may spend "
     "(inf: no limit)"
 )
+_spent = 0.0
+_inline = 0.0
 _lock = threading.Lock()
+_depth = threading.local()
 _said = False
+
+
+class TuningWarning(UserWarning):
+    """A tuning that did not go as it should."""
+
+
+def seconds_spent() -> float:
+    """Seconds of tuning of this process so far, in all threads."""
+    return _spent
+
+
+def inline_seconds_spent() -> float:
+    """Seconds of those tunings that a call began by itself."""
+    with _lock:
+        return _inline
+
+
+@contextlib.contextmanager
+def spending(*, inline: bool = False) -> Iterator[None]:
+    """Counts a `with` block; a tuning inside a tuning counts once."""
+    global _spent, _inline
+    nested = getattr(_depth, "value", 0)
+    _depth.value = nested + 1
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        _depth.value = nested
+        if not nested:
+            taken = time.perf_counter() - start
+            with _lock:
+                _spent += taken
+                _inline += taken if inline else 0.0
 
 
 def why_over(settings: Settings) -> str:

@@ -109,7 +109,7 @@ def test_the_time_between_the_parts_is_not_the_tunings(monkeypatch):
         TuningJob(lambda n: lambda x: x * n / n, (X,), {}, [1.0, 2.0], heuristic_first=True)
     )
     left = prepared._left
-    monkeypatch.setattr("ejkernel.ops.tuning.tuner.time.perf_counter", _later(3600.0))
+    monkeypatch.setattr("ejkernel.ops.tuning.prepared.time.perf_counter", _later(3600.0))
     record = prepared.measure()
 
     assert 0 < left < 600.0
