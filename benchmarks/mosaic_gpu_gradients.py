@@ -14,17 +14,24 @@ from ejkernel.library.mosaic import norm_rows
 
 @dataclass(frozen=True)
 class GradientLaunch:
-    """Elements of a row for each thread at most, blocks of a multiprocessor at most, and rows asked for in advance."""
+    """Elements of a row for each thread at most, blocks of a multiprocessor at most, rows asked for in advance.
+
+    And whether all sums of a row have one barrier.
+    """
 
     implementation: str
     each: int
     blocks: int
     ahead: int
+    together: int = 0
 
 
 # The library's own first; one that differs in each number; and a row for twice as many warpgroups.
 LAUNCHES = (
     GradientLaunch("mosaic", 32, 8, 3),
+    GradientLaunch("mosaic", 32, 8, 3, 1),
+    GradientLaunch("mosaic", 16, 8, 3, 1),
+    GradientLaunch("mosaic", 32, 8, 6, 1),
     GradientLaunch("mosaic", 32, 8, 1),
     GradientLaunch("mosaic", 32, 8, 6),
     GradientLaunch("mosaic", 32, 2, 3),
@@ -45,6 +52,7 @@ class NormGradient:
             mock.patch.object(norm_rows, "_EACH", cfg.each),
             mock.patch.object(norm_rows, "_BLOCKS", cfg.blocks),
             mock.patch.object(norm_gradients, "_AHEAD", cfg.ahead),
+            mock.patch.object(norm_gradients, "_TOGETHER", bool(cfg.together)),
         ):
             how: dict[str, Any] = {"centred": bool(rest), "eps": 1e-6, "interpret": False, "name": "study"}
             return norm_gradients.norm_gradients(x, dy, weight=weight, bias=rest[0] if rest else None, **how)
@@ -52,8 +60,8 @@ class NormGradient:
 
 def launches(width: int) -> Sequence[GradientLaunch]:
     """Those that differ for rows of this width."""
-    found: dict[tuple[int, int, int], GradientLaunch] = {}
+    found: dict[tuple[int, ...], GradientLaunch] = {}
     for one in LAUNCHES:
         with mock.patch.object(norm_rows, "_EACH", one.each), mock.patch.object(norm_rows, "_BLOCKS", one.blocks):
-            found.setdefault((*norm_rows.portions(1 << 20, width), one.ahead), one)
+            found.setdefault((*norm_rows.portions(1 << 20, width), one.ahead, one.together), one)
     return list(found.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -249,6 +251,22 @@ def test_gradients_are_lowered_for_a_gpu(name, width):
     shapes += [jax.ShapeDtypeStruct((width,), jnp.float32)] * VECTORS[name]
     text = lowered_by_mosaic(lambda *a: jax.vjp(lambda *b: kernel.run(*b, cfg=cfg), *a)[1](a[0]), *shapes)
     assert f"library_{name}_gradient" in text
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="this JAX has each sum by itself")
+@pytest.mark.parametrize(("name", "width", "meetings"), [("rms_norm", 8192, 1), ("layer_norm", 1000, 2)])
+def test_all_sums_of_a_row_may_have_one_barrier(monkeypatch, name, width, meetings):
+    """A mean has one before: what is summed then needs it."""
+    monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients._TOGETHER", True)
+    kernel, cfg = {"rms_norm": RmsNorm(), "layer_norm": LayerNorm()}[name], FUNCTIONS[name][1]("mosaic", num_warps=4)
+    shapes = [jax.ShapeDtypeStruct((64, width), jnp.bfloat16)]
+    shapes += [jax.ShapeDtypeStruct((width,), jnp.float32)] * VECTORS[name]
+
+    def back(*args):
+        return jax.vjp(lambda *given: kernel.run(*given, cfg=cfg), *args)[1](args[0])
+
+    assert "bar.sync" in lowered_by_mosaic(back, *shapes)
+    assert len(re.findall(r"= inline_mgpu\w*\[", str(jax.make_jaxpr(back)(*shapes)))) == meetings
 
 
 @pytest.mark.parametrize(("width", "asked"), [(1000, True), (4096, True), (1004, False), (129, False)])

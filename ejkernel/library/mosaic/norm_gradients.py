@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from . import together
 from .launch import launch, plgpu
 from .norm_rows import line_of, portions
 from .rows import boards_of, row_of
@@ -14,6 +15,8 @@ from .spread import spread
 
 # Rows that are on their way to the GPU's cache: registers have room for one more alone, and loads come late in a step.
 _AHEAD = 3
+# Are all sums of a row found with one barrier (`together.py`)? Not measured yet.
+_TOGETHER = False
 
 
 def norm_gradients(
@@ -47,13 +50,22 @@ def norm_gradients(
     # The same arrays once more, as a copy takes them: the interpreter has nothing that is asked for in advance.
     views = [rows.reshape(count, -1, line) for rows in (flat, pulled, *others)] if line and not interpret else []
 
+    at_once = _TOGETHER and not interpret and jax.__version_info__ >= (0, 11)
+
     def kernel(x_ref: Any, dy_ref: Any, *refs: Any) -> None:
         other_refs, refs = refs[: len(others)], refs[len(others) :]
         scale_refs, refs = refs[: len(scales)], refs[len(scales) :]
         view_refs, refs = refs[: len(views)], refs[len(views) :]
         dx_ref, sum_refs, shared = refs[0], refs[1 : 1 + len(vectors)], refs[1 + len(vectors) :]
         program = jax.lax.axis_index("program")
-        row = row_of(lying, shared, interpret=interpret)
+        row = row_of(lying, () if at_once else shared, interpret=interpret)
+
+        def totals_of(turn: Any, *quantities: list[jax.Array]) -> tuple[jax.Array, ...]:
+            if not at_once:
+                return row.sums(*quantities)
+            vectors = [row.joined(values) for values in quantities]
+            return together.sums(shared[0].at[turn], vectors, layout=row.layout, groups=groups)
+
         scale = [[row.load(ref, at).astype(jnp.float32) for at in chunks] for ref in scale_refs]
 
         # The row after the last one is never used, only read.
@@ -76,12 +88,13 @@ def norm_gradients(
             off, given, *more = ([one.astype(jnp.float32) for one in part] for part in here)
             towards = [one * by for one, by in zip(given, scale[0], strict=True)] if scale else given
             if centred:
-                (total,) = row.sums(off)
+                (total,) = totals_of(1, off)
                 off = [one - total / width for one in off]
             squares = [one * one for one in off]
             products = [one * other for one, other in zip(towards, off, strict=True)]
             # With the mean four exchanges, else two: an even number, as `row_of` asks for.
-            totals = row.sums(squares, products, towards) if centred else row.sums(squares, products)
+            turn = 0 if centred else jax.lax.rem(number, jnp.int32(2))
+            totals = totals_of(turn, squares, products, *([towards] if centred else []))
             over = jax.lax.rsqrt(totals[0] / width + eps)
             along = totals[1] / width * over
             level = totals[2] / width if centred else None
@@ -117,7 +130,7 @@ def norm_gradients(
             *(jax.ShapeDtypeStruct((programs, width), jnp.float32) for _ in vectors),
         ],
         grid={"program": programs},
-        scratch=boards_of(lying, interpret=interpret),
+        scratch=[together.boards()] if at_once else boards_of(lying, interpret=interpret),
         groups={"group": groups} if groups > 1 else None,
         interpret=interpret,
         name=f"{name}_gradient",

@@ -57,14 +57,15 @@ class Row:
 
     def sums(self, *chunks: Sequence[jax.Array]) -> Numbers:
         """The sums of some quantities over the row, each given by its values for every chunk."""
-        totals = []
-        for values in chunks:
-            kept = []
-            for number, value in enumerate(values):
-                mask = self.counted(number)
-                kept.append(value if mask is None else jnp.where(mask, value, 0.0))
-            totals.append(self.total(functools.reduce(jnp.add, kept)))
-        return tuple(totals)
+        return tuple(self.total(self.joined(values)) for values in chunks)
+
+    def joined(self, values: Sequence[jax.Array]) -> jax.Array:
+        """The sum of chunks, element by element; what two chunks have is counted once."""
+        kept = []
+        for number, value in enumerate(values):
+            mask = self.counted(number)
+            kept.append(value if mask is None else jnp.where(mask, value, 0.0))
+        return functools.reduce(jnp.add, kept)
 
     def total(self, values: jax.Array) -> jax.Array:
         """The sum over all elements of all warpgroups' vectors."""
