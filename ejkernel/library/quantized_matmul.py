@@ -21,7 +21,7 @@ from .reverse import recomputed
 from .rows import float_rows
 from .triton.quantized import refuses, widened
 
-_MOSAIC = ("mosaic", "mosaic_ahead", "mosaic_near")
+_MOSAIC = ("mosaic", "mosaic_ahead")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class QuantizedMatmulConfig:
     num_stages: int | None = None
     split_k: int | None = None
     warpgroups: int | None = None
-    sharers: int | None = None
 
 
 class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
@@ -44,14 +43,12 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
     Implementations: "dequantize" (weights in the dtype of x, then a product), "scaled" (a product of the integers and
     then the scales, group by group) "summed" (multiplied and added up, for a few rows), "triton" (integers
     made wide in registers, for up to 128 rows), "mosaic" (the same for Hopper GPUs and up to 256 rows, with the
-    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies), "mosaic_ahead"
-    (the next weights are made wide while the tensor cores multiply, a cluster adds up its parts of the depth, and
-    `sharers` of its blocks, with other columns each, read their rows together) and "mosaic_near" (the same, with sums
-    that go from one block's shared memory to another's).
+    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies) and "mosaic_ahead"
+    (the same, with the next weights made wide while the tensor cores multiply, for scales (n,)).
     """
 
     op_id = "library.quantized_matmul"
-    version = "3"  # sharers came: entries of version 2 lack them
+    version = "2"  # split_k and warpgroups came: entries of version 1 lack them
     cfg_type = QuantizedMatmulConfig
 
     def run(
@@ -79,7 +76,7 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
             if refused:
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
             return recomputed(functools.partial(_by_mosaic, cfg, interpret), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
-        names = "dequantize, scaled, summed, triton, mosaic, mosaic_ahead or mosaic_near"
+        names = "dequantize, scaled, summed, triton, mosaic or mosaic_ahead"
         raise ArgumentError(f"{cfg} names no implementation of quantized_matmul; use {names}")
 
     def run_cpu(self, *args: Any, cfg: QuantizedMatmulConfig, **kwargs: Any) -> jax.Array:
@@ -123,14 +120,10 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
 
     @staticmethod
     def _strips(inv: Invocation[Any, Any]) -> list[QuantizedMatmulConfig]:
-        plain: list[tuple[Any, int | None]] = [(s, None) for s in quantized_tiles.strips(*inv.args)]
-        offered = {"mosaic": plain}
-        for way in _MOSAIC[1:]:
-            offered[way] = list(quantized_tiles.ahead_strips(*inv.args, near=way == "mosaic_near"))
         return [
-            QuantizedMatmulConfig(way, s.n, s.k, None, s.stages, s.parts, s.workers, sharers)
-            for way, strips in offered.items()
-            for s, sharers in strips
+            QuantizedMatmulConfig(way, s.n, s.k, None, s.stages, s.parts, s.workers)
+            for way in (_MOSAIC if inv.args[2].ndim == 1 else _MOSAIC[:1])
+            for s in quantized_tiles.strips(*inv.args, ahead=way == "mosaic_ahead")
         ]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: QuantizedMatmulConfig) -> bool | str:
@@ -228,17 +221,14 @@ def _by_mosaic(
     from .mosaic import quantized, quantized_ahead
 
     strip = quantized_tiles.Strip(*(size or 1 for size in _strip(cfg)))
-    if cfg.implementation == "mosaic":
-        return quantized.product(x, weight, scales, strip=strip, interpret=interpret)
-    how: dict[str, Any] = {"sharers": cfg.sharers or 1, "near": cfg.implementation == "mosaic_near"}
-    return quantized_ahead.product(x, weight, scales, strip=strip, interpret=interpret, **how)
+    product = quantized.product if cfg.implementation == "mosaic" else quantized_ahead.product
+    return product(x, weight, scales, strip=strip, interpret=interpret)
 
 
 def _refused(cfg: QuantizedMatmulConfig, x: Any, weight: Any, scales: Any) -> str:
-    if cfg.implementation == "mosaic":
-        return quantized_tiles.refuses(x, weight, scales, sizes=_strip(cfg))
-    how: dict[str, Any] = {"sharers": cfg.sharers or 1, "near": cfg.implementation == "mosaic_near"}
-    return quantized_tiles.ahead_refuses(x, weight, scales, sizes=_strip(cfg), **how)
+    if cfg.implementation == "mosaic_ahead" and scales.ndim == 2:
+        return "scales of groups are not served"
+    return quantized_tiles.refuses(x, weight, scales, sizes=_strip(cfg))
 
 
 def _strip(cfg: QuantizedMatmulConfig) -> tuple[int | None, ...]:

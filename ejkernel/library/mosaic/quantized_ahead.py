@@ -1,10 +1,9 @@
 """Products with weights of 8 or 4 bits for Hopper GPUs: the next weights are made wide while tensor cores multiply.
 
 As in `quantized.py` the product is transposed, and wide weights go from registers to tensor cores. There a step ends
-when its products do, so that both units take turns. Here a product of 64 deep is under way while the next
-weights are made wide, and words are loaded before they are needed. The parts of the
-depth are blocks of one cluster: each hands its sums to the others, through memory or, `near`, through their shared
-memory, and adds up, scales and rounds its share of the rows.
+when its products do, so that both units take turns. Here a product of 64 deep is under way while the next weights are
+made wide, and words are loaded before they are needed. Sums are written in order of columns, since a thread has those
+of neighbouring columns, and the parts of the depth are added up, scaled and rounded afterwards.
 """
 
 from __future__ import annotations
@@ -17,15 +16,12 @@ from jax.experimental import pallas as pl
 
 from .launch import launch, load, loop, plgpu
 from .matmul import turned
-from .meeting import gather, gathering, released
-from .quantized_tiles import BITS, HEIGHT, PADDING, Strip, registers
+from .quantized_tiles import BITS, HEIGHT, Strip, registers
 from .tiles import LINE_BYTES
-from .words import placed, sent, widened
+from .words import placed, widened
 
 
-def product(
-    x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip, sharers: int, near: bool, interpret: bool
-) -> jax.Array:
+def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip, interpret: bool) -> jax.Array:
     """`x @ (weight * scales)` for calls that `quantized_tiles` serves with scales (n,)."""
     (count, depth), width, bits = x.shape, weight.shape[1], BITS[weight.dtype.name]
     words = 16 // bits
@@ -35,20 +31,15 @@ def product(
         x = jnp.pad(x, ((0, blocks * rows - count), (0, 0)))
     factors = scales.astype(jnp.float32)
     whole = columns * strip.n
-    if whole != width:
-        factors = jnp.pad(factors, (0, whole - width))
     steps = -(-depth // strip.k)
     each = -(-steps // strip.parts)
-    share = -(-rows // strip.parts)
     held_each = registers(strip.workers)
 
-    def kernel(x_ref: Any, w_ref: Any, s_ref: Any, sums_ref: Any, o_ref: Any, *scratch: Any) -> None:
+    def kernel(x_ref: Any, w_ref: Any, sums_ref: Any, *scratch: Any) -> None:
         held, x_held, full, empty = scratch[:4]
         narrow, seen = (held, held) if interpret else held
-        staged, cluster = scratch[4:] if interpret else (None, None)
-        taken: Any = scratch[4] if near and not interpret else None
-        part, i = jax.lax.axis_index("part"), jax.lax.axis_index("row")
-        j = jax.lax.axis_index("column") * sharers + jax.lax.axis_index("sharer")
+        staged: Any = scratch[4] if interpret else None
+        part, j, i = (jax.lax.axis_index(name) for name in ("part", "column", "row"))
         worker = jax.lax.axis_index("group")
         first = part * each
         mine = jnp.clip(steps - first, 0, each)
@@ -63,9 +54,7 @@ def product(
                 pl.when(at >= strip.stages)(lambda: plgpu.barrier_wait(empty.at[slot]))
                 here = pl.ds((first + at) * strip.k, strip.k)
                 plgpu.copy_gmem_to_smem(w_ref.at[here, pl.ds(j * strip.n, strip.n)], narrow.at[slot], full.at[slot])
-                # Each block of those that share their rows reads some of them for all.
-                how = {"collective_axes": "sharer"} if sharers > 1 and not interpret else {}
-                plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(i * rows, rows), here], x_held.at[slot], full.at[slot], **how)
+                plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(i * rows, rows), here], x_held.at[slot], full.at[slot])
                 return state
 
             loop(mine, copied, (), interpret=interpret)
@@ -77,7 +66,6 @@ def product(
                 return state
 
             loop(last, drained, (), interpret=interpret)
-            gather(cluster)
 
         def found(slot: Any, low: int, tile: Any) -> jax.Array:
             """64 deep of the words of a tile, transposed."""
@@ -119,7 +107,7 @@ def product(
                             if number == numbers[0]:
                                 if low == 0:
                                     # The products of the step before have ended: its slot may be overwritten.
-                                    pl.when(at > 0)(lambda: released(empty.at[of(at - 1)], interpret=interpret))
+                                    pl.when(at > 0)(lambda: plgpu.barrier_arrive(empty.at[of(at - 1)]))
                                 after = following(at, low)
                         now = after
                     return now
@@ -130,7 +118,7 @@ def product(
 
                 loop(mine, step, found(jnp.int32(0), 0, tile), interpret=interpret)
                 plgpu.wgmma_wait(0)
-                pl.when(mine > 0)(lambda: released(empty.at[of(mine - 1)], interpret=interpret))
+                pl.when(mine > 0)(lambda: plgpu.barrier_arrive(empty.at[of(mine - 1)]))
                 return tuple(total[...] for total in totals)
 
             sums = [plgpu.ACC((HEIGHT, rows), jnp.float32) for _ in numbers]
@@ -143,26 +131,8 @@ def product(
             if interpret:
                 there = sums_ref.at[part, down, pl.ds(place, HEIGHT), pl.ds(numbers[0], len(numbers))]
                 there[...] = jnp.stack([total.T for total in sums], axis=-1)
-            elif near:
-                there = taken.at[part, :, pl.ds(tile * HEIGHT * words, HEIGHT * words)]
-                sent(there, sums, numbers[0], words, strip.n + PADDING, strip.parts)
             else:
                 placed(sums_ref.at[part, down, pl.ds(place * words, HEIGHT * words)], sums, numbers[0], words, whole)
-
-        def added(place: Any) -> jax.Array:
-            """A row of the block's columns, over all parts, with its scales."""
-            row = i * rows + jnp.minimum(place, rows - 1)
-            across = pl.ds(j * strip.n, strip.n)
-            total = None
-            for number in range(strip.parts):
-                if interpret:
-                    one = sums_ref[number, row, pl.ds(j * (strip.n // words), strip.n // words), :].reshape(strip.n)
-                elif near:
-                    one = taken[number, place - part * share, pl.ds(0, strip.n)]
-                else:
-                    one = sums_ref[number, row, across]
-                total = one if total is None else total + one
-            return (total * s_ref[across]).astype(x.dtype)  # type: ignore[no-any-return]
 
         @pl.when(worker < strip.workers)
         def _() -> None:
@@ -178,48 +148,32 @@ def product(
                     def _(byte: int = byte) -> None:
                         written(range(byte * words // 2, (byte + 1) * words // 2), jax.lax.div(worker, jnp.int32(2)))
 
-            gather(cluster)
-            low, most = part * share + worker, jnp.minimum((part + 1) * share, rows)
-            places = [low + at for at in range(0, share, strip.workers)]
-            # All are read before the first is written.
-            made = [added(place) for place in places]
-            for place, one in zip(places, made, strict=True):
-
-                @pl.when(place < most)
-                def _(place: Any = place, one: Any = one) -> None:
-                    o_ref[i * rows + place, pl.ds(j * strip.n, strip.n)] = one
-
     weights = plgpu.SMEM((strip.stages, strip.k, strip.n), weight.dtype, transforms=_lines(bits, interpret))
     as_words = plgpu.SMEM((strip.stages, strip.k, strip.n // words), jnp.int16, transforms=_lines(16, interpret))
-    # Sums between the parts, where these are not in shared memory; the interpreter has that of one block alone.
-    memory = interpret or not near
     shape = (whole // words, words) if interpret else (whole,)
-    _, out = launch(
+    (made,) = launch(
         kernel,
-        [x, weight, factors],
-        out=[
-            jax.ShapeDtypeStruct((strip.parts, blocks * rows, *shape) if memory else (1, 1, 128), jnp.float32),
-            jax.ShapeDtypeStruct((blocks * rows, whole), x.dtype),
-        ],
-        grid={"column": columns // sharers, "row": blocks},
-        cluster={"part": strip.parts, "sharer": sharers},
+        [x, weight],
+        out=[jax.ShapeDtypeStruct((strip.parts, blocks * rows, *shape), jnp.float32)],
+        grid={"part": strip.parts, "column": columns, "row": blocks},
         scratch=[
             # Both have the same lines of 128 bytes: what is copied as weights is read as words.
             weights if interpret else plgpu.RefUnion(weights, as_words),
             plgpu.SMEM((strip.stages, rows, strip.k), x.dtype, transforms=_lines(16, interpret)),
             plgpu.Barrier(num_arrivals=2, num_barriers=strip.stages),
-            plgpu.ClusterBarrier(collective_axes=("sharer",), num_arrivals=strip.workers, num_barriers=strip.stages),
+            plgpu.Barrier(num_arrivals=strip.workers, num_barriers=strip.stages),
             # The interpreter takes a factor from shared memory alone.
             *([plgpu.SMEM((strip.workers, HEIGHT, 64), x.dtype)] if interpret else []),
-            # A row more than a power of two long, so that rows of one column are not in one bank.
-            *([plgpu.SMEM((strip.parts, share, strip.n + PADDING), jnp.float32)] if near and not interpret else []),
-            *gathering(strip.workers + 1, "part", interpret=interpret),
         ],
         groups={"group": strip.workers + 1},
         interpret=interpret,
         name="library_quantized_matmul",
     )
-    return out[:count, :width]
+    # Sums one by one, not a reduction: XLA computes all of this in one pass.
+    total = made[0]
+    for number in range(1, strip.parts):
+        total = total + made[number]
+    return (total.reshape(blocks * rows, whole)[:count, :width] * factors[None]).astype(x.dtype)
 
 
 def _lines(bits: int, interpret: bool) -> tuple[Any, ...]:

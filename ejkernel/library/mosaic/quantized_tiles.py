@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,16 +25,8 @@ _SHAPES = {
     4: ((256, 128, 2), (256, 64, 2), (512, 64, 2)),
 }
 _MOST_STAGES, _MOST_ROWS = 12, 256
-# Those of kernels that make weights wide while others are multiplied, with blocks that read their rows together. A
-# step of 64 is over before its copies are announced, by each thread for itself.
-_AHEAD = {
-    8: ((256, 128, 2, 1), (256, 128, 2, 2), (128, 128, 2, 4)),
-    4: ((256, 128, 2, 1), (256, 128, 2, 2)),
-}
-# Numbers between rows of sums in shared memory.
-PADDING = 8
-# Blocks of a cluster, on every GPU that has clusters.
-_MOST_BLOCKS = 8
+# Those of kernels that make weights wide while others are multiplied.
+_AHEAD = {8: ((256, 128, 2), (256, 64, 2), (128, 128, 2)), 4: ((256, 128, 2), (256, 64, 2))}
 
 
 @dataclass(frozen=True)
@@ -60,10 +52,6 @@ class Strip:
     def bytes(self, bits: int, rows: int) -> int:
         """Shared memory for the steps."""
         return self.stages * self.k * (self.n * bits // 8 + 2 * rows)
-
-    def kept(self, rows: int) -> int:
-        """Shared memory for the sums of so many rows, over all parts of the depth."""
-        return 4 * rows * (self.n + PADDING)
 
 
 def registers(workers: int) -> tuple[int, int] | None:
@@ -111,50 +99,11 @@ def refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...]) 
     return ""
 
 
-def ahead_refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...], sharers: int, near: bool) -> str:
-    """As `refuses`, for kernels with parts of the depth and sharers of rows in a cluster."""
-    if scales.ndim == 2:
-        return "scales of groups are not served"
-    refused = refuses(x, weight, scales, sizes=sizes)
-    if refused:
-        return refused
-    strip = Strip(*(size or 0 for size in sizes))
-    if sharers not in (1, 2, 4, 8) or strip.parts * sharers > _MOST_BLOCKS:
-        return (
-            f"{strip.parts} parts of the depth for {sharers} sharers are more than {_MOST_BLOCKS} blocks of a cluster"
-        )
-    columns, rows = -(-weight.shape[1] // strip.n), strip.rows(x.shape[0], grouped=False)
-    if columns % sharers or rows % (8 * sharers):
-        return f"{sharers} blocks cannot share {rows} rows, or do not divide {columns} blocks of columns"
-    if near and rows % (8 * strip.parts):
-        return f"{strip.parts} parts cannot share the sums of {rows} rows"
-    needed = strip.bytes(BITS[weight.dtype.name], rows) + (strip.kept(rows) if near else 0)
-    if needed > SHARED_BYTES:
-        return f"{strip.stages} stages and the sums take {needed} bytes of shared memory, over {SHARED_BYTES}"
-    return ""
-
-
-def ahead_strips(x: Any, weight: Any, scales: Any, *, near: bool) -> Iterator[tuple[Strip, int]]:
-    """Blocks worth measuring, and how many of them share their rows: one round, and as many stages as fit."""
-    bits = BITS[weight.dtype.name]
-    depth, width = weight.shape
-    for n, k, workers, sharers in _AHEAD[bits] if scales.ndim == 1 else ():
-        bare = Strip(n, k, 2, 1, workers)
-        rows = bare.rows(min(x.shape[0], _MOST_ROWS), grouped=False)
-        room = SHARED_BYTES - (bare.kept(rows) if near else 0)
-        stages = min(_MOST_STAGES, room // (bare.bytes(bits, rows) // 2))
-        blocks = -(-width // n) * -(-x.shape[0] // rows)
-        parts = max(1, min(PROCESSORS // blocks, _MOST_BLOCKS // sharers, -(-depth // k)))
-        strip = replace(bare, stages=stages, parts=parts)
-        if not ahead_refuses(x, weight, scales, sizes=astuple(strip), sharers=sharers, near=near):
-            yield strip, sharers
-
-
-def strips(x: Any, weight: Any, scales: Any) -> Iterator[Strip]:
+def strips(x: Any, weight: Any, scales: Any, *, ahead: bool = False) -> Iterator[Strip]:
     """Blocks worth measuring: as many as there are multiprocessors, and as many stages as fit."""
     bits = BITS[weight.dtype.name]
     (depth, width), grouped = weight.shape, scales.ndim == 2
-    for n, k, workers in _SHAPES[bits]:
+    for n, k, workers in (_AHEAD if ahead else _SHAPES)[bits]:
         bare = Strip(n, k, 2, 1, workers)
         rows = bare.rows(min(x.shape[0], _MOST_ROWS), grouped=grouped)
         stages = min(_MOST_STAGES, SHARED_BYTES // (bare.bytes(bits, rows) // 2))
@@ -163,7 +112,7 @@ def strips(x: Any, weight: Any, scales: Any) -> Iterator[Strip]:
         # One round of blocks, or two or three where these leave fewer multiprocessors idle at the end.
         rounds = [max(1, min(count * PROCESSORS // blocks, most)) for count in (1, 2, 3)]
         later = max(rounds[1:], key=lambda parts: _busy(parts * blocks))
-        for parts in dict.fromkeys((rounds[0], later) if workers == 2 and n == 256 else rounds[:1]):
+        for parts in dict.fromkeys((rounds[0], later) if workers == 2 and n == 256 and not ahead else rounds[:1]):
             yield Strip(n, k, stages, parts, workers)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from jax.experimental.mosaic import gpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith as typed_arith
-from jaxlib.mlir.dialects import gpu as typed_gpu
 from jaxlib.mlir.dialects import llvm
 
 from .launch import plgpu
@@ -25,7 +24,6 @@ from .launch import plgpu
 # Untyped, as Pallas is.
 mosaic: Any = gpu
 arith: Any = typed_arith
-gpu_dialect: Any = typed_gpu
 # Tables of three inputs: (a & b) | c, and (a & b) ^ c.
 _OR, _XOR = 0xEA, 0x6A
 
@@ -102,31 +100,6 @@ def placed(there: Any, sums: Sequence[jax.Array], first: int, words: int, stride
         base = mosaic.utils.memref_ptr(memory)
         for at, word, row in _registers(arrays[0]):
             _write(base, arrays, at, _place(word, row, first, words, stride), stride)
-
-    kinds = (plgpu.RefType(), *[plgpu.Layout.WGMMA] * len(sums))
-    plgpu.inline_mgpu(arg_types=kinds)(instructions)(there, *sums)
-
-
-def sent(there: Any, sums: Sequence[jax.Array], first: int, words: int, stride: int, blocks: int) -> None:
-    """As `placed`, each block's share of the rows into its own shared memory, at the place that `there` is in this one.
-
-    The blocks are those along the first axis of the cluster.
-    """
-
-    def instructions(_: Any, memory: Any, *arrays: Any) -> None:
-        index, whole = ir.IndexType.get(), ir.IntegerType.get_signless(32)
-        share = arrays[0].shape[1] // blocks
-        across = arith.index_cast(whole, gpu_dialect.cluster_block_id(gpu_dialect.Dimension.y))
-        local = mosaic.utils.memref_ptr(memory)
-        peers = []
-        for block in range(blocks):
-            rank = arith.addi(arith.muli(across, arith.constant(whole, blocks)), arith.constant(whole, block))
-            peers.append(mosaic.utils.get_cluster_ptr(local, rank, generic=False))
-        for at, word, row in _registers(arrays[0]):
-            # Registers are in tiles of eight rows, which are one block's.
-            block = at[1] * 8 // share
-            inner = arith.subi(row, arith.constant(index, block * share))
-            _write(peers[block], arrays, at, _place(word, inner, first, words, stride), stride)
 
     kinds = (plgpu.RefType(), *[plgpu.Layout.WGMMA] * len(sums))
     plgpu.inline_mgpu(arg_types=kinds)(instructions)(there, *sums)
