@@ -110,7 +110,7 @@ def layer_cases() -> list[MosaicCase]:
 
 
 def gradient_cases() -> list[MosaicCase]:
-    """The gradients of rms_norm and layer_norm alone."""
+    """The gradients of rms_norm, layer_norm and residual_norm alone."""
     found = []
     shapes = ((4096, 4096, plain_rms), (8192, 7168, plain_rms), (8192, 4096, plain_layer), (32768, 1024, plain_layer))
     for rows, width, forward in shapes:
@@ -125,6 +125,17 @@ def gradient_cases() -> list[MosaicCase]:
 
         name = f"gradient of {forward.__name__.removeprefix('plain_')}_norm {rows}x{width}"
         found.append(MosaicCase(name, NormGradient, launches(width), plain, make, rows * width * 6.0))
+
+    def make_sum(rng: Any) -> tuple[Any, ...]:
+        return *(narrow(rng, 8192, 4096) for _ in range(3)), rng.standard_normal(4096, dtype="float32")
+
+    def plain_sum(x: Any, dy: Any, other: Any, weight: Any) -> Any:
+        back, of_weight = jax.vjp(plain_rms, x, weight)[1](dy)
+        return back + other, of_weight
+
+    name, static = "gradient of residual_norm 8192x4096", {"added": True}
+    cfgs = launches(4096, 1)
+    found.append(MosaicCase(name, NormGradient, cfgs, plain_sum, make_sum, 8192 * 4096 * 8.0, static=static))
     return found
 
 

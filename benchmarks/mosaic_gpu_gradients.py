@@ -26,28 +26,23 @@ class GradientLaunch:
     together: int = 0
 
 
-# The library's own first; one that differs in each number; and a row for twice as many warpgroups.
+# The library's own first; fewer blocks; and one barrier for all sums, for a row of one, two or four times as many
+# warpgroups, with rows asked for early or late.
 LAUNCHES = (
     GradientLaunch("mosaic", 32, 8, 3),
-    GradientLaunch("mosaic", 32, 8, 3, 1),
-    GradientLaunch("mosaic", 16, 8, 3, 1),
-    GradientLaunch("mosaic", 32, 8, 6, 1),
-    GradientLaunch("mosaic", 32, 8, 1),
-    GradientLaunch("mosaic", 32, 8, 6),
-    GradientLaunch("mosaic", 32, 2, 3),
     GradientLaunch("mosaic", 32, 1, 3),
-    GradientLaunch("mosaic", 16, 8, 3),
+    *(GradientLaunch("mosaic", each, 8, ahead, 1) for each in (32, 16, 8) for ahead in (3, 1)),
 )
 
 
 class NormGradient:
     """The gradient kernel as an operation, whose cfg is a launch."""
 
-    def run(self, x: jax.Array, dy: jax.Array, *vectors: jax.Array, cfg: GradientLaunch) -> Any:
-        """Gradients of x and of the vectors: a weight, and for layer_norm a bias."""
+    def run(self, x: jax.Array, dy: jax.Array, *vectors: jax.Array, cfg: GradientLaunch, added: bool = False) -> Any:
+        """Gradients of x and of the vectors: a weight, and for layer_norm a bias; another gradient is before them."""
         from ejkernel.library.mosaic import norm_gradients
 
-        weight, *rest = vectors
+        others, (weight, *rest) = vectors[:added], vectors[added:]
         with (
             mock.patch.object(norm_rows, "_EACH", cfg.each),
             mock.patch.object(norm_rows, "_BLOCKS", cfg.blocks),
@@ -55,13 +50,14 @@ class NormGradient:
             mock.patch.object(norm_gradients, "_TOGETHER", bool(cfg.together)),
         ):
             how: dict[str, Any] = {"centred": bool(rest), "eps": 1e-6, "interpret": False, "name": "study"}
-            return norm_gradients.norm_gradients(x, dy, weight=weight, bias=rest[0] if rest else None, **how)
+            how |= {"bias": rest[0] if rest else None, "added": others[0] if others else None}
+            return norm_gradients.norm_gradients(x, dy, weight=weight, **how)
 
 
-def launches(width: int) -> Sequence[GradientLaunch]:
-    """Those that differ for rows of this width."""
+def launches(width: int, extra: int = 0) -> Sequence[GradientLaunch]:
+    """Those that differ for rows of this width, with so many arrays beside x, its gradient and one vector's."""
     found: dict[tuple[int, ...], GradientLaunch] = {}
     for one in LAUNCHES:
         with mock.patch.object(norm_rows, "_EACH", one.each), mock.patch.object(norm_rows, "_BLOCKS", one.blocks):
-            found.setdefault((*norm_rows.portions(1 << 20, width), one.ahead, one.together), one)
+            found.setdefault((*norm_rows.portions(1 << 20, width, extra), one.ahead, one.together), one)
     return list(found.values())
