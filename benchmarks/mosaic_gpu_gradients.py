@@ -16,7 +16,7 @@ from ejkernel.library.mosaic import norm_rows
 class GradientLaunch:
     """Elements of a row for each thread at most, blocks of a multiprocessor at most, rows asked for in advance.
 
-    And whether all sums of a row have one barrier.
+    `together`: 0 as the library has it, 1 with one barrier for all sums of a row, 2 with the next row asked for first.
     """
 
     implementation: str
@@ -26,12 +26,11 @@ class GradientLaunch:
     together: int = 0
 
 
-# The library's own first; fewer blocks; and one barrier for all sums, for a row of one, two or four times as many
-# warpgroups, with rows asked for early or late.
+# The library's own first; and one barrier for all sums, for a row of one, two or four times as many warpgroups, with
+# rows in the cache long before, or in registers early.
 LAUNCHES = (
     GradientLaunch("mosaic", 32, 8, 3),
-    GradientLaunch("mosaic", 32, 1, 3),
-    *(GradientLaunch("mosaic", each, 8, ahead, 1) for each in (32, 16, 8) for ahead in (3, 1)),
+    *(GradientLaunch("mosaic", each, 8, ahead, kind) for each in (32, 16, 8) for ahead, kind in ((3, 1), (3, 2))),
 )
 
 
@@ -47,7 +46,8 @@ class NormGradient:
             mock.patch.object(norm_rows, "_EACH", cfg.each),
             mock.patch.object(norm_rows, "_BLOCKS", cfg.blocks),
             mock.patch.object(norm_gradients, "_AHEAD", cfg.ahead),
-            mock.patch.object(norm_gradients, "_TOGETHER", bool(cfg.together)),
+            mock.patch.object(norm_gradients, "_TOGETHER", cfg.together > 0),
+            mock.patch.object(norm_gradients, "_EARLY", cfg.together > 1),
         ):
             how: dict[str, Any] = {"centred": bool(rest), "eps": 1e-6, "interpret": False, "name": "study"}
             how |= {"bias": rest[0] if rest else None, "added": others[0] if others else None}

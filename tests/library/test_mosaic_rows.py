@@ -266,6 +266,11 @@ def test_all_sums_of_a_row_may_have_one_barrier(monkeypatch, name, width, meetin
         return jax.vjp(lambda *given: kernel.run(*given, cfg=cfg), *args)[1](args[0])
 
     assert "bar.sync" in lowered_by_mosaic(back, *shapes)
+    with monkeypatch.context() as patched:
+        patched.setattr("ejkernel.library.mosaic.norm_gradients._EARLY", True)
+        jax.clear_caches()
+        assert "bar.red" in lowered_by_mosaic(back, *shapes)
+    jax.clear_caches()
     assert len(re.findall(r"= inline_mgpu\w*\[", str(jax.make_jaxpr(back)(*shapes)))) == meetings
 
 

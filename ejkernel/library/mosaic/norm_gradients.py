@@ -17,6 +17,8 @@ from .spread import spread
 _AHEAD = 3
 # Are all sums of a row found with one barrier (`together.py`)? Not measured yet.
 _TOGETHER = False
+# Then also: is the next row asked for before anything else of a step?
+_EARLY = False
 
 
 def norm_gradients(
@@ -85,6 +87,9 @@ def norm_gradients(
             ask(number + _AHEAD)
             # Asked for before this row is computed, so that it is there when its turn comes.
             after = read(number + 1)
+            if at_once and _EARLY:
+                flat_here = iter(together.asked([one for part in here for one in part], layout=row.layout))
+                here = [[next(flat_here) for _ in part] for part in here]
             off, given, *more = ([one.astype(jnp.float32) for one in part] for part in here)
             towards = [one * by for one, by in zip(given, scale[0], strict=True)] if scale else given
             if centred:
