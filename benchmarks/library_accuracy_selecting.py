@@ -23,7 +23,7 @@ def _wide(x: Any) -> Any:
 
 
 def _top_k_values(rng: np.random.Generator) -> Values:
-    x, dy = rng.standard_normal((12, 1024)), rng.standard_normal((12, 5))
+    x, dy = rng.standard_normal((12, 512)), rng.standard_normal((12, 5))
     return {
         "normal": ((x,), dy),
         "large": ((x * 1e4,), dy * 100),
@@ -38,6 +38,7 @@ def _top_k() -> dict[str, Any]:
     config = library.TopKConfig
     ways = {"xla": config("xla"), "parts, sorted": config("parts", 16, "sort"), "parts": config("parts", 32, "count")}
     ways |= {"bits": config("bits", bits=4), "triton": config("triton", rows=4, num_warps=1)}
+    ways |= {"triton, lists": config("triton_lists", rows=4, num_warps=4)}
 
     def call(x: Any, **how: Any) -> Any:
         return library.top_k(x, 5, **how)[0]

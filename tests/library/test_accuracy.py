@@ -119,7 +119,8 @@ def test_every_implementation_that_is_offered_is_compared(operation):
     inv = Invocation("x", given, static)
     offered = [*kernel.candidate_cfgs(inv), *variant(kernel, "candidate_cfgs", platform="gpu")(inv)]
     compared = {cfg.implementation for cfg in case.ways.values()}
-    assert {cfg.implementation for cfg in offered} <= compared | {"mosaic"}
+    left = {cfg.implementation for cfg in offered} - compared
+    assert all(name.startswith("mosaic") for name in left)
 
 
 @pytest.mark.parametrize("way", ["xla", "chunked_tokens", "chunked_vocab", "triton"])
