@@ -16,7 +16,7 @@ from ejkernel.library.mosaic import norm_rows
 class GradientLaunch:
     """Elements of a row for each thread at most, blocks of a multiprocessor at most, rows asked for in advance.
 
-    `together`: 0 as the library has it, 1 with one barrier for all sums of a row, 2 with the next row asked for first.
+    `together`: 1 with one barrier for all sums of a row.
     """
 
     implementation: str
@@ -26,11 +26,11 @@ class GradientLaunch:
     together: int = 0
 
 
-# The library's own first; and one barrier for all sums, for a row of one, two or four times as many warpgroups, with
-# rows in the cache long before, or in registers early.
+# Of one, two or four times as many warpgroups for a row, with rows asked for early or late.
 LAUNCHES = (
     GradientLaunch("mosaic", 32, 8, 3),
-    *(GradientLaunch("mosaic", each, 8, ahead, kind) for each in (32, 16, 8) for ahead, kind in ((3, 1), (3, 2))),
+    GradientLaunch("mosaic", 32, 1, 3),
+    *(GradientLaunch("mosaic", each, 8, ahead, 1) for each in (32, 16, 8) for ahead in (3, 1)),
 )
 
 
@@ -41,13 +41,11 @@ class NormGradient:
         """Gradients of x and of the vectors: a weight, and for layer_norm a bias; another gradient is before them."""
         from ejkernel.library.mosaic import norm_gradients
 
+        course = norm_rows.Course(cfg.each, cfg.ahead, bool(cfg.together))
         others, (weight, *rest) = vectors[:added], vectors[added:]
         with (
-            mock.patch.object(norm_rows, "_EACH", cfg.each),
             mock.patch.object(norm_rows, "_BLOCKS", cfg.blocks),
-            mock.patch.object(norm_gradients, "_AHEAD", cfg.ahead),
-            mock.patch.object(norm_gradients, "_TOGETHER", cfg.together > 0),
-            mock.patch.object(norm_gradients, "_EARLY", cfg.together > 1),
+            mock.patch.object(norm_gradients, "course_of", return_value=course),
         ):
             how: dict[str, Any] = {"centred": bool(rest), "eps": 1e-6, "interpret": False, "name": "study"}
             how |= {"bias": rest[0] if rest else None, "added": others[0] if others else None}
@@ -58,6 +56,7 @@ def launches(width: int, extra: int = 0) -> Sequence[GradientLaunch]:
     """Those that differ for rows of this width, with so many arrays beside x, its gradient and one vector's."""
     found: dict[tuple[int, ...], GradientLaunch] = {}
     for one in LAUNCHES:
-        with mock.patch.object(norm_rows, "_EACH", one.each), mock.patch.object(norm_rows, "_BLOCKS", one.blocks):
-            found.setdefault((*norm_rows.portions(1 << 20, width, extra), one.ahead, one.together), one)
+        with mock.patch.object(norm_rows, "_BLOCKS", one.blocks):
+            shape = norm_rows.portions(1 << 20, width, extra, one.each)
+            found.setdefault((*shape, one.ahead, one.together), one)
     return list(found.values())

@@ -87,7 +87,7 @@ def test_rows_are_mosaics_where_that_was_the_fastest(hopper, kernel, shape, cfg)
 
 @pytest.mark.parametrize(
     ("rows", "scales", "implementation"),
-    [(64, (8192,), "mosaic"), (1, (8192,), "scaled"), (64, (64, 8192), "dequantize")],
+    [(64, (8192,), "mosaic_ahead"), (1, (8192,), "scaled"), (64, (64, 8192), "dequantize")],
 )
 @measured
 def test_weights_of_few_bits_are_mosaics_for_a_batch_of_decoding(hopper, rows, scales, implementation):

@@ -9,16 +9,9 @@ import jax.numpy as jnp
 
 from . import together
 from .launch import launch, plgpu
-from .norm_rows import line_of, portions
+from .norm_rows import course_of, line_of, portions
 from .rows import boards_of, row_of
 from .spread import spread
-
-# Rows that are on their way to the GPU's cache: registers have room for one more alone, and loads come late in a step.
-_AHEAD = 3
-# Are all sums of a row found with one barrier (`together.py`)? Not measured yet.
-_TOGETHER = False
-# Then also: is the next row asked for before anything else of a step?
-_EARLY = False
 
 
 def norm_gradients(
@@ -44,7 +37,8 @@ def norm_gradients(
     others = [] if added is None else [added.reshape(-1, width)]
     # The next row takes half as many registers where it is narrow.
     wide = (3 + len(others)) // 2 if x.dtype.itemsize == 4 else 0
-    groups, programs = portions(count, width, (bias is not None) + len(others) + wide)
+    course = course_of(width, x.dtype.itemsize, centred=centred, added=added is not None)
+    groups, programs = portions(count, width, (bias is not None) + len(others) + wide, course.each)
     lying = spread(width, x.dtype.itemsize, groups, None)
     vectors = [vector for vector in (weight, bias) if vector is not None]
     chunks = range(lying.count)
@@ -52,7 +46,8 @@ def norm_gradients(
     # The same arrays once more, as a copy takes them: the interpreter has nothing that is asked for in advance.
     views = [rows.reshape(count, -1, line) for rows in (flat, pulled, *others)] if line and not interpret else []
 
-    at_once = _TOGETHER and not interpret and jax.__version_info__ >= (0, 11)
+    # The interpreter has each sum by itself.
+    at_once = course.together and not interpret
 
     def kernel(x_ref: Any, dy_ref: Any, *refs: Any) -> None:
         other_refs, refs = refs[: len(others)], refs[len(others) :]
@@ -84,12 +79,10 @@ def norm_gradients(
 
         def step(number: Any, state: Any) -> Any:
             here, sums = state
-            ask(number + _AHEAD)
+            # On the way to the GPU's cache: registers have room for one row more alone, and loads come late in a step.
+            ask(number + course.ahead)
             # Asked for before this row is computed, so that it is there when its turn comes.
             after = read(number + 1)
-            if at_once and _EARLY:
-                flat_here = iter(together.asked([one for part in here for one in part], layout=row.layout))
-                here = [[next(flat_here) for _ in part] for part in here]
             off, given, *more = ([one.astype(jnp.float32) for one in part] for part in here)
             towards = [one * by for one, by in zip(given, scale[0], strict=True)] if scale else given
             if centred:
@@ -119,7 +112,7 @@ def norm_gradients(
         zeros = jnp.zeros(lying.size, jnp.float32)
         zeros = zeros if interpret else plgpu.layout_cast(zeros, row.layout)
         steps = jax.lax.div(count - program + (programs - 1), jnp.int32(programs))
-        for number in range(1, _AHEAD):
+        for number in range(1, course.ahead):
             ask(jnp.int32(number))
         state = (read(jnp.int32(0)), [[zeros for _ in chunks] for _ in vectors])
         _, sums = jax.lax.fori_loop(jnp.int32(0), steps, step, state)

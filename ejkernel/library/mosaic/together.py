@@ -64,42 +64,6 @@ def sums(board: Any, vectors: Sequence[jax.Array], *, layout: Any, groups: int) 
     return tuple(made)
 
 
-def asked(arrays: Sequence[jax.Array], *, layout: Any) -> list[jax.Array]:
-    """The arrays as they are, after all loads that come before this have been asked for.
-
-    All warpgroups of the block call it. The compiler computes with what is there first, and asks for what comes next
-    as late as it can. It moves no load behind a barrier, and cannot know that this one's answer is none: what is
-    joined to it comes after it.
-    """
-
-    def instructions(_: Any, *given: Any) -> list[Any]:
-        whole = ir.IntegerType.get_signless(32)
-        # No thread has this number.
-        code = "{ .reg .pred p, q; setp.eq.u32 p, $1, 0xffffff; bar.red.or.pred q, 0, p; selp.b32 $0, 1, 0, q; }"
-        thread = mosaic.utils.thread_idx()
-        none = llvm.inline_asm(whole, [thread], code, "=r,r,~{memory}", has_side_effects=True)
-        return [_joined(array, none) for array in given]
-
-    kinds = [plgpu.ShapeDtypeStruct(one.shape, one.dtype, layout=layout) for one in arrays]
-    made = plgpu.inline_mgpu(arg_types=(layout,) * len(arrays), return_type=kinds)(instructions)(*arrays)
-    return list(made)
-
-
-def _joined(array: Any, none: Any) -> Any:
-    """Each 32 bits of an array with these, of which none is set."""
-    whole = ir.IntegerType.get_signless(32)
-    made = np.empty_like(array.registers)
-    for at, register in np.ndenumerate(array.registers):
-        kind = ir.VectorType(register.type)
-        count = mosaic.utils.bitwidth(kind) // 32
-        parts = mosaic.utils.bitcast(register, ir.VectorType.get((count,), whole))
-        for one in range(count):
-            place = arith.constant(whole, one)
-            parts = llvm.insertelement(parts, arith.ori(llvm.extractelement(parts, place), none), place)
-        made[at] = mosaic.utils.bitcast(parts, kind)
-    return mosaic.FragmentedArray(_registers=made, _layout=array.layout, _is_signed=array.is_signed)
-
-
 def _of_warp(array: Any) -> Any:
     """The sum over a warp's elements, in each of its threads."""
     whole = ir.IntegerType.get_signless(32)
