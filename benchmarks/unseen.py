@@ -10,6 +10,7 @@ import argparse
 import gzip
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+# Matrices are small: on a busy machine the threads of a numerical library only wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from ejkernel.ops.core.description import calls_apart, readable
 from ejkernel.ops.core.key import Key

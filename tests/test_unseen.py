@@ -45,7 +45,7 @@ def test_a_dataset_that_can_be_predicted_is_predicted(tmp_path):
 
 def test_a_dataset_of_chance_is_not_answered_and_breaks_the_limits(tmp_path):
     """Where chance decides the winner the model says nothing, and the exit code is 1."""
-    written(tmp_path / "chance.jsonl", lambda length: random.Random(length).choice("ab"))
+    written(tmp_path / "chance.jsonl", lambda length: random.Random(f"call {length}").choice("ab"))
     done = run(tmp_path / "chance.jsonl", "--reasons")
 
     assert done.returncode == 1
