@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,14 @@ from .calibration import NEAR, Calibration, Checked
 from .calls import CallPoint, CallTable
 from .cfgs import CfgTable, cfg_point
 from .example import Example
-from .regions import regions_of, telling
-from .scales import Array, Points, fit
+from .process import Process
+from .regions import found_scales, process_of, regions_of
+from .scales import Array, Points
 
 # With fewer tuned calls nothing can be held against anything.
 LEAST = 4
+# Records are held against scales that were found without them, in so many parts; the golden ratio spreads these.
+_FOLDS, _GOLDEN = 3, 0.6180339887
 # Of more calls every so many is learned from.
 _MOST_CALLS = 320
 # A call with a size so many doublings beyond every tuned one is not answered.
@@ -60,11 +63,10 @@ class Learned:
         self.ranges = self._ranges()
         self.dropped = self._never_near()
         points, slower = self._points()
-        few = telling(points, slower)
-        self.scales = fit(points.some(few), slower[few])
+        self.scales = found_scales(points, slower)
         self.lengths = self.scales.calls
         self.regions = regions_of(points, slower, self.scales)
-        self.calibration = Calibration(self._check())
+        self.calibration = Calibration(self._check(points, slower))
 
     def ask(self, point: CallPoint, cfgs: Sequence[Any], heuristic: int) -> Choice | str:
         """The choice among encoded candidates for a call; else the reason why there is none."""
@@ -151,17 +153,30 @@ class Learned:
         )
         return points, _less_and_less(np.array(slower))
 
-    def _check(self) -> list[Checked]:
-        """Each record, predicted from the others of its region."""
+    def _check(self, points: Points, slower: Array) -> list[Checked]:
+        """Each record, predicted from the others."""
         found = []
-        for region in self.regions:
-            for number in region.own:
-                example = self.examples[region.calls[number]]
+        for process, calls, numbers in self._folds(points, slower):
+            for number in numbers:
+                example = self.examples[calls[number]]
                 kept = [place for place, cfg in enumerate(example.cfgs) if cfg.text not in self.dropped]
                 if kept:
-                    place, chance, bound = _chosen(*region.process.without(number), None)
+                    place, chance, bound = _chosen(*process.without(number), None)
                     found.append(Checked(chance, bound, float(example.slower[kept[place]])))
         return found
+
+    def _folds(self, points: Points, slower: Array) -> Iterator[tuple[Process, Sequence[int], Sequence[int]]]:
+        """Processes with their calls, and numbers of those to leave out in turn: no scales were found from these."""
+        if len(self.regions) > 1:
+            # Scales come from a small part of so many records.
+            yield from ((region.process, region.calls.tolist(), region.own) for region in self.regions)
+            return
+        every = np.arange(len(self.examples))
+        fold = (every * _GOLDEN % 1.0 * _FOLDS).astype(int)
+        for number in range(_FOLDS):
+            others, kept = points.of(every[fold != number])
+            scales = found_scales(others, slower[kept])
+            yield process_of(points, slower, scales), every.tolist(), every[fold == number].tolist()
 
 
 def _less_and_less(slower: Array) -> Array:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .process import Process
-from .scales import Array, ModelScales, Places, Points
+from .scales import Array, ModelScales, Places, Points, fit
 
 # Scales are found from so many times of so many calls, and so many times stand for all of a region: the cost grows with
 # the cube.
@@ -47,9 +47,20 @@ def regions_of(points: Points, slower: Array, scales: ModelScales) -> list[Regio
         own = np.flatnonzero(nearest == number)
         calls = np.union1d(order[: max(most, _LEAST)], own)
         inside, kept = points.of(calls)
-        process = Process(inside, slower[kept], scales, _MOST_FEW)
+        process = process_of(inside, slower[kept], scales)
         found.append(Region(centre, calls, process, tuple(np.searchsorted(calls, own).tolist())))
     return found
+
+
+def found_scales(points: Points, slower: Array) -> ModelScales:
+    """Scales from the times that say most about them."""
+    few = telling(points, slower)
+    return fit(points.some(few), slower[few])
+
+
+def process_of(points: Points, slower: Array, scales: ModelScales) -> Process:
+    """The process of some times, by means of so many of them as take no time."""
+    return Process(points, slower, scales, _MOST_FEW)
 
 
 def telling(points: Points, slower: Array) -> Places:
