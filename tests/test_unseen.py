@@ -53,6 +53,15 @@ def test_a_dataset_of_chance_is_not_answered_and_breaks_the_limits(tmp_path):
     assert "not sure enough" in done.stdout
 
 
+def test_halves_hold_all_calls(tmp_path):
+    """The half that settings were chosen on, and the other, have rows of their own."""
+    written(tmp_path / "easy.jsonl", lambda length: "b")
+    done = run(tmp_path / "easy.jsonl", "--halves")
+
+    assert "| settings chosen on | 8 | 100% |" in done.stdout, done.stdout + done.stderr
+    assert "| the others | 8 | 100% |" in done.stdout
+
+
 def test_without_a_dataset_there_is_nothing_to_predict(tmp_path):
     """A file that is not there is an error; none at all is not."""
     assert "No such file" in run(tmp_path / "none.jsonl").stderr
