@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -50,6 +51,13 @@ def test_a_bound_holds_in_about_nine_of_ten():
     held = [case.slower <= Calibration(cases[at : at + 30]).bound(0.05) for at, case in enumerate(cases[30:])]
 
     assert 0.8 < sum(held) / len(held) < 0.97
+
+
+def test_a_bound_is_never_beyond_what_a_failure_counts():
+    """Records whose narrow bounds were far off, and a wide one."""
+    found = Calibration([Checked(0.9, 0.0, 2.7)] * 8)
+
+    assert found.bound(5.0) == pytest.approx(math.log(16))
 
 
 def test_without_records_a_model_is_believed():

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .example import FAILED
+
 Array = NDArray[np.float64]
 
 # Within this of the best counts as near it; the logarithm.
@@ -65,7 +67,8 @@ class Calibration:
         alike = np.argsort(np.abs(np.log(self.bounds / stated)), kind="stable")[:_ALIKE]
         ratios = np.sort(self.slower[alike] / self.bounds[alike])
         place = min(math.ceil(_KEPT * (len(ratios) + 1)) - 1, len(ratios) - 1)
-        return stated * float(ratios[place])
+        # None is slower than a failure counts.
+        return min(stated * float(ratios[place]), FAILED)
 
 
 def _logit(chance: float) -> float:
