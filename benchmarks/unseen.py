@@ -10,13 +10,18 @@ import argparse
 import gzip
 import json
 import math
+import os
+import random
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+# Matrices are small: on a busy machine the threads of a numerical library only wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from ejkernel.ops.core.description import calls_apart, readable
 from ejkernel.ops.core.key import Key
@@ -150,6 +155,17 @@ def row(name: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
+def halves(outcomes: Mapping[str, Sequence[Outcome]]) -> list[dict[str, Any]]:
+    """The figures of the half of the calls that settings of the model were chosen on, and of the other."""
+    chosen: list[Outcome] = []
+    other: list[Outcome] = []
+    for some in outcomes.values():
+        mine = set(random.Random(7).sample(range(len(some)), len(some) // 2))
+        for number, outcome in enumerate(some):
+            (chosen if number in mine else other).append(outcome)
+    return [row("settings chosen on", chosen), row("the others", other)]
+
+
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """The table, as documentation has it."""
     names = list(rows[0])
@@ -168,6 +184,7 @@ def main() -> int:
     parser.add_argument(
         "datasets", nargs="*", type=Path, help="files of unseen_collect.py; else all in benchmarks/data"
     )
+    parser.add_argument("--halves", action="store_true", help="beside all calls, the half that settings were chosen on")
     parser.add_argument("--reasons", action="store_true", help="say why calls have no answer")
     options = parser.parse_args()
     paths = options.datasets or sorted(FOLDER.glob("unseen_*.jsonl.gz"))
@@ -185,7 +202,7 @@ def main() -> int:
         rows = [row(name, some) for name, some in outcomes.items()]
         total = row("all", every)
         print(f"{path.name}: {len(tunings)} tunings on {', '.join(sorted({t.example.key.device for t in tunings}))}")
-        show([*rows, total])
+        show([*rows, total, *(halves(outcomes) if options.halves else ())])
         took = [o.seconds for o in every if o.predicted is not None]
         print(f"a question takes {median(took) * 1e3:.1f} ms" if took else "no answer at all")
         limits = {

@@ -45,12 +45,21 @@ def test_a_dataset_that_can_be_predicted_is_predicted(tmp_path):
 
 def test_a_dataset_of_chance_is_not_answered_and_breaks_the_limits(tmp_path):
     """Where chance decides the winner the model says nothing, and the exit code is 1."""
-    written(tmp_path / "chance.jsonl", lambda length: random.Random(length).choice("ab"))
+    written(tmp_path / "chance.jsonl", lambda length: random.Random(f"call {length}").choice("ab"))
     done = run(tmp_path / "chance.jsonl", "--reasons")
 
     assert done.returncode == 1
     assert "answered BROKEN" in done.stdout
     assert "not sure enough" in done.stdout
+
+
+def test_halves_hold_all_calls(tmp_path):
+    """The half that settings were chosen on, and the other, have rows of their own."""
+    written(tmp_path / "easy.jsonl", lambda length: "b")
+    done = run(tmp_path / "easy.jsonl", "--halves")
+
+    assert "| settings chosen on | 8 | 100% |" in done.stdout, done.stdout + done.stderr
+    assert "| the others | 8 | 100% |" in done.stdout
 
 
 def test_without_a_dataset_there_is_nothing_to_predict(tmp_path):
