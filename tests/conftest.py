@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -12,9 +13,11 @@ from pathlib import Path
 # Before JAX starts: several CPU devices, for tests of sharding and of more than one device. Most of the suite's time
 # is compiling, of programs that run once: they are not optimised, and the emitters that take longest are left out
 # (a third of it with JAX 0.10, and three quarters with JAX 0.12; a version that does not know the names ignores them).
+# A program is one piece: JAX 0.10 sets up a compiler for each of up to 32 pieces, a third of what a gradient takes.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
+    "--xla_cpu_parallel_codegen_split_count=1 "
     "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters,xla_cpu_disable_tiled_emitter",
 )
 
@@ -28,6 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import hypothesis
 import jax
 import pytest
+from jax._src.interpreters import mlir
 from jax._src.lru_cache import LRUCache
 
 from ejkernel.ops import registry
@@ -57,6 +61,12 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
 
 
+def pytest_collection_finish():
+    """Modules and collected tests, a million objects, are not looked at again by each collection of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 def _size(file):
     # Another run may be renaming its files.
     with contextlib.suppress(FileNotFoundError):
@@ -74,6 +84,30 @@ def _put_at_once(cache, key, value):
 
 
 LRUCache.put = _put_at_once
+
+
+class _Contexts(threading.local):
+    """The MLIR context that a thread uses, and how often it may still be used."""
+
+    context = None
+    left = 0
+
+
+def _reused(make):
+    """Has a thread use a context ten times, as JAX 0.11 does: an older one makes one for each program, for 3 ms."""
+    contexts = _Contexts()
+
+    def make_ir_context():
+        if not contexts.left:
+            contexts.context, contexts.left = make(), 10
+        contexts.left -= 1
+        return contexts.context
+
+    return make_ir_context
+
+
+if jax.__version_info__ < (0, 11):
+    mlir.make_ir_context = _reused(mlir.make_ir_context)
 
 
 @pytest.fixture
