@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import prepared
 
 from ejkernel.ops import Invocation, Kernel, device_fingerprint
 
@@ -160,13 +160,11 @@ def key_of(kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> tuple[str, st
 
 
 @contextlib.contextmanager
-def child(code: str, *argv: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+def child(code: str, *argv: str, env: Mapping[str, str] | None = None) -> Iterator[Any]:
     """Another Python process that runs this code, with pipes to it; it is gone when the block ends."""
     inherited = {**os.environ, **(env or {})}
     inherited["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=inherited
-    )
+    process = prepared.piped([sys.executable, "-c", code, *argv], env=inherited)
     try:
         yield process
     finally:

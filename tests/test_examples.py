@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import prepared
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -24,7 +24,7 @@ def run(name: str, cache: Path, **settings: str) -> str:
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     env |= {"EJKERNEL_PERSISTENT_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), **settings}
     command = [sys.executable, "-W", "error", str(ROOT / "examples" / f"{name}.py")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+    done = prepared.run(command, env=env, timeout=600)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 

@@ -13,6 +13,8 @@ import termios
 from dataclasses import dataclass
 from pathlib import Path
 
+import prepared
+
 from ejkernel.cli.main import run
 from ejkernel.ops.core.key import Key
 from ejkernel.ops.store.snapshot import Snapshot, line, seal, spell
@@ -54,11 +56,9 @@ def variables(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), **more}
 
 
-def piped(*words: str, **settings) -> Done:
-    """Runs a command in a process of its own, its streams being pipes."""
-    done = subprocess.run(
-        [*COMMAND, *words], env=variables(), capture_output=True, text=True, timeout=300, check=False, **settings
-    )
+def piped(*words: str) -> Done:
+    """Runs a command in a process of its own, its streams being files."""
+    done = prepared.run([*COMMAND, *words], env=variables(), timeout=300)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

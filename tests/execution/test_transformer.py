@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import prepared
 import pytest
 from transformer import LAYERS, Parts, example, make_selector, make_step, text_of
 
@@ -24,7 +24,7 @@ def python(code, *argv):
     paths = os.pathsep.join(map(str, [REPOSITORY, HERE, HERE.parent]))
     env = {**os.environ, "PYTHONPATH": paths}
     command = [sys.executable, "-W", "error", "-c", code, *map(str, argv)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+    done = prepared.run(command, env=env, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import prepared
 import pytest
 
 from ejkernel.ops.core import plain_file
@@ -175,13 +175,8 @@ def on(disk: Disk) -> Iterator[Disk]:
 def run_script(code: str, *argv: str, timeout: float = 600) -> Any:
     """What another Python process prints as JSON in its last line."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "store")])}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *argv],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=timeout,
-        check=True,
+    done = prepared.run(
+        [sys.executable, "-W", "ignore", "-c", code, *argv], env=environment, timeout=timeout, check=True
     )
     return json.loads(done.stdout.splitlines()[-1])
 

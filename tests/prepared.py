@@ -1,0 +1,268 @@
+"""Python processes that need not import JAX: a process that has imported it, and started no backend, is forked.
+
+Importing JAX takes most of a short process. `run` stands in for `subprocess.run` where a test is not about how a
+process starts: what runs has its own streams, variables, folder, arguments and `__main__`, and ends as a process of its
+own. A test that changes how Python or JAX start (a hash seed, a variable of JAX) gets a fresh process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+# What these say is read while Python, numpy or JAX start.
+_AT_START = ("PYTHON", "JAX_", "OPENBLAS_", "LD_")
+_FOLLOWED = {"PYTHONPATH", "JAX_PLATFORMS"}
+
+
+class Process:
+    """One process that was forked: as much of `subprocess.Popen` as tests of several processes use."""
+
+    stdin: IO[str] | None = None
+    stdout: IO[str] | None = None
+
+    def __init__(self, pid: int, answers: socket.socket) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._answers = answers
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, negative for a signal."""
+        if self.returncode is None:
+            self._answers.settimeout(timeout)
+            try:
+                self.returncode = int(self._answers.recv(100))
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0) from None
+            self._answers.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Its exit status, or None while it runs."""
+        if self.returncode is None and not select.select([self._answers], [], [], 0)[0]:
+            return None
+        return self.wait()
+
+    def communicate(self, words: str = "", timeout: float | None = None) -> tuple[str, None]:
+        """Writes to it, waits for its end, and has what it wrote."""
+        assert self.stdin is not None
+        assert self.stdout is not None
+        # It may have ended already, or have been told so.
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self.stdin.write(words)
+            self.stdin.close()
+        # What waits in the pipe is read afterwards: a process that may hang writes little.
+        if timeout is not None:
+            self.wait(timeout)
+        written = "" if self.stdout.closed else self.stdout.read()
+        self.stdout.close()
+        self.wait()
+        return written, None
+
+    def kill(self) -> None:
+        """Ends it where it still runs."""
+        if self.poll() is None:
+            # It may end this very moment.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+class _Server:
+    """The process that is forked; it ends with this one."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._started_by = os.getpid()
+        self.variables = dict(os.environ)
+        command = [sys.executable, "-P", __file__, str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        theirs.close()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        # A fork of the process that runs tests has another server's end, which it leaves alone.
+        if os.getpid() == self._started_by:
+            self._ours.close()
+            self._process.wait()
+
+    def start(self, request: Mapping[str, Any], streams: Sequence[int]) -> Process:
+        """Has it fork, and the fork do what was asked for."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, tempfile.TemporaryFile() as file:
+            # A message has a limit that a script may exceed.
+            file.write(json.dumps(request).encode())
+            file.flush()
+            socket.send_fds(self._ours, [b"start"], [file.fileno(), theirs.fileno(), *streams])
+        return Process(int(ours.recv(100)), ours)
+
+
+_servers: dict[int, _Server] = {}
+
+
+def _server_for(env: Mapping[str, str]) -> _Server | None:
+    # A process that cannot be forked, or with other variables than it started with, does not serve.
+    if sys.platform != "linux":
+        return None
+    server = _servers.get(os.getpid()) or _servers.setdefault(os.getpid(), _Server())
+    differ = {name for name in {*env, *server.variables} if env.get(name) != server.variables.get(name)}
+    return None if any(name.startswith(_AT_START) for name in differ - _FOLLOWED) else server
+
+
+def start(
+    command: Sequence[str], *, env: Mapping[str, str], stdout: int, stderr: int, cwd: str | os.PathLike[str] = "."
+) -> Process | subprocess.Popen[bytes]:
+    """Starts `python [-W filter] (-c code | -m module | file) ...` with these streams."""
+    server = _server_for(env)
+    if server is None:
+        return subprocess.Popen(command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+    with open(os.devnull, "rb") as nothing:
+        return server.start(_request(command, env, cwd), [nothing.fileno(), stdout, stderr])
+
+
+def piped(command: Sequence[str], *, env: Mapping[str, str]) -> Process | subprocess.Popen[str]:
+    """Starts such a command with pipes to its input and from its output."""
+    server = _server_for(env)
+    if server is None:
+        return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    (its_input, ours), (back, its_output) = os.pipe(), os.pipe()
+    process = server.start(_request(command, env), [its_input, its_output, 2])
+    os.close(its_input)
+    os.close(its_output)
+    process.stdin = os.fdopen(ours, "w", encoding="utf-8")
+    process.stdout = os.fdopen(back, encoding="utf-8")
+    return process
+
+
+def _request(command: Sequence[str], env: Mapping[str, str], cwd: str | os.PathLike[str] = ".") -> dict[str, Any]:
+    return {"command": list(map(str, command[1:])), "env": dict(env), "cwd": str(Path(cwd).absolute())}
+
+
+def run(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    timeout: float,
+    cwd: str | os.PathLike[str] = ".",
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Runs such a command to its end, and has what it wrote."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = start(command, env=env, cwd=cwd, stdout=out.fileno(), stderr=err.fileno())
+        try:
+            status = process.wait(timeout)
+        finally:
+            process.kill()
+            process.wait()
+        written = []
+        for file in (out, err):
+            file.seek(0)
+            written.append(file.read().decode())
+    done = subprocess.CompletedProcess(list(command), status, *written)
+    if check and status:
+        print(done.stderr, file=sys.stderr)
+        done.check_returncode()
+    return done
+
+
+def _serve(control: socket.socket) -> dict[str, Any]:
+    """Forks for each message; returns in forks alone, with what is to be done."""
+    waiting: dict[int, tuple[int, socket.socket]] = {}
+    while True:
+        for ready in select.select([control, *waiting], [], [])[0]:
+            if ready is not control:
+                pid, answers = waiting.pop(ready)
+                os.close(ready)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                # The test may have ended without waiting.
+                with answers, contextlib.suppress(OSError):
+                    answers.send(str(status).encode())
+                continue
+            message, descriptors, _, _ = socket.recv_fds(control, 100, 5)
+            if not message:
+                os._exit(0)
+            request, answer, *streams = descriptors
+            with os.fdopen(request, "rb") as file:
+                file.seek(0)
+                wanted = json.load(file)
+            pid = os.fork()
+            if pid == 0:
+                for number, stream in enumerate(streams):
+                    os.dup2(stream, number)
+                for other in (control, *(socket for _, socket in waiting.values())):
+                    other.close()
+                for descriptor in (answer, *streams, *waiting):
+                    os.close(descriptor)
+                return wanted
+            for stream in streams:
+                os.close(stream)
+            answers = socket.socket(fileno=answer)
+            with contextlib.suppress(OSError):
+                answers.send(str(pid).encode())
+            waiting[os.pidfd_open(pid)] = pid, answers
+
+
+def _become(wanted: Mapping[str, Any]) -> None:
+    """Does what the command says, as Python would."""
+    os.chdir(wanted["cwd"])
+    # What the prepared process was told to search comes first there, and is not searched here.
+    del sys.path[: len(_places(os.environ))]
+    os.environ.clear()
+    os.environ.update(wanted["env"])
+    sys.modules["jax"].config.update("jax_platforms", wanted["env"].get("JAX_PLATFORMS"))
+    path = _places(wanted["env"])
+    words = list(wanted["command"])
+    while words[0] == "-W":
+        _filter(words[1])
+        del words[:2]
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    if words[0] == "-m":
+        import runpy
+
+        sys.argv = words[1:]
+        sys.path[:0] = [os.getcwd(), *path]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    if words[0] == "-c":
+        code, sys.argv, here = compile(words[1], "<string>", "exec"), ["-c", *words[2:]], ""
+    else:
+        main.__file__ = words[0]
+        code, sys.argv, here = compile(Path(words[0]).read_bytes(), words[0], "exec"), words, str(Path(words[0]).parent)
+    sys.path[:0] = [here, *path]
+    exec(code, main.__dict__)
+
+
+def _places(env: Mapping[str, str]) -> list[str]:
+    return [os.path.abspath(place) for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
+
+
+def _filter(option: str) -> None:
+    action, _, category = option.partition("::")
+    kind: Any = getattr(builtins, category) if category else Warning
+    warnings.simplefilter(action, kind)  # type: ignore[arg-type]
+
+
+def _main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    import jax.experimental.pallas
+    import jax.export  # noqa: F401
+
+    _become(_serve(control))
+
+
+if __name__ == "__main__":
+    _main()
