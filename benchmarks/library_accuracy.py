@@ -102,7 +102,13 @@ def floor(wanted: np.ndarray, dtype: Any) -> np.ndarray:
         half = 2.0**-19
     # One number may happen to be rounded by nothing; it is a sum, whose order is free.
     least = np.array([0.4 * half, half]) if wanted.size > 1 else np.array([2 * half, 2 * half])
-    return np.maximum(errors(jnp.asarray(wanted, jnp.float32).astype(dtype), wanted), least)
+    return np.maximum(errors(narrowed(wanted, dtype), wanted), least)
+
+
+def narrowed(values: Any, dtype: Any) -> np.ndarray:
+    """As JAX narrows, but on the host: JAX compiles a program for each shape. What is too large is infinite."""
+    with np.errstate(over="ignore"):
+        return np.asarray(values, np.float32).astype(dtype)
 
 
 def compiled(fn: Callable[..., Any], case: Case, arrays: tuple[Any, ...]) -> Callable[..., Any]:
@@ -147,8 +153,8 @@ def study(case: Case, dtype: str) -> Iterator[dict[str, Any]]:
 
 
 def _call(case: Case, dtype: str, given: Any, pulled: Any) -> tuple[tuple[Any, ...], Any]:
-    arrays = tuple(jnp.asarray(a, dtype if a.dtype.kind == "f" else None) for a in given)
-    return arrays, jnp.asarray(pulled, jax.eval_shape(case.plain, *arrays).dtype)
+    arrays = tuple(jnp.asarray(narrowed(a, dtype) if a.dtype.kind == "f" else a) for a in given)
+    return arrays, jnp.asarray(narrowed(pulled, jax.eval_shape(case.plain, *arrays).dtype))
 
 
 def compare(output: str, found: Any, beside: Any, wanted: Any) -> dict[str, Any]:

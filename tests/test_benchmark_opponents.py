@@ -26,7 +26,7 @@ from opponents.table import ENTRIES
 
 def normal(*shape, seed=0):
     """Random values."""
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(jnp.float32))
 
 
 SEEN = {"causal": True, "scale": 0.25}

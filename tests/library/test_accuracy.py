@@ -115,7 +115,7 @@ def test_every_implementation_that_is_offered_is_compared(operation):
     case = next(case for case in CASES if case.operation == operation)
     arrays, _ = case.values(np.random.default_rng(0))["normal"]
     static = {"top_k": {"k": 5}, "sample": {"top_k": 8}}.get(operation, {"scale": 1.0})
-    given = tuple(jnp.asarray(a, None if a.dtype.kind in "iu" else jnp.bfloat16) for a in arrays)
+    given = tuple(jnp.asarray(a if a.dtype.kind in "iu" else a.astype(jnp.bfloat16)) for a in arrays)
     inv = Invocation("x", given, static)
     offered = [*kernel.candidate_cfgs(inv), *variant(kernel, "candidate_cfgs", platform="gpu")(inv)]
     compared = {cfg.implementation for cfg in case.ways.values()}
@@ -140,7 +140,7 @@ def test_a_mean_is_divided_before_it_is_narrowed(way):
 def test_a_price_on_the_normaliser_does_not_overflow_float16(way):
     """Large logits make derivatives that are hundreds of times those without it."""
     rng = np.random.default_rng(0)
-    given = (jnp.asarray(rng.standard_normal(shape) * 8, jnp.float16) for shape in ((12, 16), (16, 40)))
+    given = (jnp.asarray((rng.standard_normal(shape) * 8).astype(jnp.float16)) for shape in ((12, 16), (16, 40)))
     hidden, weight = given
     labels = jnp.asarray(rng.integers(0, 40, 12))
 

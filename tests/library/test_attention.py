@@ -39,7 +39,7 @@ LIMITS = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
 def arrays(*shapes, dtype=np.float32, seed=0):
     """Random arrays."""
     rng = np.random.default_rng(seed)
-    return tuple(jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes)
+    return tuple(jnp.asarray(rng.standard_normal(shape).astype(dtype)) for shape in shapes)
 
 
 def inputs(batch=2, queries=13, keys=17, heads=4, key_heads=2, depth=8, dtype=np.float32):
@@ -212,7 +212,9 @@ def test_a_query_that_sees_nothing_gives_zeros(way):
 
 def test_a_query_that_sees_one_key_has_no_gradient():
     """Its weight is one whatever the score, however large the key: `sliced` has exact zeros there in float32."""
-    q, k, v, dy = (jnp.asarray(np.random.default_rng(n).normal(size=(1, 8, 2, 4)), jnp.float32) for n in range(4))
+    q, k, v, dy = (
+        jnp.asarray(np.random.default_rng(n).normal(size=(1, 8, 2, 4)).astype(jnp.float32)) for n in range(4)
+    )
     cfg = AttentionConfig("sliced", block_q=4)
 
     def total(q):

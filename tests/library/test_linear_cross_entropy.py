@@ -32,7 +32,9 @@ def inputs(dtype=jnp.float32, vocab_first=False):
     """Hidden states and a weight."""
     rng = np.random.default_rng(0)
     shape = (WORDS, DEPTH) if vocab_first else (DEPTH, WORDS)
-    return jnp.asarray(rng.standard_normal((TOKENS, DEPTH)), dtype), jnp.asarray(rng.standard_normal(shape), dtype)
+    return jnp.asarray(rng.standard_normal((TOKENS, DEPTH)).astype(dtype)), jnp.asarray(
+        rng.standard_normal(shape).astype(dtype)
+    )
 
 
 def truth(hidden, weight, labels, scales, *, vocab_first=False, z_loss=0.0, label_smoothing=0.0):

@@ -102,7 +102,7 @@ def test_no_gradient_adds_by_a_scatter(layer):
 @pytest.mark.parametrize(("total", "count"), [(700, 7), (1, 1), (256, 3), (300, 2)])
 def test_counting_gives_the_order_of_a_stable_sort(total, count):
     """Within blocks and over them."""
-    groups = jnp.asarray(np.random.default_rng(total).integers(0, count, total), jnp.int32)
+    groups = jnp.asarray(np.random.default_rng(total).integers(0, count, total).astype(jnp.int32))
     for found, wanted in zip(by_counting(groups, count), by_sorting(groups, count), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
@@ -130,8 +130,8 @@ def test_weights_are_of_the_chosen_or_of_all(layer):
 def test_every_candidate_passes_the_check_of_a_tuning():
     """Values and gradients of both kernels."""
     rng = np.random.default_rng(0)
-    experts = jnp.asarray(rng.integers(0, 4, (20, 2)), jnp.int32)
-    places = jnp.asarray(rng.permutation(40).reshape(20, 2), jnp.int32)
+    experts = jnp.asarray(rng.integers(0, 4, (20, 2)).astype(jnp.int32))
+    places = jnp.asarray(rng.permutation(40).reshape(20, 2).astype(jnp.int32))
     trials = [*check(MoeDispatch(), normal(20, 8), experts, count=4)]
     trials += check(MoeCombine(), normal(40, 8), normal(20, 2, seed=1), places)
     assert [trial.status for trial in trials] == ["ok"] * 5

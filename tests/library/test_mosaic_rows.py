@@ -321,7 +321,7 @@ def test_a_sum_and_its_norm_are_lowered_for_a_gpu(width):
 def test_losses_and_gradients_of_odd_vocabularies_agree(races, block):
     """Sums of logits and their derivatives by Mosaic, beside all logits at once."""
     rng = np.random.default_rng(0)
-    hidden, weight = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((3, 8), (8, 700)))
+    hidden, weight = (jnp.asarray(rng.standard_normal(shape).astype(jnp.bfloat16)) for shape in ((3, 8), (8, 700)))
     labels = jnp.asarray([5, 699, 300])
 
     def both(cfg):

@@ -35,7 +35,7 @@ def inputs(dtype=jnp.float32):
     """Rows, matrices and a gradient of the output."""
     rng = np.random.default_rng(0)
     shapes = ((ROWS, DEPTH), (4, DEPTH, WIDTH), (ROWS, WIDTH))
-    return tuple(jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes)
+    return tuple(jnp.asarray(rng.standard_normal(shape).astype(dtype)) for shape in shapes)
 
 
 def truth(lhs, rhs, sizes, dy):

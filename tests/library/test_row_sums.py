@@ -92,7 +92,7 @@ def test_blocks_that_no_program_could_hold_are_refused():
 def test_derivatives_are_rounded_and_what_that_takes_is_known(words, dtype):
     """For rows of one block and of several: each narrow number is the nearest, and the sums of the rest are right."""
     rng = np.random.default_rng(words)
-    logits = jnp.asarray(rng.standard_normal((5, words)), jnp.float32)
+    logits = jnp.asarray(rng.standard_normal((5, words)).astype(jnp.float32))
     labels = jnp.asarray(rng.integers(0, words, 5))
     terms = Terms(z_loss=0.1, smoothing=0.2, vocab_first=False)
     dtype = jnp.dtype(dtype)
@@ -163,7 +163,7 @@ def test_the_kernel_says_over_which_axes_it_varies(chunk):
 def test_losses_of_odd_vocabularies_agree(words):
     """Values and gradients beside those of all logits at once."""
     rng = np.random.default_rng(0)
-    hidden, weight = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((6, 4), (4, words)))
+    hidden, weight = (jnp.asarray(rng.standard_normal(shape).astype(jnp.float32)) for shape in ((6, 4), (4, words)))
     labels = jnp.asarray(rng.integers(0, words, 6))
 
     def both(cfg):

@@ -116,7 +116,7 @@ def test_the_heuristic_cfg_can_run():
 def test_order_has_its_inverse():
     """Keys are the numbers, in another order of bits."""
     for dtype in ("float32", "bfloat16", "uint16", "int8"):
-        x = jnp.asarray(np.random.default_rng(0).integers(-100 if dtype[0] != "u" else 0, 100, 50), dtype)
+        x = jnp.asarray(np.random.default_rng(0).integers(-100 if dtype[0] != "u" else 0, 100, 50).astype(dtype))
         np.testing.assert_array_equal(numbers_of(ordered(x), dtype), x)
         np.testing.assert_array_equal(jnp.argsort(ordered(x), stable=True), jnp.argsort(x, stable=True))
 

@@ -112,7 +112,7 @@ def test_examples_of_the_kernel_are_two_sets():
     log = []
 
     def example(rng):
-        return (jnp.asarray(rng.standard_normal(8), jnp.float32),), {}
+        return (jnp.asarray(rng.standard_normal(8).astype(jnp.float32)),), {}
 
     runner_of({name: noting(log, name) for name in "ab"}, example=example).check()
 

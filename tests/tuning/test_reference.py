@@ -11,8 +11,8 @@ from ejkernel.ops.timing.compile_pool import CompilePool
 from ejkernel.ops.timing.inputs import flatten_call
 from ejkernel.ops.tuning.reference import NUMBER, PLAIN, ExportedReference, Reference
 
-A = jnp.asarray(np.random.default_rng(0).standard_normal((32, 256)), jnp.bfloat16)
-X = jnp.asarray(np.random.default_rng(1).standard_normal((16, 16)), jnp.float32)
+A = jnp.asarray(np.random.default_rng(0).standard_normal((32, 256)).astype(jnp.bfloat16))
+X = jnp.asarray(np.random.default_rng(1).standard_normal((16, 16)).astype(jnp.float32))
 
 
 def made(fn, *args, platform="cpu"):

@@ -187,7 +187,7 @@ class ByFunction:
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_candidate_cannot_win(wrong):
     """However fast it is, a candidate whose output differs from the first one's is rejected."""
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((256, 512)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((256, 512)).astype(jnp.float32))
     functions = {"right": lambda x: x * 2, "wrong": WRONG[wrong]}
     tuner = Tuner(clock=ByFunction(x * 2))
 
@@ -468,7 +468,7 @@ def test_programs_that_call_back_are_never_equal():
 def test_programs_that_differ_in_a_constant_are_not_equal(size):
     """Arrays that a candidate closes over belong to its program, however large."""
     drawn = np.random.default_rng(0)
-    tables = {name: jnp.asarray(drawn.standard_normal(size), jnp.float32) for name in ("one", "other")}
+    tables = {name: jnp.asarray(drawn.standard_normal(size).astype(jnp.float32)) for name in ("one", "other")}
     tuner = Tuner(0, 1)
     tuner.autotune(lambda cfg: lambda x: x * tables[cfg], (jnp.ones(size),), {}, ["one", "other"])
 

@@ -17,7 +17,7 @@ from ejkernel.ops.tuning.check import CheckCase
 from ejkernel.ops.tuning.job import TuningJob
 from ejkernel.ops.tuning.runner import InProcessRunner
 
-X = jnp.asarray(np.random.default_rng(0).standard_normal((64, 64)), jnp.float32)
+X = jnp.asarray(np.random.default_rng(0).standard_normal((64, 64)).astype(jnp.float32))
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["host", "device"])
