@@ -10,6 +10,8 @@ import prepared
 import pytest
 
 ROOT = Path(__file__).parent.parent
+# Compiled without optimising, which is half of what these take; the first example is run as a user would.
+QUICKLY = "--xla_backend_optimization_level=0"
 FILES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
 
@@ -46,15 +48,14 @@ def test_a_first_kernel_is_tuned_once_and_then_answered_from_disk(cache: Path) -
 
 def test_a_pallas_kernel_is_wrapped(cache: Path) -> None:
     """Each of its candidates is right, one is chosen, and it has a gradient."""
-    text = run("pallas_kernel", cache)
+    text = run("pallas_kernel", cache, XLA_FLAGS=QUICKLY)
     assert text.count("rows: ok") == 4
     assert "gradient (512, 128)" in text
 
 
 def test_a_transformer_learns(cache: Path) -> None:
     """The loss falls, and its kernels were tuned while the step was traced."""
-    # Compiled without optimising, which is half of what this takes.
-    text = run("transformer", cache, XLA_FLAGS="--xla_backend_optimization_level=0")
+    text = run("transformer", cache, XLA_FLAGS=QUICKLY)
     assert "loss 6." in text
     assert "library.attention" in text
 
@@ -62,6 +63,6 @@ def test_a_transformer_learns(cache: Path) -> None:
 def test_a_sharded_transformer_learns_as_well(cache: Path) -> None:
     """Over four devices, from the loss that one device computes; the example compares the two."""
     # Enough for its first kernels; that whole steps are tuned is shown elsewhere.
-    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+    flags = f"--xla_force_host_platform_device_count=4 {QUICKLY}"
     text = run("transformer_sharded", cache, EJKERNEL_OPS_TUNE_SECONDS="1", XLA_FLAGS=flags)
     assert text.startswith("4 devices: loss 6.")

@@ -35,7 +35,8 @@ class Ranks:
             "PYTHONPATH": os.pathsep.join(
                 map(str, (REPOSITORY, REPOSITORY / "tests", REPOSITORY / "tests" / "store", HERE))
             ),
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            # Programs run once or twice: they are not optimised.
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
             "JAX_PLATFORMS": "cpu",
             "EJKERNEL_PERSISTENT_CACHE_DIR": str(folder / "cache"),
             "RANKS": str(count),
