@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import jax
 import jax.numpy as jnp
 import numpy as np
-import prepared
 
 from ejkernel.ops import Invocation, Kernel, device_fingerprint
 
@@ -164,7 +164,7 @@ def child(code: str, *argv: str, env: Mapping[str, str] | None = None) -> Iterat
     """Another Python process that runs this code, with pipes to it; it is gone when the block ends."""
     inherited = {**os.environ, **(env or {})}
     inherited["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
-    process = prepared.piped([sys.executable, "-c", code, *argv], env=inherited)
+    process = forked_python.piped([sys.executable, "-c", code, *argv], env=inherited)
     try:
         yield process
     finally:

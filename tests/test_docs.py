@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 from xml.etree import ElementTree
 
-import prepared
+import forked_python
 import pytest
 from tier_table import tier_table
 
@@ -38,7 +38,7 @@ def run(command: list[str], cache: Path, **more: str) -> subprocess.CompletedPro
     """Runs a command as a user would, with a cache folder of its own."""
     settings = {**os.environ, "EJKERNEL_PERSISTENT_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), **more}
     # What an example writes must not lie in the tree.
-    return prepared.run(command, env=settings, cwd=cache.parent, timeout=300)
+    return forked_python.run(command, env=settings, cwd=cache.parent, timeout=300)
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)

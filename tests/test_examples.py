@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-import prepared
+import forked_python
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +26,7 @@ def run(name: str, cache: Path, **settings: str) -> str:
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     env |= {"EJKERNEL_PERSISTENT_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), **settings}
     command = [sys.executable, "-W", "error", str(ROOT / "examples" / f"{name}.py")]
-    done = prepared.run(command, env=env, timeout=600)
+    done = forked_python.run(command, env=env, timeout=600)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 

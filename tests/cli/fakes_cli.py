@@ -13,7 +13,7 @@ import termios
 from dataclasses import dataclass
 from pathlib import Path
 
-import prepared
+import forked_python
 
 from ejkernel.cli.main import run
 from ejkernel.ops.core.key import Key
@@ -58,7 +58,7 @@ def variables(**more: str) -> dict[str, str]:
 
 def piped(*words: str) -> Done:
     """Runs a command in a process of its own, its streams being files."""
-    done = prepared.run([*COMMAND, *words], env=variables(), timeout=300)
+    done = forked_python.run([*COMMAND, *words], env=variables(), timeout=300)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

@@ -7,8 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import forked_python
 import numpy as np
-import prepared
 import pytest
 from transformer import LAYERS, Parts, example, make_selector, make_step, text_of
 
@@ -24,7 +24,7 @@ def python(code, *argv):
     paths = os.pathsep.join(map(str, [REPOSITORY, HERE, HERE.parent]))
     env = {**os.environ, "PYTHONPATH": paths}
     command = [sys.executable, "-W", "error", "-c", code, *map(str, argv)]
-    done = prepared.run(command, env=env, timeout=600)
+    done = forked_python.run(command, env=env, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

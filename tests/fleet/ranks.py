@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import prepared
+import forked_python
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
@@ -50,7 +50,7 @@ class Ranks:
             command = [sys.executable, "-W", "error::UserWarning", "-c", code]
             own = {**environment, "RANK": str(rank)}
             with (folder / f"out-{rank}").open("w") as out:
-                self.processes.append(prepared.start(command, env=own, stdout=out.fileno(), stderr=out.fileno()))
+                self.processes.append(forked_python.start(command, env=own, stdout=out.fileno(), stderr=out.fileno()))
 
     def until(self, flag: str) -> None:
         """Waits until a process has raised a flag."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import prepared
+import forked_python
 import pytest
 
 from ejkernel.ops.core import plain_file
@@ -175,7 +175,7 @@ def on(disk: Disk) -> Iterator[Disk]:
 def run_script(code: str, *argv: str, timeout: float = 600) -> Any:
     """What another Python process prints as JSON in its last line."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "store")])}
-    done = prepared.run(
+    done = forked_python.run(
         [sys.executable, "-W", "ignore", "-c", code, *argv], env=environment, timeout=timeout, check=True
     )
     return json.loads(done.stdout.splitlines()[-1])

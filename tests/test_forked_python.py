@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-import prepared
+import forked_python
 import pytest
 
 LOOK = """
@@ -31,7 +31,7 @@ def test_it_sees_what_a_fresh_process_sees(where, tmp_path):
     command = [sys.executable, "-W", "error", *words, "one", "two"]
     env = {**os.environ, "PYTHONPATH": f"/some{os.pathsep}/places", "SEEN": "yes"}
 
-    done = prepared.run(command, env=env, cwd=tmp_path, timeout=300)
+    done = forked_python.run(command, env=env, cwd=tmp_path, timeout=300)
     fresh = subprocess.run(
         command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
     )
@@ -44,7 +44,7 @@ def test_it_counts_devices_and_chooses_a_platform_as_its_variables_say():
     """No backend was started before."""
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=3", "JAX_PLATFORMS": "cpu"}
     code = "import jax; print(jax.device_count(), jax.config.jax_platforms)"
-    assert prepared.run([sys.executable, "-c", code], env=env, timeout=300).stdout == "3 cpu\n"
+    assert forked_python.run([sys.executable, "-c", code], env=env, timeout=300).stdout == "3 cpu\n"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_it_counts_devices_and_chooses_a_platform_as_its_variables_say():
 )
 def test_it_ends_as_a_process_does(code, status):
     """With its status, or a signal; an error is told."""
-    done = prepared.run([sys.executable, "-c", code], env=dict(os.environ), timeout=300)
+    done = forked_python.run([sys.executable, "-c", code], env=dict(os.environ), timeout=300)
     assert done.returncode == status
     assert ("it broke" in done.stderr) is ("it broke" in code)
 
@@ -66,13 +66,13 @@ def test_it_ends_as_a_process_does(code, status):
 def test_what_waits_for_its_end_is_done():
     """Functions that a process runs when it ends are run."""
     code = "import atexit; atexit.register(print, 'ended')"
-    assert prepared.run([sys.executable, "-c", code], env=dict(os.environ), timeout=300).stdout == "ended\n"
+    assert forked_python.run([sys.executable, "-c", code], env=dict(os.environ), timeout=300).stdout == "ended\n"
 
 
 def test_a_process_that_hangs_is_killed():
     """The time that it may take is kept, and nothing is left of it."""
     with pytest.raises(subprocess.TimeoutExpired):
-        prepared.run([sys.executable, "-c", "import time; time.sleep(1000)"], env=dict(os.environ), timeout=0.1)
+        forked_python.run([sys.executable, "-c", "import time; time.sleep(1000)"], env=dict(os.environ), timeout=0.1)
 
 
 def test_a_variable_that_python_reads_when_it_starts_gives_a_fresh_process():
@@ -80,12 +80,12 @@ def test_a_variable_that_python_reads_when_it_starts_gives_a_fresh_process():
     env = {**os.environ, "PYTHONHASHSEED": "5"}
     command = [sys.executable, "-c", "print(hash('word'))"]
     fresh = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert prepared.run(command, env=env, timeout=300).stdout == fresh.stdout
+    assert forked_python.run(command, env=env, timeout=300).stdout == fresh.stdout
 
 
 def test_pipes_lead_to_it_and_back():
     """A line is answered while the process goes on."""
-    process = prepared.piped([sys.executable, "-c", "print(input(), flush=True); input()"], env=dict(os.environ))
+    process = forked_python.piped([sys.executable, "-c", "print(input(), flush=True); input()"], env=dict(os.environ))
     process.stdin.write("hello\n")
     process.stdin.flush()
     assert process.stdout.readline() == "hello\n"
