@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ class FakeCall:
     def __init__(self, op, order=0, outer=()):
         self.key = key_of(op)
         self.order = order
+        self.device = SimpleNamespace(platform="cpu")
         self.outer = frozenset(map(key_of, outer))
 
 
@@ -95,6 +97,15 @@ def test_time_is_given_by_share():
     assert allotted(middle, [middle, small], costs, 50.0) == pytest.approx(45.0)
     assert allotted(small, [large, middle, small], costs, 50.0) == 2.0
     assert allotted(small, [small], costs, 1.5) == 1.5
+
+
+def test_the_first_call_of_a_gpu_has_the_time_in_which_a_worker_starts():
+    """Else its worker would be ended, and each of the next ones, with nothing measured."""
+    small, large = FakeCall("small"), FakeCall("large")
+    small.device = SimpleNamespace(platform="gpu")
+    costs = shares(small=0.1, large=9.9)
+    assert allotted(small, [small, large], costs, 15.0) == 8.0
+    assert allotted(small, [small, large], costs, 15.0, [2.5]) == 2.5
 
 
 @pytest.mark.parametrize("left", [0.9, 0.0, -1.0])

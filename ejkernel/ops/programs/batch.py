@@ -16,6 +16,7 @@ from ..core.cfg import same
 from ..core.errors import SettingError
 from ..core.key import Key
 from ..core.shown import Shown
+from ..tuning.job import program_end
 from ..tuning.progress import told_elsewhere
 from ..tuning.worker.process import kept_workers
 from .ahead import TracedAhead
@@ -200,8 +201,12 @@ class BatchTuner:
         waiting = list(calls) if shares is None else in_order(calls, shares)
         if shares is not None and all(map(ahead.pays, waiting)):
             waiting = quick_to_trace_first(waiting, shares)
-        with traced_elsewhere(waiting):
-            self._tune_in_order(waiting, shares, interrupts, ahead)
+        token = program_end.set(None if shares is None else self.deadline - self._kept)
+        try:
+            with traced_elsewhere(waiting):
+                self._tune_in_order(waiting, shares, interrupts, ahead)
+        finally:
+            program_end.reset(token)
 
     def _tune_in_order(
         self,

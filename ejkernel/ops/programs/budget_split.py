@@ -28,6 +28,8 @@ _OPERATIONS_A_BYTE = {"gpu": 200.0, "tpu": 200.0, "cpu": 20.0}
 _WITH_BACKWARD = 3.0
 # The least that is worth beginning with, in seconds, as long as no tuning has shown what one takes.
 _LEAST = 1.0
+# The same on a GPU or TPU, where a worker takes the device and compiles for seconds before anything is measured.
+_FIRST = 8.0
 # A call is begun with where so many seconds are left, whatever others took: those of a decode step on an H200 took two.
 _ENOUGH = 3.0
 # The call that is traced while none is measured may be worth so little of the one that is worth most.
@@ -97,7 +99,8 @@ def allotted(
     No call is begun with in less than half of what tunings of this program `taken` so far took in the middle, unless
     some seconds are left: less would measure nothing but the heuristic cfg.
     """
-    usual = sorted(taken)[len(taken) // 2] if taken else 2 * _LEAST
+    first = 2 * _LEAST if call.device.platform == "cpu" else _FIRST
+    usual = sorted(taken)[len(taken) // 2] if taken else first
     if left < min(usual / 2, _ENOUGH):
         return None
     total = sum(shares[other.key].cost for other in rest)

@@ -37,7 +37,7 @@ from .user_function import flatten_program, holds_arrays, of_arrays
 _SAMPLE_SECONDS = 0.05
 _MOST_CALLS = 64
 # A trace takes some tenths of a second by itself, and holds so many rounds, unless those take longer than this.
-_ROUNDS_A_TRACE, _TRACE_SECONDS = 8, 0.6
+_ROUNDS_A_TRACE, _TRACE_SECONDS = 9, 0.7
 _LEAST_ROUNDS, _MOST_ROUNDS = 9, 61
 # Surely not slower: the upper end of the interval may be above one by so much, as far as noise goes.
 NOT_SLOWER = 1.005

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ def no_lock(wait: float) -> AbstractContextManager[Any]:
 def no_answer() -> tuple[Any] | None:
     """No other process tunes the same."""
     return None
+
+
+# The end of the budget of a whole program, by `time.perf_counter`. A tuning's own part of it may be exceeded until
+# something is measured: what was begun is worth more than what is left for the next one. None: its own is the end.
+program_end: ContextVar[float | None] = ContextVar("ejkernel_program_end", default=None)
 
 
 @dataclass(frozen=True)

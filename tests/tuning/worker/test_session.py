@@ -15,7 +15,7 @@ from ejkernel.ops.core.record import Finding
 from ejkernel.ops.timing.program import CompiledProgram
 from ejkernel.ops.tuning.candidates import CandidateSet
 from ejkernel.ops.tuning.check import CheckCase
-from ejkernel.ops.tuning.job import TuningJob
+from ejkernel.ops.tuning.job import TuningJob, program_end
 from ejkernel.ops.tuning.worker import session as session_module
 from ejkernel.ops.tuning.worker import watchdog
 from ejkernel.ops.tuning.worker.export import PortableProgram
@@ -244,6 +244,22 @@ def test_with_a_cfg_to_fall_back_on_a_deadline_ends_a_worker_that_has_nothing_ye
     assert made.run(ALL, deadline=clock.now + 10) is None
     assert clock.now < 1011
     assert worker.ended == -signal.SIGKILL
+
+
+def test_in_a_program_a_call_may_exceed_its_part_until_something_is_measured(clock):
+    """What was begun is worth more than what is left for the next call; the program's own end is an end."""
+    late = Scripted([starts(0)], None)
+    late.rest = lambda: (setattr(clock, "now", clock.now + 5), late.says.append(done(0, 1, 2)))
+    never = Scripted([starts(0)], None)
+    token = program_end.set(clock.now + 20)
+    try:
+        first, _ = session(late, falls_back=True, run_seconds=3600)
+        assert first.run(ALL, deadline=clock.now + 1) is not None
+        second, _ = session(never, falls_back=True, run_seconds=3600)
+        assert second.run(ALL, deadline=clock.now + 1) is None
+    finally:
+        program_end.reset(token)
+    assert clock.now == pytest.approx(1020.8, abs=0.1)
 
 
 def test_without_one_the_first_right_candidate_is_waited_for(clock):

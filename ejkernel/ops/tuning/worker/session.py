@@ -23,7 +23,7 @@ from ...core.errors import IsolationError
 from ...core.record import Finding, Record, Status, Trial
 from ..candidates import CandidateSet
 from ..check import CheckCase
-from ..job import TuningJob
+from ..job import TuningJob, program_end
 from ..journal.observer import NoObserver, StepObserver
 from ..progress import Step
 from ..reference import NUMBER, PLAIN
@@ -70,7 +70,7 @@ class WorkerSession:
         # The programs that the worker has, and the arrays beside the call's that it has for them.
         self._sent: set[int] = set()
         self._extra: Sequence[Any] = ()
-        self._deadline = math.inf
+        self._deadline = self._end_of_all = math.inf
         # Hears the seconds of each round.
         self._told: Callable[[Mapping[int, float]], None] = lambda row: None
 
@@ -93,10 +93,12 @@ class WorkerSession:
         A race, or no more rounds than a first look takes. The one that is kept stays for all of them.
         """
         self._deadline, self._told, self.rows = deadline, told, []
-        self.watchdog.begin(deadline)
+        end = program_end.get()
+        self.watchdog.begin(deadline, end)
+        self._end_of_all = deadline if end is None else max(deadline, end)
         births = 0
         while runners := [number for number in numbers if self.candidates.runs(number)]:
-            if self._worker is None and self._is_usable() and time.perf_counter() >= deadline:
+            if self._worker is None and self._has_no_time():
                 return None
             worker = self._worker or self._new()
             try:
@@ -210,9 +212,9 @@ class WorkerSession:
 
     def _await(self, worker: WorkerProcess) -> None:
         """Waits until the worker can be used, or the time is up."""
-        if not worker.ready(lambda: self._is_usable() and self.watchdog.too_late() is not None):
+        if not worker.ready(lambda: self._too_late() is not None):
             worker.kill()
-            raise WorkerGone(self.watchdog.too_late())
+            raise WorkerGone(self._too_late())
 
     def _follow(self, worker: WorkerProcess) -> Record:
         looked = 0.0
@@ -226,7 +228,9 @@ class WorkerSession:
                     return record
             if message is None or time.perf_counter() - looked > LOOK_SECONDS:
                 looked = time.perf_counter()
-                ended = self.watchdog.look(worker.memory(), usable=self._is_usable())
+                ended = self.watchdog.look(
+                    worker.memory(), usable=self._is_one_right(), falls_back=self.job.heuristic_first
+                )
                 if ended is not None:
                     worker.kill()
                     raise WorkerGone(ended)
@@ -274,9 +278,16 @@ class WorkerSession:
                 check = None if head["check"] is None else Finding(**head["check"])
                 self.candidates.advance(number, head["status"], check=check, **about)
 
-    def _is_usable(self) -> bool:
-        """Is one right by now, or a cfg there to fall back on? Then a deadline is a deadline."""
-        return self.job.heuristic_first or bool(self.candidates.having("checked", "timed"))
+    def _is_one_right(self) -> bool:
+        return bool(self.candidates.having("checked", "timed"))
+
+    def _too_late(self) -> KillReason | None:
+        return self.watchdog.too_late(usable=self._is_one_right(), falls_back=self.job.heuristic_first)
+
+    def _has_no_time(self) -> bool:
+        """Is it too late for another worker? Without a cfg to fall back on one that is right there must be."""
+        now = time.perf_counter()
+        return now >= self._deadline if self._is_one_right() else self.job.heuristic_first and now >= self._end_of_all
 
     def _leave_behind(self, ended: KillReason) -> None:
         for number in self.watchdog.at_work:

@@ -62,16 +62,17 @@ class Watchdog:
         self._struck: set[int] = set()
         self._unexplained = 0
         self._memory_limit = math.inf
-        self._deadline = math.inf
+        self._deadline = self._end = math.inf
         self._grace = _MOST_GRACE_SECONDS
         # The shortest check in this worker: the first one in a new worker also loads what all need.
         self._quickest = math.inf
         # When anything was heard of it last.
         self._heard = time.perf_counter()
 
-    def begin(self, deadline: float) -> None:
-        """Another batch has other reasons."""
+    def begin(self, deadline: float, end: float | None = None) -> None:
+        """Another batch has other reasons; `end` is when it has to end even with nothing measured."""
         self._deadline = deadline
+        self._end = deadline if end is None else max(deadline, end)
         share = _GRACE * (deadline - time.perf_counter())
         self._grace = min(max(share, _LEAST_GRACE_SECONDS), _MOST_GRACE_SECONDS)
         self.hears()
@@ -103,11 +104,11 @@ class Watchdog:
         """A check or a run is one candidate's alone: the next one's beginning is its end."""
         self.at_work = {number: turn for number, turn in self.at_work.items() if turn.doing == "compile"}
 
-    def look(self, held: int, *, usable: bool) -> KillReason | None:
+    def look(self, held: int, *, usable: bool, falls_back: bool = False) -> KillReason | None:
         """Decides whether the worker has to end, for its memory or its time; None where it may go on.
 
-        The deadline counts only where there is something to use: a candidate that has passed the check, or a cfg to
-        fall back on.
+        The deadline counts once one candidate has passed the check, and is usable. With a cfg to fall back on the end
+        counts in any case.
         """
         now = time.perf_counter()
         if held > self._memory_limit:
@@ -121,11 +122,12 @@ class Watchdog:
                 return KillReason("timeout", f"did not end within {limit:g} s ({doing}){self._compared(limit)}", number)
         if not self.at_work and now - self._heard > self.silence:
             return KillReason("silence", f"said nothing for {self.silence:g} s, with no candidate at work")
-        return self.too_late() if usable else None
+        return self.too_late(usable=usable, falls_back=falls_back)
 
-    def too_late(self) -> KillReason | None:
+    def too_late(self, *, usable: bool, falls_back: bool) -> KillReason | None:
         """Is its time up, and its grace?"""
-        late = time.perf_counter() > self._deadline + self._grace
+        until = self._deadline if usable else self._end if falls_back else math.inf
+        late = time.perf_counter() > until + self._grace
         return KillReason("deadline", "still at work when the time was up") if late else None
 
     @property
