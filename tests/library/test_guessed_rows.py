@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import pytest
 from fakes_mosaic import asked
 
-from ejkernel.library import LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig, Softmax, SoftmaxConfig
+from ejkernel.library import (
+    LayerNorm,
+    LayerNormConfig,
+    ResidualNorm,
+    RmsNorm,
+    RmsNormConfig,
+    Softmax,
+    SoftmaxConfig,
+)
 
 __all__ = ["asked"]
 
@@ -86,3 +94,11 @@ def test_another_generation_keeps_its_guess(asked, kernel, capability):
     for shape, warps in (((64, 8192), 16), ((8192, 5120), 8)):
         cfg = asked(kernel, rows(*shape), capability=capability)
         assert (cfg.implementation, cfg.rows, cfg.num_warps) == ("triton", 1, warps)
+
+
+@pytest.mark.parametrize(("count", "implementation"), [(8192, "mosaic"), (64, "triton")])
+@measured
+def test_a_residual_norm_is_mosaics_where_a_norm_is(asked, count, implementation):
+    """Rows from memory; few rows have a block of Triton's as before."""
+    found = asked(ResidualNorm(), rows(count, 4096), rows(count, 4096), ((4096,), jnp.bfloat16))
+    assert found.implementation == implementation
