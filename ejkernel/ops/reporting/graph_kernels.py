@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, final
 
 # Instructions that are no work.
@@ -41,6 +41,11 @@ class GraphKernels:
     def __init__(self, computations: Sequence[Sequence[Instruction]]) -> None:
         self._computations = [[one for one in some if one.opcode not in FREE] for some in computations]
         self._places: dict[str, list[tuple[int, int]]] = {}
+        for number, steps in enumerate(self._computations):
+            for place, one in enumerate(steps):
+                self._places.setdefault(one.kernel, []).append((number, place))
+        # What calls of kernels say; read once, where a kernel has no fusion's name.
+        self._said: list[tuple[tuple[int, int], bytes]] | None = None
 
     def labels(self, kernels: Sequence[str]) -> list[str]:
         """Labels of the kernels of one launch of a graph, in the order in which they began; empty: none, or unknown."""
@@ -97,19 +102,18 @@ class GraphKernels:
         known = self._places.get(kernel)
         if known is None:
             wanted = kernel.encode()
-            by: tuple[Callable[[Instruction], bool], ...] = (
-                lambda one: one.kernel == kernel,
-                lambda one: one.opcode == "custom-call" and wanted in bytes(one.data),
-            )
-            known = next((places for test in by if (places := list(self._where(test)))), [])
-            self._places[kernel] = known
+            known = self._places[kernel] = [place for place, text in self._calls() if wanted in text]
         return known
 
-    def _where(self, test: Callable[[Instruction], bool]) -> Iterator[tuple[int, int]]:
-        for number, steps in enumerate(self._computations):
-            for place, one in enumerate(steps):
-                if test(one):
-                    yield number, place
+    def _calls(self) -> list[tuple[tuple[int, int], bytes]]:
+        if self._said is None:
+            self._said = [
+                ((number, place), bytes(one.data))
+                for number, steps in enumerate(self._computations)
+                for place, one in enumerate(steps)
+                if one.opcode == "custom-call"
+            ]
+        return self._said
 
 
 def _is_copy(kernel: str) -> bool:

@@ -94,7 +94,7 @@ def test_one_that_takes_the_worker_down_is_a_failed_trial_and_the_search_goes_on
     monkeypatch.setattr(Watchdog, "blame", lambda *args, **how: (verdicts.append(real(*args, **how)), verdicts[-1])[1])
     limits = Isolation(memory_bytes=1 << 30, imports=["faults"])
     # Time enough for a busy machine, and a deadline all the same. A first run may wait for a processor, and is untimed.
-    tuner = Tuner(1, 1, isolate=limits, strategy=FirstToLast(), effort="full")
+    tuner = Tuner(1, 3, isolate=limits, strategy=FirstToLast(), effort="full")
     record = tuner.tune(TuningJob(make_broken, (X,), {}, CFGS, heuristic_first=True))
 
     assert (record.cfg, record.space, len(record.trials)) == (BEST, 64, 64)
