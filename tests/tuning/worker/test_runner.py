@@ -84,12 +84,12 @@ def test_whoever_takes_the_process_down_is_out_and_the_race_goes_on(workers, mon
     hands, look = SimpleNamespace(ahead=0.0), Watchdog.look
     hands.perf_counter = lambda: time.perf_counter() + hands.ahead
 
-    def hours_later(self, held, *, usable):
+    def hours_later(self, held, **how):
         # The limit is long, for a machine that is busy: only for the one that sleeps does the time pass at once.
         turn = self.at_work.get(names.index("sleep"))
         hands.ahead = 3600.0 if turn is not None and turn.doing == "check" else 0.0
         try:
-            return look(self, held, usable=usable)
+            return look(self, held, **how)
         finally:
             hands.ahead = 0.0
 
