@@ -28,7 +28,7 @@ def make(s: SimpleNamespace) -> tuple[Any, ...]:
 
 
 def experts(ops: Any, s: SimpleNamespace, x: jax.Array, w: Any) -> jax.Array:
-    """The step of a user who has replaced products alone."""
+    """A layer in which products alone are replaced."""
     return routed(ops, x, x @ w["router"], w["gate"], w["up"], w["down"], s.chosen)
 
 

@@ -17,8 +17,8 @@ from jax.experimental import pallas as pl
 
 from .launch import launch, load, loop, plgpu
 from .matmul import turned
-from .quantized_tiles import BITS, HEIGHT, Strip, registers
-from .tiles import LINE_BYTES
+from .quantized_blocks import copy, scratch, share_out
+from .quantized_tiles import BITS, HEIGHT, Strip
 from .words import widened
 
 
@@ -41,7 +41,6 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
     # Steps of a group, and groups of a part; without groups each part is one.
     each = depth // groups // strip.k if grouped else -(-steps // strip.parts)
     share = -(-groups // strip.parts) if grouped else 1
-    held_each = registers(strip.workers)
 
     def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
         *scale_refs, o_ref, held, x_held, full, empty = refs[: len(along) + 5]
@@ -51,29 +50,9 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
         first = part * (share * each)
         mine = jnp.clip(steps - first, 0, share * each)
 
-        @pl.when(worker == strip.workers)
-        def _() -> None:
-            if held_each and not interpret:
-                plgpu.set_max_registers(held_each[0], action="decrease")
-
-            def copied(at: Any, state: Any) -> Any:
-                slot = jax.lax.rem(at, jnp.int32(strip.stages))
-                pl.when(at >= strip.stages)(lambda: plgpu.barrier_wait(empty.at[slot]))
-
-                here = pl.ds((first + at) * strip.k, strip.k)
-                plgpu.copy_gmem_to_smem(w_ref.at[here, pl.ds(j * strip.n, strip.n)], narrow.at[slot], full.at[slot])
-                plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(i * rows, rows), here], x_held.at[slot], full.at[slot])
-                return state
-
-            loop(mine, copied, (), interpret=interpret)
-            # Every phase of a barrier is waited for, also the last ones.
-            last = jnp.minimum(mine, strip.stages)
-
-            def drained(at: Any, state: Any) -> Any:
-                plgpu.barrier_wait(empty.at[jax.lax.rem(mine - last + at, jnp.int32(strip.stages))])
-                return state
-
-            loop(last, drained, (), interpret=interpret)
+        held_steps = (narrow, x_held, full, empty)
+        part_of: dict[str, Any] = {"rows": rows, "at_row": i, "at_column": j, "first": first, "mine": mine}
+        copy(x_ref, w_ref, held_steps, strip, **part_of, worker=worker, interpret=interpret)
 
         def multiplied(numbers: range, tile: Any) -> None:
             """The products of these numbers of the words of a tile."""
@@ -138,41 +117,14 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
                 else:
                     turned(there)[...] = plgpu.layout_cast(total, plgpu.Layout.WGMMA_TRANSPOSED)
 
-        @pl.when(worker < strip.workers)
-        def _() -> None:
-            if held_each and not interpret:
-                plgpu.set_max_registers(held_each[1], action="increase")
-            if strip.each() == words:
-                multiplied(range(words), worker)
-                return
-            # Two warpgroups share a tile, and each has one byte of its words.
-            for byte in range(2):
+        share_out(multiplied, strip, words, worker=worker, interpret=interpret)
 
-                @pl.when(jax.lax.rem(worker, jnp.int32(2)) == byte)
-                def _(byte: int = byte) -> None:
-                    numbers = range(byte * words // 2, (byte + 1) * words // 2)
-                    multiplied(numbers, jax.lax.div(worker, jnp.int32(2)))
-
-    weights = plgpu.SMEM((strip.stages, strip.k, strip.n), weight.dtype, transforms=_lines(bits, interpret))
-    as_words = plgpu.SMEM((strip.stages, strip.k, strip.n // words), jnp.int16, transforms=_lines(16, interpret))
     (made,) = launch(
         kernel,
         [x, weight, *along],
         out=[jax.ShapeDtypeStruct((strip.parts, words, blocks * rows, columns * strip.n // words), jnp.float32)],
         grid={"part": strip.parts, "column": columns, "row": blocks},
-        scratch=[
-            # Both have the same lines of 128 bytes: what is copied as weights is read as words.
-            weights if interpret else plgpu.RefUnion(weights, as_words),
-            plgpu.SMEM((strip.stages, rows, strip.k), x.dtype, transforms=_lines(16, interpret)),
-            plgpu.Barrier(num_arrivals=2, num_barriers=strip.stages),
-            plgpu.Barrier(num_arrivals=strip.workers, num_barriers=strip.stages),
-            # The interpreter takes a factor from shared memory alone.
-            *(
-                [plgpu.SMEM((strip.workers, HEIGHT, 64), x.dtype, transforms=_lines(16, interpret))]
-                if interpret
-                else []
-            ),
-        ],
+        scratch=scratch(x, weight, strip, rows, interpret=interpret),
         groups={"group": strip.workers + 1},
         interpret=interpret,
         name="library_quantized_matmul",
@@ -183,10 +135,6 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
         total = total + made[number]
     whole = jnp.moveaxis(total[:, :count, : width // words], 0, -1).reshape(count, width)
     return (whole if grouped else whole * factors[None]).astype(x.dtype)
-
-
-def _lines(bits: int, interpret: bool) -> tuple[Any, ...]:
-    return () if interpret else (plgpu.TilingTransform((8, LINE_BYTES * 8 // bits)), plgpu.SwizzleTransform(LINE_BYTES))
 
 
 def _down(ref: Any, interpret: bool) -> jax.Array:

@@ -16,8 +16,8 @@ from jax.experimental import pallas as pl
 
 from .launch import launch, load, loop, plgpu
 from .matmul import turned
-from .quantized_tiles import BITS, HEIGHT, Strip, registers
-from .tiles import LINE_BYTES
+from .quantized_blocks import copy, scratch, share_out
+from .quantized_tiles import BITS, HEIGHT, Strip
 from .words import placed, widened
 
 
@@ -33,39 +33,19 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
     whole = columns * strip.n
     steps = -(-depth // strip.k)
     each = -(-steps // strip.parts)
-    held_each = registers(strip.workers)
 
-    def kernel(x_ref: Any, w_ref: Any, sums_ref: Any, *scratch: Any) -> None:
-        held, x_held, full, empty = scratch[:4]
+    def kernel(x_ref: Any, w_ref: Any, sums_ref: Any, *refs: Any) -> None:
+        held, x_held, full, empty = refs[:4]
         narrow, seen = (held, held) if interpret else held
-        staged: Any = scratch[4] if interpret else None
+        staged: Any = refs[4] if interpret else None
         part, j, i = (jax.lax.axis_index(name) for name in ("part", "column", "row"))
         worker = jax.lax.axis_index("group")
         first = part * each
         mine = jnp.clip(steps - first, 0, each)
 
-        @pl.when(worker == strip.workers)
-        def _() -> None:
-            if held_each and not interpret:
-                plgpu.set_max_registers(held_each[0], action="decrease")
-
-            def copied(at: Any, state: Any) -> Any:
-                slot = jax.lax.rem(at, jnp.int32(strip.stages))
-                pl.when(at >= strip.stages)(lambda: plgpu.barrier_wait(empty.at[slot]))
-                here = pl.ds((first + at) * strip.k, strip.k)
-                plgpu.copy_gmem_to_smem(w_ref.at[here, pl.ds(j * strip.n, strip.n)], narrow.at[slot], full.at[slot])
-                plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(i * rows, rows), here], x_held.at[slot], full.at[slot])
-                return state
-
-            loop(mine, copied, (), interpret=interpret)
-            # Every phase of a barrier is waited for, also the last ones.
-            last = jnp.minimum(mine, strip.stages)
-
-            def drained(at: Any, state: Any) -> Any:
-                plgpu.barrier_wait(empty.at[jax.lax.rem(mine - last + at, jnp.int32(strip.stages))])
-                return state
-
-            loop(last, drained, (), interpret=interpret)
+        held_steps = (narrow, x_held, full, empty)
+        part_of: dict[str, Any] = {"rows": rows, "at_row": i, "at_column": j, "first": first, "mine": mine}
+        copy(x_ref, w_ref, held_steps, strip, **part_of, worker=worker, interpret=interpret)
 
         def found(slot: Any, low: int, tile: Any) -> jax.Array:
             """64 deep of the words of a tile, transposed."""
@@ -134,37 +114,15 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
             else:
                 placed(sums_ref.at[part, down, pl.ds(place * words, HEIGHT * words)], sums, numbers[0], words, whole)
 
-        @pl.when(worker < strip.workers)
-        def _() -> None:
-            if held_each and not interpret:
-                plgpu.set_max_registers(held_each[1], action="increase")
-            if strip.each() == words:
-                written(range(words), worker)
-            else:
-                # Two warpgroups share a tile, and each has one byte of its words.
-                for byte in range(2):
+        share_out(written, strip, words, worker=worker, interpret=interpret)
 
-                    @pl.when(jax.lax.rem(worker, jnp.int32(2)) == byte)
-                    def _(byte: int = byte) -> None:
-                        written(range(byte * words // 2, (byte + 1) * words // 2), jax.lax.div(worker, jnp.int32(2)))
-
-    weights = plgpu.SMEM((strip.stages, strip.k, strip.n), weight.dtype, transforms=_lines(bits, interpret))
-    as_words = plgpu.SMEM((strip.stages, strip.k, strip.n // words), jnp.int16, transforms=_lines(16, interpret))
     shape = (whole // words, words) if interpret else (whole,)
     (made,) = launch(
         kernel,
         [x, weight],
         out=[jax.ShapeDtypeStruct((strip.parts, blocks * rows, *shape), jnp.float32)],
         grid={"part": strip.parts, "column": columns, "row": blocks},
-        scratch=[
-            # Both have the same lines of 128 bytes: what is copied as weights is read as words.
-            weights if interpret else plgpu.RefUnion(weights, as_words),
-            plgpu.SMEM((strip.stages, rows, strip.k), x.dtype, transforms=_lines(16, interpret)),
-            plgpu.Barrier(num_arrivals=2, num_barriers=strip.stages),
-            plgpu.Barrier(num_arrivals=strip.workers, num_barriers=strip.stages),
-            # The interpreter takes a factor from shared memory alone.
-            *([plgpu.SMEM((strip.workers, HEIGHT, 64), x.dtype)] if interpret else []),
-        ],
+        scratch=scratch(x, weight, strip, rows, interpret=interpret),
         groups={"group": strip.workers + 1},
         interpret=interpret,
         name="library_quantized_matmul",
@@ -174,7 +132,3 @@ def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip,
     for number in range(1, strip.parts):
         total = total + made[number]
     return (total.reshape(blocks * rows, whole)[:count, :width] * factors[None]).astype(x.dtype)
-
-
-def _lines(bits: int, interpret: bool) -> tuple[Any, ...]:
-    return () if interpret else (plgpu.TilingTransform((8, LINE_BYTES * 8 // bits)), plgpu.SwizzleTransform(LINE_BYTES))

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ..order import numbers_of, ordered
-from .launch import inside, launch_all, load, power_of_two, store
+from ..order import ordered
+from .launch import inside, load, power_of_two
+from .select import keep, launched
 from .served import missing
 
 # Lanes of a warp, and the elements that one of them sorts.
@@ -60,25 +61,10 @@ def largest_by_lists(
             first = jnp.min(jnp.where(key == most, column, beyond), axis=1, keepdims=True)
             most_of, found = (jnp.where(slot == number, a, b) for a, b in ((most, most_of), (first, found)))
             ranked = _moved(ranked, column == first, least, beyond)[: k - number - 1]
-        inner = inside(pl.program_id(0), rows, count, 0, (rows, slots)) & (slot < k)
-        store(values_ref, numbers_of(most_of.astype(f"int{8 * x.dtype.itemsize}"), x.dtype), inner)
-        store(o_ref, found, inner)
+        keep((values_ref, o_ref), most_of, found, slot, x, k)
 
-    values, indices = launch_all(
-        kernel,
-        [x],
-        out=[jax.ShapeDtypeStruct((count, k), dtype) for dtype in (x.dtype, jnp.int32)],
-        grid=(pl.cdiv(count, rows),),
-        in_specs=[pl.BlockSpec((rows, block), lambda i: (i, 0))],
-        out_specs=[pl.BlockSpec((rows, slots), lambda i: (i, 0))] * 2,
-        num_warps=num_warps,
-        num_stages=1,
-        interpret=interpret,
-        name="library_top_k",
-    )
-    if kind != x.dtype:
-        values = numbers_of(values.astype(f"int{8 * kind.itemsize}"), kind)
-    return values, indices
+    sizes = (rows, block, slots)
+    return launched(kernel, x, kind, k, sizes=sizes, num_warps=num_warps, interpret=interpret)
 
 
 def _sorted(elements: List, k: int) -> List:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,15 +50,37 @@ def largest_of_rows(x: jax.Array, k: int, *, rows: int, num_warps: int, interpre
         start = (keys if block == width else jnp.where(real, keys, info.min), jnp.where(real, column, block))
         none = jnp.zeros((rows, slots), jnp.int32)
         _, _, most_of, found = jax.lax.fori_loop(0, k, take, (*start, none, none))
-        inner = inside(pl.program_id(0), rows, count, 0, (rows, slots)) & (slot < k)
-        store(values_ref, numbers_of(most_of.astype(f"int{8 * x.dtype.itemsize}"), x.dtype), inner)
-        store(o_ref, found, inner)
+        keep((values_ref, o_ref), most_of, found, slot, x, k)
 
+    sizes = (rows, block, slots)
+    return launched(kernel, x, kind, k, sizes=sizes, num_warps=num_warps, interpret=interpret)
+
+
+def keep(refs: tuple[Any, Any], most_of: jax.Array, found: jax.Array, slot: jax.Array, x: jax.Array, k: int) -> None:
+    """Writes the keys of a block, as the numbers that they stand for, and their columns; `slot` numbers the places."""
+    values_ref, o_ref = refs
+    inner = inside(pl.program_id(0), slot.shape[0], x.shape[0], 0, slot.shape) & (slot < k)
+    store(values_ref, numbers_of(most_of.astype(f"int{8 * x.dtype.itemsize}"), x.dtype), inner)
+    store(o_ref, found, inner)
+
+
+def launched(
+    kernel: Callable[..., None],
+    x: jax.Array,
+    kind: Any,
+    k: int,
+    *,
+    sizes: tuple[int, int, int],
+    num_warps: int,
+    interpret: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Values of this kind and indices by a kernel over blocks: rows, elements of a row, and places for the largest."""
+    rows, block, slots = sizes
     values, indices = launch_all(
         kernel,
         [x],
-        out=[jax.ShapeDtypeStruct((count, k), dtype) for dtype in (x.dtype, jnp.int32)],
-        grid=(pl.cdiv(count, rows),),
+        out=[jax.ShapeDtypeStruct((x.shape[0], k), dtype) for dtype in (x.dtype, jnp.int32)],
+        grid=(pl.cdiv(x.shape[0], rows),),
         in_specs=[pl.BlockSpec((rows, block), lambda i: (i, 0))],
         out_specs=[pl.BlockSpec((rows, slots), lambda i: (i, 0))] * 2,
         num_warps=num_warps,
