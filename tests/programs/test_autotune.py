@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import math
 import signal
@@ -36,6 +37,8 @@ from ejkernel.ops import (
     forward_autotune_only,
 )
 from ejkernel.ops.programs.progress import Progress
+
+programs_autotune = importlib.import_module("ejkernel.ops.programs.autotune")
 
 # Labels and names are read from compiled programs.
 pytestmark = pytest.mark.usefixtures("own_text")
@@ -330,6 +333,17 @@ def test_a_call_that_a_budget_does_not_reach_is_named_once(monkeypatch):
     result = autotune(three(timed()), X, tuning=AutotuneOptions(seconds=1000.0, progress=False))
     assert ops(result) == ["one"]
     assert len(result.notes) == 2
+
+
+@pytest.mark.parametrize(("seconds", "looks"), [(1e-6, 1), (1000.0, 2)])
+def test_a_program_is_looked_through_again_only_while_there_is_time(monkeypatch, seconds, looks):
+    """Tracing a large one takes seconds, and no call that it brings could be tuned."""
+    seen, real = [], programs_autotune.find
+    monkeypatch.setattr(programs_autotune, "find", lambda *args: (seen.append(1), real(*args))[1])
+    monkeypatch.setattr("ejkernel.ops.programs.batch.allotted", lambda call, *rest: 9.0)
+    result = autotune(three(timed()), X, tuning=AutotuneOptions(seconds=seconds, progress=False))
+    assert sorted(ops(result)) == ["one", "six", "two"]
+    assert len(seen) == looks
 
 
 # Ctrl-C.

@@ -694,6 +694,16 @@ def test_a_device_s_clock_times_the_program_in_changing_order():
     assert one.name != other.name
 
 
+@pytest.mark.parametrize(("seconds", "rounds"), [(1e-4, 9), (0.034, 9), (0.1, 3), (5.0, 2)])
+def test_a_trace_holds_all_rounds_that_are_needed_unless_they_take_long(monkeypatch, seconds, rounds):
+    """A trace takes some tenths of a second by itself: with two rounds in each there was no verdict in time."""
+    clock = DeviceClock(0.9)
+    step, one, other = stepped(clock)
+    monkeypatch.setattr(module, "_seconds", lambda run, calls: seconds)
+    step.compare(one, other)
+    assert len(clock.rounds_asked[0]) == rounds
+
+
 def test_where_the_device_s_clock_cannot_be_had_the_host_s_serves(monkeypatch):
     """From then on, and without a word."""
 
