@@ -37,8 +37,10 @@ from ejkernel.ops.programs.tracing.ahead import process_count
 from ejkernel.ops.programs.tracing.tracers import Tracers
 from ejkernel.ops.settings import Settings
 from ejkernel.ops.tuning.tuner import IsolationWarning
+from ejkernel.ops.tuning.worker import session
 from ejkernel.ops.tuning.worker.limits import Isolation
 from ejkernel.ops.tuning.worker.runner import worker_settings
+from ejkernel.ops.tuning.worker.session import _deliver
 from ejkernel.ops.tuning.worker.tracing import ReadyMade, StillTracing, TracerGone, tracing_in_force
 
 X = jnp.arange(1.0, 9.0)
@@ -81,9 +83,9 @@ def held(tracers):
     following = tracers._next
     gate = threading.Event()
 
-    def waiting(*, wait):
+    def waiting(at_work):
         gate.wait()
-        return following(wait=wait)
+        return following(at_work)
 
     tracers._next = waiting
     try:
@@ -148,7 +150,7 @@ def test_the_first_candidate_is_left_with_processes_that_have_not_begun(x):
             made.want(AskedCall(key, signatures.written(Doubling(), bare, TraceContext.now())), ["a", "b"])
             ready = ReadyMade(made.call(key, "forward"))
             assert ready.staged("a", "a", math.inf) is None
-        task = made.task(ready.elsewhere.name, "a")
+        task = made.task(ready.call.name, "a")
         made.wait(task, math.inf)
         assert task.found is not None
     finally:
@@ -171,6 +173,27 @@ def test_equal_programs_of_two_candidates_are_timed_once(shared, x):
     assert [trial.status for trial in record.trials] == ["ok", "ok", "ok"]
     assert record.trials[1].samples_s == record.trials[2].samples_s
     assert record.trials[1].samples_s
+
+
+@pytest.fixture
+def compiling():
+    """One process that traces and compiles."""
+    made = Tracers(worker_settings(default_device(), Isolation()), 1, compiles=True)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("kernel", "both"), [(Doubling(), False), (Training(), True)])
+def test_a_worker_loads_what_another_process_compiled(compiling, x, kernel, both, monkeypatch):
+    """Every candidate is raced, also the first, which is traced here; what was compiled is let go with its call."""
+    delivered = []
+    monkeypatch.setattr(session, "_deliver", lambda *args: (delivered.append(args[2].result()), _deliver(*args)))
+    call = wanted(compiling, kernel, "a", "b", "c", x=x, objective="forward+backward" if both else "forward")
+    record = tuned(compiling, kernel, ["a", "b", "c"], x, both=both)
+    assert [trial.status for trial in record.trials] == ["ok"] * 3
+    assert all(one.data and not one.why for one in delivered)
+    assert len(delivered) >= 3
+    assert not compiling._calls[call.name].programs
 
 
 def test_a_candidate_that_takes_its_process_down_is_out(tracers):
@@ -230,12 +253,21 @@ def test_no_process_is_left(tracers):
 
 
 @pytest.mark.parametrize(
-    ("platform", "processors", "count"), [("cpu", 16, 0), ("gpu", 16, 5), ("gpu", 64, 6), ("gpu", 4, 0)]
+    ("platform", "processors", "gigabytes", "count"),
+    [
+        ("cpu", 16, 80, 0),
+        ("gpu", 16, 80, 12),
+        ("gpu", 64, 80, 12),
+        ("gpu", 8, 80, 4),
+        ("gpu", 5, 80, 0),
+        ("gpu", 16, 16, 4),
+    ],
 )
-def test_processes_trace_where_the_device_is_not_the_processor(monkeypatch, platform, processors, count):
-    """A third of the processors: compilers take the others. The setting has the last word."""
+def test_processes_trace_where_the_device_is_not_the_processor(monkeypatch, platform, processors, gigabytes, count):
+    """All but four processors, and no more than a GPU's memory has room for. The setting has the last word."""
     monkeypatch.setattr(os, "cpu_count", lambda: processors)
-    calls = [SimpleNamespace(device=SimpleNamespace(platform=platform))]
+    stats = {"bytes_limit": gigabytes << 30, "bytes_in_use": 0}
+    calls = [SimpleNamespace(device=SimpleNamespace(platform=platform, memory_stats=lambda: stats))]
     monkeypatch.delenv("EJKERNEL_OPS_TRACERS", raising=False)
     assert process_count(calls) == count
     monkeypatch.setenv("EJKERNEL_OPS_TRACERS", "3")

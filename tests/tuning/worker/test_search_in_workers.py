@@ -25,7 +25,7 @@ from ejkernel.ops.tuning.search.effort import EFFORTS
 from ejkernel.ops.tuning.tuner import IsolationWarning
 from ejkernel.ops.tuning.worker import runner
 from ejkernel.ops.tuning.worker.ahead import AheadCompiler
-from ejkernel.ops.tuning.worker.main import Worker, _loaded
+from ejkernel.ops.tuning.worker.main import Worker
 from ejkernel.ops.tuning.worker.process import WorkerGone, WorkerProcess
 from ejkernel.ops.tuning.worker.protocol import Message
 from ejkernel.ops.tuning.worker.session import WorkerSession
@@ -154,7 +154,7 @@ class AtHome:
         self.ended = status
         self.runs = []
         self.dead = False
-        self.worker = Worker(self, AheadCompiler(_loaded))
+        self.worker = Worker(self, AheadCompiler())
 
     def send(self, verb, parts=(), **head):
         """Both ways, as the wire does it."""

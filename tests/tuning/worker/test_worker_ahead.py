@@ -17,9 +17,12 @@ from ejkernel.ops.timing.inputs import flatten_call
 from ejkernel.ops.timing.program import Staged, stage
 from ejkernel.ops.tuning.job import TuningJob
 from ejkernel.ops.tuning.runner import InProcessRunner
+from ejkernel.ops.tuning.worker import main
 from ejkernel.ops.tuning.worker.ahead import AheadCompiler
+from ejkernel.ops.tuning.worker.delivered import Deliveries
+from ejkernel.ops.tuning.worker.executables import loaded
 from ejkernel.ops.tuning.worker.export import export
-from ejkernel.ops.tuning.worker.main import ImportingBuilder, Worker, WorkerBench, _loaded
+from ejkernel.ops.tuning.worker.main import ImportingBuilder, Worker, WorkerBench
 from ejkernel.ops.tuning.worker.protocol import Message
 
 X = jnp.arange(6.0).reshape(2, 3)
@@ -33,7 +36,7 @@ def exported(fn, *args):
 @pytest.fixture
 def ahead():
     """One that has begun."""
-    made = AheadCompiler(_loaded)
+    made = AheadCompiler()
     made.begin()
     yield made
     ended(made)
@@ -74,7 +77,7 @@ def test_a_program_with_products_is_compiled_quickly_and_serves_no_other_purpose
 
 def test_nothing_is_compiled_before_the_worker_has_begun():
     """It has no device and no settings yet."""
-    ahead = AheadCompiler(_loaded)
+    ahead = AheadCompiler()
     data = exported(lambda x: [x], X)
     ahead.give(data)
     assert ahead.take(data, for_speed=True) is None
@@ -92,7 +95,7 @@ def test_what_was_not_begun_is_not_waited_for():
 
     def load(data):
         held.wait()
-        return _loaded(data)
+        return loaded(data)
 
     ahead = AheadCompiler(load)
     ahead.begin()
@@ -152,7 +155,7 @@ def importing(ahead):
     programs = {n: exported(lambda x, n=n: [x @ x.T if n else x + 1], X) for n in range(2)}
     about = {"outputs": 1, "objective": "forward"}
     known = {n: (data, {"number": n, "products": bool(n), **about}) for n, data in programs.items()}
-    return ImportingBuilder(known, ahead, one_by_one=False)
+    return ImportingBuilder(known, ahead, Deliveries(), one_by_one=False)
 
 
 def test_programs_behind_the_first_are_neither_traced_nor_lowered_before_they_are_compiled(importing):
@@ -176,7 +179,7 @@ def test_a_program_that_was_compiled_ahead_is_taken(importing, ahead, monkeypatc
     ahead.give(data)
     while data not in ahead._begun or not ahead._begun[data].done():
         pass
-    monkeypatch.setattr(AheadCompiler, "compiled", lambda self, data, **how: pytest.fail("compiled once more"))
+    monkeypatch.setattr(main, "compiled", lambda data, **how: pytest.fail("compiled once more"))
     importing.traced(Staged("first", "forward", "", None, lambda executable: executable), 0)
     staged = importing.ready_made(0, "again", math.inf)
     made = importing.build(staged, staged)
@@ -191,7 +194,7 @@ def test_the_tuning_at_work_goes_before_programs_that_are_compiled_ahead():
 
     def load(data):
         seen.put(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        return _loaded(data)
+        return loaded(data)
 
     ahead = AheadCompiler(load)
     ahead.begin()
@@ -246,8 +249,9 @@ def test_a_worker_waits_for_the_heuristic_and_then_lets_programs_of_later_tuning
     bench = WorkerBench.__new__(WorkerBench)
     bench._made, bench._is_open, bench._places = runner, True, {7: 0}
     bench._ahead = SimpleNamespace(go=lambda: told.append("go"))
+    bench._delivered = SimpleNamespace(stop_waiting=lambda: told.append("stop waiting"))
     bench.obey("run", {"runners": [7], "looks": None, "kept": kept, "seed": 0, "seconds": 10.0}, [])
-    assert told == [("until", needed), "wait", "check", "go", "race"]
+    assert told == [("until", needed), "wait", "check", "stop waiting", "go", "race"]
 
 
 def test_programs_wait_while_those_at_work_are_compiled_once_more(ahead):

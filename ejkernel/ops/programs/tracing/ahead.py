@@ -1,4 +1,4 @@
-"""The calls of a program for processes that trace: how many of those are worth their start, and what each call is."""
+"""The calls of a program for processes that trace and compile: how many of those pay, and what each call is."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ...core.errors import OpsError
 from ...core.request import ask, candidates, revived
 from ...core.trace_context import TraceContext
 from ...settings import Settings
+from ...timing.cost import free_memory
 from ...tuning.tuner import IsolationWarning, Tuner
 from ...tuning.worker.limits import Isolation
 from ...tuning.worker.runner import worker_settings
@@ -23,9 +24,12 @@ from ..found_call import FoundCall
 from ..pool.travelling import asked_call
 from .tracers import Tracers
 
-# Of the processors: compilers take the others.
-_PROCESSORS_EACH = 3
-_MOST = 6
+# Processors that this process, the worker and its threads have for themselves, and as many processes as paid at most.
+_RESERVED = 4
+_MOST = 12
+# Each holds so much of a GPU's memory, and all of them no more than this share of what is free.
+_BYTES_EACH = 600 << 20
+_MEMORY_SHARE = 0.15
 # A process takes some seconds to start, in which so many candidates are traced without it.
 _LEAST = 24
 # Settings that a program may depend on and a call's text does not have; the worker's own beside them.
@@ -36,19 +40,21 @@ _SETTINGS = (
 
 
 def process_count(calls: Sequence[FoundCall]) -> int:
-    """The number of processes: as told, else none on a CPU, where tracing would disturb what is timed."""
+    """The number of processes: as told, else none on a CPU, where they would disturb what is timed."""
     told = Settings.read().tracers
     if told is not None:
         return told
     if not calls or any(str(call.device.platform) == "cpu" for call in calls):
         return 0
-    found = min(_MOST, (os.cpu_count() or 1) // _PROCESSORS_EACH)
+    free = [memory for call in calls if (memory := free_memory(call.device)) is not None]
+    fitting = int(_MEMORY_SHARE * min(free) / _BYTES_EACH) if free else _MOST
+    found = min(_MOST, (os.cpu_count() or 1) - _RESERVED, fitting)
     return found if found > 1 else 0
 
 
 @contextlib.contextmanager
 def traced_elsewhere(calls: Sequence[FoundCall]) -> Iterator[None]:
-    """Has the candidates of these calls traced by other processes, in this order, for a `with` block."""
+    """Has the candidates of these calls traced and compiled by other processes, in this order, for a `with` block."""
     count = process_count(calls)
     wanted = [(call, cfgs) for call in calls if (cfgs := _candidates(call))] if count else []
     if sum(len(cfgs) for _, cfgs in wanted) < _LEAST and Settings.read().tracers is None:
@@ -59,7 +65,8 @@ def traced_elsewhere(calls: Sequence[FoundCall]) -> Iterator[None]:
     settings = worker_settings(wanted[0][0].device, Isolation())
     more = {name: _jax.setting(name) for name in _SETTINGS}
     settings["settings"] |= {name: value for name, value in more.items() if value is not None}
-    tracers = Tracers(settings, count)
+    # What is loaded on a CPU is not quite what was compiled there.
+    tracers = Tracers(settings, count, compiles=settings["platform"] != "cpu")
     with tracers.in_force():
         for call, cfgs in wanted:
             _want(tracers, call, cfgs)

@@ -1,4 +1,4 @@
-"""The process that traces: calls come in as text, and the candidates' programs go out as bytes. Nothing runs here."""
+"""The process that traces and compiles: calls come in as text, programs and executables go out. Nothing runs here."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ...core.trace_context import TraceContext
 from ...timing.inputs import FlatCall, flatten_call
 from ...timing.program import CotangentShapes, first_line, stage
 from ...tuning.job import TuningJob
+from ...tuning.worker.executables import compiled, written_down
 from ...tuning.worker.export import EXPORTED, export
 from ...tuning.worker.main import take_device
 from ...tuning.worker.protocol import Message, Receiver, Sender
@@ -30,6 +31,9 @@ from ...tuning.worker.settle import settle_in
 from ...tuning.worker.tracing import shapes_of
 from ..pool.task import AskedCall
 from ..pool.travelling import rebuilt_call
+
+# Behind the worker's.
+_NICE = 12
 
 
 def main() -> None:
@@ -83,20 +87,28 @@ class Tracer:
         if message.verb == "start":
             self._imports = head["imports"]
             device = take_device(head)
+            if device.platform != "cpu":
+                # The process that measures goes before those that compile.
+                os.nice(_NICE)
             self._sender.send("hello", kind=device.device_kind, jax=jax.__version__)
         elif message.verb == "call":
             self._texts[head["name"]] = head["text"]
         else:
-            self._trace(head["task"], head["name"], head["cfg"])
+            try:
+                if message.verb == "compile":
+                    verb, made, about = "compiled", *self._compiled(bytes(message.parts[0]), products=head["products"])
+                else:
+                    verb, made, about = "traced", *self._traced(head["name"], head["cfg"])
+            # Whatever it raises: the other process does it, and says why not.
+            except Exception as error:
+                self._sender.send("refused", why=first_line(error))
+                return
+            self._sender.send(verb, [made], **about)
 
-    def _trace(self, task: int, name: str, cfg: Any) -> None:
-        try:
-            program, about = self._traced(name, cfg)
-        # Whatever it raises: the other process traces it, and says why not.
-        except Exception as error:
-            self._sender.send("refused", task=task, why=first_line(error))
-            return
-        self._sender.send("traced", [program], task=task, **about)
+    def _compiled(self, data: bytes, *, products: bool) -> tuple[bytes, dict[str, Any]]:
+        # Where the compiler would run products on the device, which is being measured on, it does not.
+        found = compiled(data, for_speed=not products)
+        return written_down(found.executable), {"for_speed": found.for_speed, "seconds": found.seconds}
 
     def _traced(self, name: str, cfg: Any) -> tuple[bytes, dict[str, Any]]:
         device = default_device()

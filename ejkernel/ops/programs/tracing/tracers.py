@@ -1,10 +1,11 @@
-"""Processes that trace the candidates of a program's calls, ahead of their tunings.
+"""Processes that trace and compile the candidates of a program's calls, ahead of their tunings.
 
-Tracing and exporting is Python's work, and Python's lock has one thread of a process do it: on an H200 the candidates
-of a mixture-of-experts step took longer to trace than to compile and to time together. So some processes trace, in the
-order in which the calls will be tuned; a tuning takes what is there, waits for what is being traced, and traces itself
-what no process has begun with. A candidate at which two processes die is out; one that a process refuses is traced
-where it is tuned.
+Tracing and exporting is Python's work, and Python's lock has one thread of a process do it; Mosaic kernels are compiled
+one at a time in a process. On an H200 both took longer than to time the candidates. So some processes trace and
+compile, in the order in which the calls will be tuned. A tuning takes what is traced, waits for what is being traced,
+and traces itself what no process has begun with; all its programs are compiled here, and its worker, which measures,
+loads the executables. A candidate at which two processes die is out; one that a process refuses is traced, or
+compiled, where it is tuned.
 """
 
 from __future__ import annotations
@@ -14,38 +15,28 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, final
+from typing import Any, final
 
 from ...core.codec import encode
 from ...core.errors import IsolationError
 from ...core.record import Objective
+from ...tuning.worker.delivered import Delivery
 from ...tuning.worker.process import WorkerGone, WorkerProcess
 from ...tuning.worker.protocol import Message
 from ...tuning.worker.tracing import StillTracing, TracedElsewhere, TracerGone, tracing_in_force
 from ..pool.task import AskedCall
+from .tasks import CompileTask, Task, TaskOrder, TraceTask
 
 # A process has one candidate at work and the next one at hand: an answer waits for Python's lock here.
 _AT_ONCE = 2
 # Starts of processes after the first ones, however many candidates take one down.
 _RESTARTS = 8
 _SERVES = "ejkernel.ops.programs.tracing.tracer"
-
-
-@dataclass(eq=False)
-class _Task:
-    """One candidate to be traced."""
-
-    number: int
-    call: str
-    cfg: Any
-    state: Literal["waiting", "begun", "done"] = "waiting"
-    found: TracedElsewhere | None = None
-    # Why it is out: it took a process down.
-    gone: str = ""
-    # Has a process ended at it once?
-    again: bool = False
+# An executable that is to be made elsewhere.
+_NOT_HERE = Delivery()
 
 
 @dataclass
@@ -53,17 +44,20 @@ class _Wanted:
     """A call with the candidates that are traced for it, by the text of their cfgs."""
 
     text: str
-    tasks: dict[str, _Task] = field(default_factory=dict)
+    tasks: dict[str, TraceTask] = field(default_factory=dict)
+    # Of its programs that are compiled, by themselves.
+    programs: dict[bytes, CompileTask] = field(default_factory=dict)
 
 
 @final
 class Tracers:
     """Some processes, and the candidates that wait for them."""
 
-    def __init__(self, head: Mapping[str, Any], count: int) -> None:
+    def __init__(self, head: Mapping[str, Any], count: int, *, compiles: bool = False) -> None:
         self._head = head
+        self._compiles = compiles
         self._calls: dict[str, _Wanted] = {}
-        self._waiting: deque[_Task] = deque()
+        self._waiting = TaskOrder()
         self._changed = threading.Condition()
         self._closed = False
         self._restarts = _RESTARTS
@@ -97,27 +91,46 @@ class Tracers:
             for cfg in cfgs:
                 form = json.dumps(encode(cfg))
                 if form not in wanted.tasks:
-                    task = wanted.tasks[form] = _Task(self._numbers, name, json.loads(form))
+                    task = wanted.tasks[form] = TraceTask(self._numbers, name, json.loads(form))
                     self._numbers += 1
-                    self._waiting.append(task)
+                    self._waiting.add(task)
             self._changed.notify_all()
 
     def call(self, key: tuple[str, str, str], objective: Objective) -> WantedCall | None:
-        """The candidates of a call, which go before all others from now on."""
+        """The candidates of a call, which go before those of calls that were not asked for yet."""
         name = _name(key, objective)
         with self._changed:
             if name not in self._calls or not self._left:
                 return None
-            first = [task for task in self._waiting if task.call == name]
-            rest = [task for task in self._waiting if task.call != name]
-            self._waiting = deque([*first, *rest])
+            self._waiting.begin(name)
         return WantedCall(self, name)
+
+    def compile(self, call: str, data: bytes, *, products: bool) -> Future[Delivery] | None:
+        """The executable of an exported program of a call, once a process has compiled it; None where none does."""
+        with self._changed:
+            if not self._compiles or self._closed or not self._left:
+                return None
+            known = self._calls[call].programs
+            if data not in known:
+                known[data] = CompileTask(self._numbers, call, data, products)
+                self._numbers += 1
+                self._waiting.add(known[data])
+                self._changed.notify_all()
+            return known[data].coming
+
+    def let_go(self, call: str) -> None:
+        """A call is tuned: what was compiled for it is not needed any more."""
+        with self._changed:
+            programs, self._calls[call].programs = self._calls[call].programs, {}
+            for task in programs.values():
+                self._waiting.remove(task)
+                task.end(_NOT_HERE)
 
     def close(self) -> None:
         """Ends the processes."""
         with self._changed:
             self._closed = True
-            self._waiting.clear()
+            self._give_up()
             self._changed.notify_all()
             # One that is still starting would be waited for.
             for process in self._processes:
@@ -125,21 +138,20 @@ class Tracers:
         for thread in self._threads:
             thread.join()
 
-    def task(self, call: str, cfg: Any) -> _Task | None:
+    def task(self, call: str, cfg: Any) -> TraceTask | None:
         """The task of a candidate, if it is one."""
         return self._calls[call].tasks.get(json.dumps(encode(cfg)))
 
-    def withdraw(self, task: _Task) -> bool:
+    def withdraw(self, task: TraceTask) -> bool:
         """Takes back a candidate that no process has begun with."""
         with self._changed:
             if task.state != "waiting":
                 return False
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(task)
+            self._waiting.remove(task)
             task.state = "done"
             return True
 
-    def wait(self, task: _Task, until: float) -> None:
+    def wait(self, task: TraceTask, until: float) -> None:
         """Waits for a candidate that a process has begun with."""
         with self._changed:
             while task.state != "done" and self._left and not self._closed:
@@ -166,7 +178,16 @@ class Tracers:
         finally:
             with self._changed:
                 self._left -= 1
+                if not self._left:
+                    self._give_up()
                 self._changed.notify_all()
+
+    def _give_up(self) -> None:
+        """No process goes on: programs are compiled elsewhere."""
+        self._waiting.clear()
+        for wanted in self._calls.values():
+            for task in wanted.programs.values():
+                task.end(_NOT_HERE)
 
     def _started(self) -> WorkerProcess | None:
         with self._changed:
@@ -179,20 +200,17 @@ class Tracers:
     def _follow(self, process: WorkerProcess) -> bool:
         """Gives a process one candidate after the other; True where another process is to go on."""
         process.ready()
-        at_work: deque[_Task] = deque()
+        at_work: deque[Task] = deque()
         known: set[str] = set()
         try:
             while not self._closed:
-                while len(at_work) < _AT_ONCE and (task := self._next(wait=not at_work)) is not None:
-                    if task.call not in known:
-                        known.add(task.call)
-                        process.send("call", name=task.call, text=self._calls[task.call].text)
-                    process.send("trace", task=task.number, name=task.call, cfg=task.cfg)
+                while len(at_work) < _AT_ONCE and (task := self._next(at_work)) is not None:
+                    self._send(process, task, known)
                     at_work.append(task)
                 if not at_work:
                     return False
                 message = process.hear()
-                if message is not None and message.verb in ("traced", "refused"):
+                if message is not None and message.verb in ("traced", "compiled", "refused"):
                     self._done(at_work.popleft(), message)
                 elif message is not None:
                     raise IsolationError(f"a process that traces cannot be used: {message.head.get('message')}")
@@ -202,20 +220,34 @@ class Tracers:
             self._give_back(at_work)
         return False
 
-    def _next(self, *, wait: bool) -> _Task | None:
-        with self._changed:
-            while wait and not self._waiting and not self._closed:
-                self._changed.wait()
-            if not self._waiting:
-                return None
-            task = self._waiting.popleft()
-            task.state = "begun"
-            return task
+    def _send(self, process: WorkerProcess, task: Task, known: set[str]) -> None:
+        if isinstance(task, CompileTask):
+            process.send("compile", [task.data], products=task.products)
+            return
+        if task.call not in known:
+            known.add(task.call)
+            process.send("call", name=task.call, text=self._calls[task.call].text)
+        process.send("trace", name=task.call, cfg=task.cfg)
 
-    def _done(self, task: _Task, message: Message) -> None:
+    def _next(self, at_work: Collection[Task]) -> Task | None:
+        """The next task; a process that has none at work waits for it."""
         with self._changed:
-            if message.verb == "traced":
-                head = message.head
+            while not at_work and not self._waiting and not self._closed:
+                self._changed.wait()
+            return None if self._closed else self._waiting.next(at_work)
+
+    def _done(self, task: Task, message: Message) -> None:
+        head = message.head
+        with self._changed:
+            if isinstance(task, CompileTask):
+                made = message.verb == "compiled"
+                # What a process refuses fails in the worker too, which says why.
+                task.end(
+                    Delivery(bytes(message.parts[0]), "", bool(head["for_speed"]), float(head["seconds"]))
+                    if made
+                    else _NOT_HERE
+                )
+            elif message.verb == "traced":
                 task.found = TracedElsewhere(
                     bytes(message.parts[0]),
                     *(str(head["text"]), int(head["outputs"]), head["objective"], str(head["structure"])),
@@ -226,25 +258,29 @@ class Tracers:
             task.state = "done"
             self._changed.notify_all()
 
-    def _gone(self, process: WorkerProcess, at_work: deque[_Task]) -> bool:
+    def _gone(self, process: WorkerProcess, at_work: deque[Task]) -> bool:
         """A process has died, of the first of what it had."""
         words = process.last_words()
         with self._changed:
             # Once may be chance, or a kill from outside: another process tries it.
             if at_work and at_work[0].again:
                 culprit = at_work.popleft()
-                culprit.gone, culprit.state = f"the process that traced it ended ({words})", "done"
+                if isinstance(culprit, CompileTask):
+                    culprit.end(Delivery(why=f"the process that compiled it ended ({words})"))
+                else:
+                    culprit.gone, culprit.state = f"the process that traced it ended ({words})", "done"
             elif at_work:
                 at_work[0].again = True
             self._restarts -= 1
             self._changed.notify_all()
             return self._restarts >= 0
 
-    def _give_back(self, at_work: deque[_Task]) -> None:
+    def _give_back(self, at_work: deque[Task]) -> None:
         with self._changed:
-            for task in reversed(at_work):
-                task.state = "waiting"
-                self._waiting.appendleft(task)
+            for task in at_work:
+                # One that is not needed any more has ended.
+                if task.state != "done":
+                    self._waiting.add(task)
             self._changed.notify_all()
 
 
@@ -277,6 +313,14 @@ class WantedCall:
             raise TracerGone(task.gone)
         found, task.found = task.found, None
         return found
+
+    def executable(self, data: bytes, *, products: bool) -> Future[Delivery] | None:
+        """The executable of an exported program, once a process has compiled it."""
+        return self.tracers.compile(self.name, data, products=products)
+
+    def let_go(self) -> None:
+        """Nothing of the call is needed any more."""
+        self.tracers.let_go(self.name)
 
 
 def _name(key: Sequence[str], objective: Objective) -> str:

@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
-import jax
-
-from ... import _jax
 from ...timing.compile_pool import JaxSettings, compiling
-from ...timing.program import compiled_quickly, times_products
+from .executables import FlatExecutable, compiled, loaded
 
 # The tuning that is measured goes first: its candidates wait for their compilers, and these programs for a later turn.
 _NICER = 5
@@ -30,27 +25,16 @@ _NICER = 5
 _TUNINGS = 4
 
 
-class CompiledAhead(NamedTuple):
-    """A program of flat arrays."""
-
-    executable: Any
-    # How many arrays it takes.
-    arguments: int
-    # False: compiled quickly.
-    for_speed: bool
-    seconds: float
-
-
 @final
 class AheadCompiler:
     """Compiles programs on threads of its own; each is taken once."""
 
-    def __init__(self, load: Callable[[bytes], Any]) -> None:
+    def __init__(self, load: Callable[[bytes], Any] = loaded) -> None:
         self._load = load
         self._changed = threading.Condition()
         # Programs that no thread has begun with, in their order, and the outcomes of the others.
         self._waiting: deque[bytes] = deque()
-        self._begun: dict[bytes, Future[CompiledAhead]] = {}
+        self._begun: dict[bytes, Future[FlatExecutable]] = {}
         # Tunings that have begun, and how many had when a program was given.
         self._tunings = 0
         self._given: dict[bytes, int] = {}
@@ -99,7 +83,7 @@ class AheadCompiler:
                 for _ in range(max(1, (os.cpu_count() or 2) // 2)):
                     threading.Thread(target=self._work, name="ejkernel-ahead", daemon=True).start()
 
-    def take(self, data: bytes, *, for_speed: bool) -> CompiledAhead | None:
+    def take(self, data: bytes, *, for_speed: bool) -> FlatExecutable | None:
         """A program that was given, once it is there; None where it was not begun, failed, or is of another kind."""
         with self._changed:
             self._given.pop(data, None)
@@ -135,28 +119,10 @@ class AheadCompiler:
             assert settings is not None
             try:
                 with compiling(), settings.entered():
-                    future.set_result(self.compiled(data))
+                    future.set_result(compiled(data, load=self._load))
             # Its tuning compiles it once more, and says why not.
             except Exception as error:
                 future.set_exception(error)
-
-    def compiled(self, data: bytes, *, for_speed: bool | None = None) -> CompiledAhead:
-        """Compiles a program on this thread; None: for speed, unless the compiler would run its products."""
-        start = time.perf_counter()
-        with _jax.clean_room():
-            exported = self._load(data)
-
-            def program(*leaves: Any) -> Any:
-                return exported.call(*leaves)
-
-            # A profiler's trace knows programs by their names.
-            program.__name__ = program.__qualname__ = f"ejk_{secrets.token_hex(4)}_flat"
-            shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
-            lowered = jax.jit(program).trace(*shapes).lower()
-            if for_speed is None:
-                for_speed = not times_products(lowered.as_text())
-            executable = lowered.compile() if for_speed else compiled_quickly(lowered)
-            return CompiledAhead(executable, len(shapes), for_speed, time.perf_counter() - start)
 
 
 def _own_priority() -> int:

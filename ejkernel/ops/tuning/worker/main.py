@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
 import os
@@ -28,6 +27,8 @@ from ..journal.observer import Doing
 from ..reference import ExportedReference
 from ..runner import FOR_MEASURING, InProcessRunner
 from .ahead import AheadCompiler
+from .delivered import Deliveries, delivery_of
+from .executables import compiled, loaded
 from .protocol import Message, Receiver, Sender, unpack
 from .settle import settle_in
 
@@ -39,21 +40,26 @@ def main() -> None:
     """Serves until the other side is gone."""
     settle_in()
     # What libraries print must not get between the messages.
-    ahead = AheadCompiler(_loaded)
-    worker = Worker(Sender(os.dup(1)), ahead)
+    ahead, delivered = AheadCompiler(), Deliveries()
+    worker = Worker(Sender(os.dup(1)), ahead, delivered)
     os.dup2(2, 1)
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(Receiver(os.dup(0)), inbox, ahead), daemon=True).start()
+    threading.Thread(target=_listen, args=(Receiver(os.dup(0)), inbox, ahead, delivered), daemon=True).start()
     while True:
         worker.obey(inbox.get())
 
 
-def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message], ahead: AheadCompiler) -> None:
+def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message], ahead: AheadCompiler, delivered: Deliveries) -> None:
     while (message := receiver.receive()) is not None:
         if message.verb == "ahead":
             # Of the next tuning: this one's work does not wait for it.
             ahead.give(bytes(message.parts[0]))
+        elif message.verb == "executable":
+            # Threads wait for it, while the one that obeys may be busy.
+            delivered.arrive(message.head["name"], delivery_of(message.head, list(message.parts)))
         else:
+            if message.verb == "tuning" and not message.head["again"]:
+                delivered.begin()
             inbox.put(message)
     # Whatever still compiles or runs goes with it, without a word.
     os._exit(0)
@@ -73,9 +79,10 @@ def take_device(head: Mapping[str, Any]) -> jax.Device:
 class Worker:
     """Does what it is told, and tells what came of it."""
 
-    def __init__(self, sender: Sender, ahead: AheadCompiler) -> None:
+    def __init__(self, sender: Sender, ahead: AheadCompiler, delivered: Deliveries | None = None) -> None:
         self._sender = sender
         self._ahead = ahead
+        self._delivered = delivered or Deliveries()
         self._bench: WorkerBench | None = None
 
     def obey(self, message: Message) -> None:
@@ -113,18 +120,24 @@ class Worker:
         self._ahead.hold()
         if self._bench is not None:
             self._bench.close()
-        self._bench = WorkerBench(head, parts, MessagingObserver(self._sender), self._ahead)
+        self._bench = WorkerBench(head, parts, MessagingObserver(self._sender), self._ahead, self._delivered)
 
 
 class WorkerBench:
     """The programs of one tuning, by the numbers that they were sent under; compiled ones serve every run."""
 
     def __init__(
-        self, head: dict[str, Any], parts: list[bytes], telling: MessagingObserver, ahead: AheadCompiler
+        self,
+        head: dict[str, Any],
+        parts: list[bytes],
+        telling: MessagingObserver,
+        ahead: AheadCompiler,
+        delivered: Deliveries,
     ) -> None:
         self._head = head
         self._telling = telling
         self._ahead = ahead
+        self._delivered = delivered
         self._programs: dict[int, tuple[bytes, dict[str, Any]]] = {}
         # Where each stands among the candidates of this process.
         self._places: dict[int, int] = {}
@@ -167,7 +180,7 @@ class WorkerBench:
                 warmup=self._head["warmup"],
                 iters=self._head["iters"],
                 observer=self._telling,
-                builder=ImportingBuilder(self._programs, self._ahead, self._head["one_by_one"]),
+                builder=ImportingBuilder(self._programs, self._ahead, self._delivered, self._head["one_by_one"]),
                 cases=self._cases,
                 told_rounds=self._tell_round,
             )
@@ -187,6 +200,7 @@ class WorkerBench:
     def _open(self) -> None:
         if not self._is_open:
             self._is_open = True
+            self._delivered.wait()
             self.runner.compiler.open(self._head["count"])
 
     def _run(self, head: dict[str, Any]) -> Record:
@@ -199,6 +213,7 @@ class WorkerBench:
         runner.compiler.until(until - FOR_MEASURING * (seconds or 0.0), needed=needed)
         runner.wait()
         runner.check(until)
+        self._delivered.stop_waiting()
         self._ahead.go()
         return self._look(head, until) if head["looks"] else self._race(head, until)
 
@@ -246,18 +261,8 @@ def _in_parts(run: Callable[..., Any], outputs: int, objective: Objective) -> Ca
 
 def _flat(data: bytes) -> Callable[..., Any]:
     """A program of the first arrays of a case: a forward pass needs no cotangents."""
-    exported = _loaded(data)
+    exported = loaded(data)
     return lambda *leaves: exported.call(*leaves[: len(exported.in_avals)])
-
-
-def _loaded(data: bytes) -> Any:
-    """An exported program."""
-    # Importing it loads the functions that its programs call on the host; without them they fail to compile.
-    if b"mosaic_gpu" in data:
-        # Where a package that it needs is missing, the program fails with its own words.
-        with contextlib.suppress(ImportError):
-            importlib.import_module("jax.experimental.mosaic.gpu")
-    return jax.export.deserialize(bytearray(data))
 
 
 def _placed(about: Any, parts: list[bytes]) -> list[Any]:
@@ -284,6 +289,7 @@ class ImportingBuilder:
 
     programs: Mapping[int, tuple[bytes, dict[str, Any]]]
     ahead: AheadCompiler
+    delivered: Deliveries
     # Then a candidate that takes the process down is the only one that can have done it.
     one_by_one: bool
     is_instant: bool = False
@@ -314,10 +320,12 @@ class ImportingBuilder:
         return self.ahead.held()
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
-        """Compiled, perhaps while the tuning before was measured."""
+        """Compiled: by another process, while the tuning before was measured, or now."""
         data, about = staged.portable
-        taken = self.ahead.take(data, for_speed=for_speed)
-        found = taken or self.ahead.compiled(data, for_speed=for_speed)
+        name = about.get("compiled_as")
+        taken = None if name is None else self.delivered.take(name, data, for_speed=for_speed)
+        taken = taken or self.ahead.take(data, for_speed=for_speed)
+        found = taken or compiled(data, for_speed=for_speed)
         run = _in_parts(found.executable, about["outputs"], about["objective"])
         return CompiledProgram(
             lambda *leaves: run(*leaves[: found.arguments]),

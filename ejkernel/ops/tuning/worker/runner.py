@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, final
 
@@ -24,6 +25,7 @@ from ..job import TuningJob
 from ..journal.observer import NoObserver, PriorResults, StepObserver
 from ..reference import NUMBER, Reference
 from ..runner import Rows, finished, told_with_gain
+from .delivered import Delivery
 from .export import ExportingBuilder, PortableProgram, export
 from .limits import Isolation
 from .process import WorkerProcess, compile_ahead, worker_for
@@ -112,6 +114,7 @@ class WorkerRunner:
             observer=observer,
         )
         self.session.references = portable
+        self.session.compiled_elsewhere = self._compiled_elsewhere
         # Those that were exported and not compared yet.
         self._fresh: list[int] = []
         # Are exported programs kept back for now?
@@ -153,9 +156,18 @@ class WorkerRunner:
             return
         if not self._holds:
             self.session.add(number)
+            return
+        program = self.candidates.program(number).portable
         # The heuristic's products are timed by the compiler, on the device.
-        elif number:
-            self._compile_ahead(self.candidates.program(number).portable.data)
+        if self._compiled_elsewhere(number, program) is None and number:
+            self._compile_ahead(program.data)
+
+    def _compiled_elsewhere(self, number: int, program: PortableProgram) -> Future[Delivery] | None:
+        """The executable, where a process beside the worker makes it; what times products makes the worker itself."""
+        elsewhere = self._builder.elsewhere
+        if elsewhere is None or elsewhere.call is None or (number == 0 and program.products):
+            return None
+        return elsewhere.call.executable(program.data, products=program.products)
 
     def _refuse_other_structures(self, numbers: Sequence[int]) -> None:
         """Flat arrays have no structure, so it is compared here: with the reference's, else with the first one's."""
@@ -231,6 +243,8 @@ class WorkerRunner:
         """Lets the worker go."""
         self._compiler.close()
         self.session.close()
+        if self._builder.elsewhere is not None and self._builder.elsewhere.call is not None:
+            self._builder.elsewhere.call.let_go()
 
     def _settle(self, found: Trial, *, timed: bool = False) -> None:
         """Takes over what a worker says of a number."""

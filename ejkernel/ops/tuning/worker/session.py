@@ -12,9 +12,12 @@ are an `IsolationError`: then the worker itself cannot be used.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, final
 
 import jax
@@ -28,6 +31,7 @@ from ..journal.observer import NoObserver, StepObserver
 from ..progress import Step
 from ..reference import NUMBER, PLAIN
 from . import protocol
+from .delivered import Delivery
 from .export import PortableProgram
 from .limits import Isolation
 from .process import BIRTHS, LOOK_SECONDS, KilledAtBirth, WorkerGone, WorkerProcess
@@ -58,6 +62,10 @@ class WorkerSession:
         self._start = start
         self._settings = {"warmup": warmup, "iters": iters, "seed": seed}
         self._observer: StepObserver = observer or NoObserver()
+        # The executable of a number's program, where another process compiles it.
+        self.compiled_elsewhere: Callable[[int, PortableProgram], Future[Delivery] | None] = lambda number, program: (
+            None
+        )
         # Instead of what the cases expect: the reference as programs, by their numbers.
         self.references: Mapping[int, PortableProgram] = {}
         # What the current run has timed so far, by number, and the clock.
@@ -191,7 +199,11 @@ class WorkerSession:
         for number, program in programs.items():
             arguments = None if len(program.extra) else -len(self._extra) or None
             about = {name: getattr(program, name) for name in ("outputs", "objective", "products")}
-            worker.send("program", [program.data], number=number, arguments=arguments, **about)
+            coming = self.compiled_elsewhere(number, program)
+            name = None if coming is None else hashlib.sha256(program.data).hexdigest()
+            worker.send("program", [program.data], number=number, arguments=arguments, compiled_as=name, **about)
+            if coming is not None:
+                coming.add_done_callback(functools.partial(_deliver, worker, name))
         self._sent |= set(numbers)
 
     def _send_run(
@@ -300,3 +312,9 @@ class WorkerSession:
         if self.candidates.runs(number):
             self.candidates.advance(number, status, message=message, lost=True)
             self.lost.append(self.candidates.trial(number))
+
+
+def _deliver(worker: WorkerProcess, name: str | None, coming: Future[Delivery]) -> None:
+    """Hands over an executable, on the thread that has heard of it."""
+    found = coming.result()
+    worker.send("executable", [found.data], name=name, why=found.why, for_speed=found.for_speed, seconds=found.seconds)

@@ -1,4 +1,4 @@
-"""Programs that other processes trace: Python's lock lets one thread of a process trace at a time.
+"""Programs that other processes trace and compile: a process traces one at a time, and so it compiles Mosaic kernels.
 
 A tuning that exports its candidates asks here for programs that are already traced, or are being traced, elsewhere.
 What is not there is traced as ever. The first candidate is always traced here, and elsewhere too: only where both give
@@ -8,6 +8,7 @@ the same program are the others believed, so that a difference between processes
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
@@ -15,6 +16,7 @@ from typing import Any, Protocol, final
 from ...core.errors import IsolationError
 from ...core.record import Objective
 from ...timing.program import Staged
+from .delivered import Delivery
 from .export import PortableProgram
 
 
@@ -57,6 +59,15 @@ class TracingCall(Protocol):
         Raises `TracerGone` where it took a process down, and `StillTracing` where it is not there in time.
         """
 
+    def executable(self, data: bytes, *, products: bool) -> Future[Delivery] | None:
+        """The executable of an exported program, once a process has compiled it; None: it is compiled elsewhere.
+
+        `products`: quickly, since its compiler would run products on the device.
+        """
+
+    def let_go(self) -> None:
+        """Nothing of the call is needed any more."""
+
 
 class Tracing(Protocol):
     """Calls with candidates that other processes trace."""
@@ -79,7 +90,10 @@ def shapes_of(extra: Sequence[Any]) -> tuple[tuple[str, tuple[int, ...]] | None,
 class ReadyMade:
     """Takes programs from elsewhere into a tuning, once the first candidate has come out the same here and there."""
 
-    elsewhere: TracingCall | None = None
+    # The call as other processes have it; they compile its programs wherever those were traced.
+    call: TracingCall | None = None
+    # Are the programs that they trace believed? Not where one was another than here.
+    _is_believed: bool = True
     # The first candidate that was exported here.
     _first: tuple[Any, PortableProgram] | None = None
     _agrees: bool = False
@@ -91,8 +105,8 @@ class ReadyMade:
 
     def staged(self, cfg: Any, name: str, until: float) -> Staged | None:
         """A candidate that was traced elsewhere; None where it is to be traced here."""
-        elsewhere = self.elsewhere
-        if elsewhere is None:
+        elsewhere = self.call
+        if elsewhere is None or not self._is_believed:
             return None
         if self._first is None:
             # Left with the others too, which may not even have begun: without theirs there is nothing to compare.
@@ -123,7 +137,7 @@ class ReadyMade:
             return False
         if found.text != program.text:
             # Something that only this process has changed: then all are traced here.
-            self.elsewhere = None
+            self._is_believed = False
             return False
         self._agrees = True
         return True

@@ -1,0 +1,106 @@
+"""Work for the processes that trace and compile: one candidate each, and which is next.
+
+Calls go in the order in which their tunings began, then in the order in which they will. Of one call, what is to be
+traced goes before what is to be compiled: a program must be traced before it is sent anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
+
+from ...tuning.worker.delivered import Delivery
+from ...tuning.worker.tracing import TracedElsewhere
+
+State = Literal["waiting", "begun", "done"]
+
+
+@dataclass(eq=False)
+class TraceTask:
+    """One candidate to be traced."""
+
+    number: int
+    call: str
+    cfg: Any
+    state: State = "waiting"
+    found: TracedElsewhere | None = None
+    # Why it is out: it took a process down.
+    gone: str = ""
+    # Has a process ended at it once?
+    again: bool = False
+
+
+@dataclass(eq=False)
+class CompileTask:
+    """One exported program to be compiled."""
+
+    number: int
+    call: str
+    data: bytes
+    # Does its compiler run products on the device, unless it is told not to?
+    products: bool
+    state: State = "waiting"
+    again: bool = False
+    coming: Future[Delivery] = field(default_factory=Future)
+
+    def end(self, delivery: Delivery) -> None:
+        """The executable is there, or will not come."""
+        self.state = "done"
+        if not self.coming.done():
+            self.coming.set_result(delivery)
+
+
+Task = TraceTask | CompileTask
+
+
+@final
+class TaskOrder:
+    """The tasks that wait."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Task] = []
+        # Calls whose tunings have begun, by their turns.
+        self._turns: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, task: Task) -> None:
+        """Has a task wait; so does one that a process could not finish."""
+        task.state = "waiting"
+        self._waiting.append(task)
+
+    def begin(self, call: str) -> None:
+        """A tuning has begun: its call goes behind those that began before, and before all others."""
+        self._turns.setdefault(call, len(self._turns))
+
+    def remove(self, task: Task) -> None:
+        """This one need not be done."""
+        if task in self._waiting:
+            self._waiting.remove(task)
+
+    def clear(self) -> list[Task]:
+        """Takes all of them away."""
+        left, self._waiting = self._waiting, []
+        return left
+
+    def next(self, beside: Iterable[Task]) -> Task | None:
+        """The next task for a process that has these at work; a program is compiled alone.
+
+        One at hand behind a compilation would wait for seconds, where another process could have it.
+        """
+        if not self._waiting:
+            return None
+        found = min(self._waiting, key=self._turn)
+        at_work: Sequence[Task] = list(beside)
+        if at_work and any(isinstance(task, CompileTask) for task in (*at_work, found)):
+            return None
+        self._waiting.remove(found)
+        found.state = "begun"
+        return found
+
+    def _turn(self, task: Task) -> tuple[int, bool, int]:
+        # Tasks are numbered in the order in which their calls will be tuned.
+        return self._turns.get(task.call, len(self._turns)), isinstance(task, CompileTask), task.number
