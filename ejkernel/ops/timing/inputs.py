@@ -119,6 +119,16 @@ def _committed(leaf: Any) -> bool:
     return bool(leaf.committed) if isinstance(leaf, jax.Array) and not leaf.is_deleted() else True
 
 
+def compile_draw(shapes: Sequence[Any]) -> None:
+    """Compiles the program that draws such arrays; on a CPU there is none."""
+    specs = tuple((tuple(leaf.shape), jax_dtype(leaf.dtype)) for leaf in shapes)
+    plain = tuple(spec for spec in specs if not jax.numpy.issubdtype(spec[1], jax.dtypes.prng_key))
+    if plain and _jax.default_platform() != "cpu":
+        block, starts = jax.ShapeDtypeStruct((_BLOCK,), np.float32), jax.ShapeDtypeStruct((len(plain),), np.int32)
+        # JAX keeps it, and finds it when the function is called.
+        _spread.lower(plain, block, starts).compile()
+
+
 # A prime: rows of an array never begin at the same place of the block.
 _BLOCK = 1_048_573
 

@@ -243,7 +243,14 @@ def builders(
         return []
     out = staged.traced.out_info
     parts = tuple(out) if staged.objective == "forward+backward" else (out,)
-    made = check.builders(parts, device, inputs=[leaf.dtype for leaf in leaves], tolerance=tolerance, plain=plain)
+    return builders_of(parts, [leaf.dtype for leaf in leaves], tolerance, device, plain=plain)
+
+
+def builders_of(
+    parts: tuple[Any, ...], dtypes: Sequence[Any], tolerance: float | None, device: jax.Device, *, plain: bool
+) -> list[Callable[[], Any]]:
+    """The same by the shapes of an answer, its output and perhaps its gradients, and by the inputs' dtypes."""
+    made = check.builders(parts, device, inputs=dtypes, tolerance=tolerance, plain=plain)
     # What is known before the first answer, and after it.
     known = [_floats(parts[:count]) for count in range(1, len(parts) + 1)]
     return made + [functools.partial(compiled_once.compiled, _nans, device, (floats,)) for floats in known if floats]

@@ -32,6 +32,14 @@ class ExportedReference:
 
     plain: Callable[..., Any]
     exact: Callable[..., Any] | None = None
+    # Functions that give the programs of both, in this order.
+    compilers: Sequence[Callable[[], Any]] = ()
+
+    @property
+    def by_number(self) -> dict[int, Callable[[], Any]]:
+        """Those functions by the numbers of their programs."""
+        order = (NUMBER,) if self.exact is None else (PLAIN, NUMBER)
+        return dict(zip(order, self.compilers, strict=False))
 
     def __call__(self, *args: Any) -> Any:
         """As it was written."""
@@ -45,6 +53,7 @@ class Reference:
     def __init__(self, fn: Callable[..., Any], call: FlatCall, leaves: Sequence[Any], *, platform: str) -> None:
         plain = stage(fn, call, leaves, "forward", name="reference")
         self._narrow = any(_is_narrow(leaf) for leaf in leaves)
+        self._compilers = fn.by_number if isinstance(fn, ExportedReference) else {}
         exact: Staged | None = None
         if isinstance(fn, ExportedReference):
             exact = None if fn.exact is None else stage(fn.exact, call, leaves, "forward", name="reference")
@@ -68,7 +77,7 @@ class Reference:
         """Has both compiled, and not for speed: they run once for each set of inputs."""
         self._pool, self.coming = pool, set(self.staged)
         for number, staged in self.staged.items():
-            pool.give(number, functools.partial(staged.build, for_speed=False))
+            pool.give(number, self._compilers.get(number, functools.partial(staged.build, for_speed=False)))
 
     def arrived(self, built: Built) -> None:
         """One is there; what cannot be compiled may still run."""

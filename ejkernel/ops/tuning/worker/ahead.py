@@ -9,6 +9,7 @@ nothing that needs LLVM beside it, so that on an H200 candidates took twice as l
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections import deque
@@ -34,6 +35,8 @@ class AheadCompiler:
         self._changed = threading.Condition()
         # Programs that no thread has begun with, in their order, and the outcomes of the others.
         self._waiting: deque[bytes] = deque()
+        # What waits for nothing, with the future that says what came of it.
+        self._chores: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._begun: dict[bytes, Future[FlatExecutable]] = {}
         # Tunings that have begun, and how many had when a program was given.
         self._tunings = 0
@@ -69,22 +72,43 @@ class AheadCompiler:
         finally:
             self.go()
 
-    def give(self, data: bytes) -> None:
-        """Has a program compiled."""
+    def give(self, data: bytes, *, at_once: bool = False) -> None:
+        """Has a program compiled; at once where it is no candidate, and so small."""
         with self._changed:
             if self._settings is None or data in self._given:
                 return
             self._given[data] = self._tunings
-            self._waiting.append(data)
-            self._changed.notify()
-            if not self._has_threads:
-                self._has_threads = True
-                # Half of the processors: the parent traces meanwhile.
-                for _ in range(max(1, (os.cpu_count() or 2) // 2)):
-                    threading.Thread(target=self._work, name="ejkernel-ahead", daemon=True).start()
+            if at_once:
+                self._chores.append(self._begin_with(data))
+            else:
+                self._waiting.append(data)
+            self._begin_threads()
 
-    def take(self, data: bytes, *, for_speed: bool) -> FlatExecutable | None:
-        """A program that was given, once it is there; None where it was not begun, failed, or is of another kind."""
+    def _begin_with(self, data: bytes) -> tuple[Callable[[], Any], Future[Any]]:
+        future: Future[Any] = Future()
+        self._begun[data] = future
+        return functools.partial(compiled, data, load=self._load), future
+
+    def _begin_threads(self) -> None:
+        self._changed.notify()
+        if not self._has_threads:
+            self._has_threads = True
+            # Half of the processors: the parent traces meanwhile.
+            for _ in range(max(1, (os.cpu_count() or 2) // 2)):
+                threading.Thread(target=self._work, name="ejkernel-ahead", daemon=True).start()
+
+    def also(self, work: Callable[[], Any]) -> None:
+        """Has something else compiled at once, that is kept where it is found again."""
+        with self._changed:
+            if self._settings is not None:
+                self._chores.append((work, Future()))
+                self._begin_threads()
+
+    def take(self, data: bytes, *, for_speed: bool | None = None) -> FlatExecutable | None:
+        """A program that was given, once it is there; None where it was not begun, failed, or is of another kind.
+
+        None for `for_speed`: of any kind.
+        """
         with self._changed:
             self._given.pop(data, None)
             future = self._begun.pop(data, None)
@@ -96,7 +120,7 @@ class AheadCompiler:
         if future.exception() is not None:
             return None
         found = future.result()
-        return found if found.for_speed == for_speed else None
+        return found if for_speed in (None, found.for_speed) else None
 
     def forget(self) -> None:
         """A tuning begins: lets go of what was given long ago and was not taken."""
@@ -111,15 +135,14 @@ class AheadCompiler:
         _give_way(self._priority)
         while True:
             with self._changed:
-                while self._is_held or not self._waiting:
+                while not self._chores and (self._is_held or not self._waiting):
                     self._changed.wait()
-                data = self._waiting.popleft()
-                future = self._begun[data] = Future()
                 settings = self._settings
+                work, future = self._chores.popleft() if self._chores else self._begin_with(self._waiting.popleft())
             assert settings is not None
             try:
                 with compiling(), settings.entered():
-                    future.set_result(compiled(data, load=self._load))
+                    future.set_result(work())
             # Its tuning compiles it once more, and says why not.
             except Exception as error:
                 future.set_exception(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import os
@@ -29,6 +30,7 @@ from ..runner import FOR_MEASURING, InProcessRunner
 from .ahead import AheadCompiler
 from .delivered import Deliveries, delivery_of
 from .executables import compiled, loaded
+from .prepare import prepare
 from .protocol import Message, Receiver, Sender, unpack
 from .settle import settle_in
 
@@ -54,6 +56,8 @@ def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message], ahead: AheadC
         if message.verb == "ahead":
             # Of the next tuning: this one's work does not wait for it.
             ahead.give(bytes(message.parts[0]))
+        elif message.verb == "prepare":
+            prepare(message.head, [bytes(part) for part in message.parts], ahead)
         elif message.verb == "executable":
             # Threads wait for it, while the one that obeys may be busy.
             delivered.arrive(message.head["name"], delivery_of(message.head, list(message.parts)))
@@ -157,7 +161,9 @@ class WorkerBench:
                 return self._run(head)
             if verb == "reference":
                 # As it was written, and behind it what is more exact.
-                self._reference = ExportedReference(*map(_flat, parts))
+                plain, *exact = (_flat(part) for part in parts)
+                compilers = [functools.partial(self._reference_program, bytes(part)) for part in parts]
+                self._reference = ExportedReference(plain, exact[0] if exact else None, compilers)
             else:
                 self._add(head, parts[0])
             return None
@@ -196,6 +202,13 @@ class WorkerBench:
         [place] = self.runner.candidates.enter([head["number"]])
         self._places[head["number"]] = place
         self.runner.compiler.add(place)
+
+    def _reference_program(self, data: bytes) -> CompiledProgram:
+        """Compiled ahead, or now."""
+        found = self._ahead.take(data) or compiled(data, for_speed=False)
+        return CompiledProgram(
+            lambda *leaves: found.executable(*leaves[: found.arguments]), "forward", "", found.executable
+        )
 
     def _open(self) -> None:
         if not self._is_open:

@@ -80,15 +80,14 @@ def worker_for(*, platform: str, device: int, settings: Mapping[str, Any], impor
     return worker
 
 
-def compile_ahead(
-    data: bytes, *, platform: str, device: int, settings: Mapping[str, Any], imports: Sequence[str]
-) -> None:
-    """Has the worker that will most likely serve the next tuning compile a program of it, where there is one."""
-    head = {"platform": platform, "device": device, "settings": dict(settings), "imports": list(imports)}
-    worker = (_kept.get() or _Kept()).latest.get(json.dumps(head))
+def tell_ahead(verb: str, parts: Sequence[bytes], started_with: Mapping[str, Any], **head: Any) -> None:
+    """Tells the worker that will most likely serve the next tuning to compile something of it, where there is one."""
+    order = ("platform", "device", "settings", "imports")
+    name = json.dumps({key: started_with[key] for key in order} | {"imports": list(started_with["imports"])})
+    worker = (_kept.get() or _Kept()).latest.get(name)
     if worker is not None and worker.is_alive():
         worker.compiles_ahead = True
-        worker.send("ahead", [data])
+        worker.send(verb, parts, **head)
 
 
 # The module that a worker runs once it ends with its parent: it has a `main`.

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, final
 
 import jax
+import numpy as np
 
 from ... import _jax
 from ...core.device import default_device
@@ -28,7 +29,7 @@ from ..runner import Rows, finished, told_with_gain
 from .delivered import Delivery
 from .export import ExportingBuilder, PortableProgram, export
 from .limits import Isolation
-from .process import WorkerProcess, compile_ahead, worker_for
+from .process import WorkerProcess, tell_ahead, worker_for
 from .session import WorkerSession
 from .tracing import ReadyMade, tracing_in_force
 
@@ -104,8 +105,7 @@ class WorkerRunner:
         self._checker = Checker(
             job, self.candidates, leaves, seed=seed, reference=here, drawn=drawn, shapes=here is None
         )
-        settings = worker_settings(device, isolation)
-        self._compile_ahead: Callable[[bytes], None] = lambda data: compile_ahead(data, **settings)
+        self._settings = worker_settings(device, isolation)
         self.session = WorkerSession(
             *(job, self.candidates, self._checker.cases, starter(device, isolation), isolation),
             warmup=warmup,
@@ -119,6 +119,8 @@ class WorkerRunner:
         self._fresh: list[int] = []
         # Are exported programs kept back for now?
         self._holds = False
+        # Is the worker still to prepare itself for such programs?
+        self._prepares = True
         # Programs are sent as they are exported, unless the outputs of the reference have to go before them.
         self._sends_at_once = here is None
 
@@ -158,14 +160,32 @@ class WorkerRunner:
             self.session.add(number)
             return
         program = self.candidates.program(number).portable
-        # The heuristic's products are timed by the compiler, on the device.
-        if self._compiled_elsewhere(number, program) is None and number:
-            self._compile_ahead(program.data)
+        if self._prepares:
+            self._prepares = False
+            self._prepare_ahead(program)
+        if self._compiled_elsewhere(number, program) is None and len(self.candidates) > 1:
+            tell_ahead("ahead", [program.data], self._settings)
+
+    def _prepare_ahead(self, program: PortableProgram) -> None:
+        """Has the worker that will most likely serve compile what checks of this program need, beside candidates."""
+        case = self._checker.sets()[0]
+        drawn = [case.leaves[place] for place in case.drawn.places]
+        floats = [leaf for leaf in program.extra if hasattr(leaf, "dtype")]
+        tell_ahead(
+            "prepare",
+            [program.data, *(one.data for one in self.session.references.values())],
+            self._settings,
+            outputs=program.outputs,
+            objective=program.objective,
+            tolerance=self.job.tolerance,
+            dtypes=[np.dtype(leaf.dtype).name for leaf in (*case.leaves, *floats)],
+            draws=[[[np.dtype(x.dtype).name, list(x.shape)] for x in group] for group in (drawn, floats) if group],
+        )
 
     def _compiled_elsewhere(self, number: int, program: PortableProgram) -> Future[Delivery] | None:
-        """The executable, where a process beside the worker makes it; what times products makes the worker itself."""
+        """The executable, where a process beside the worker makes it; one alone is compiled for speed at once."""
         elsewhere = self._builder.elsewhere
-        if elsewhere is None or elsewhere.call is None or (number == 0 and program.products):
+        if elsewhere is None or elsewhere.call is None or (program.products and len(self.candidates) == 1):
             return None
         return elsewhere.call.executable(program.data, products=program.products)
 

@@ -84,6 +84,9 @@ class WorkerSession:
 
     def add(self, number: int) -> None:
         """Sends a program as soon as it is there: the worker compiles it while others are exported."""
+        if self._worker is None:
+            # Then the worker has the cotangents from the start, and draws its arrays once.
+            self._extra = self.candidates.program(number).portable.extra
         self._send_programs(self._worker or self._new(), [number])
 
     def run(
