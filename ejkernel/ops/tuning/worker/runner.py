@@ -163,7 +163,7 @@ class WorkerRunner:
         if self._prepares:
             self._prepares = False
             self._prepare_ahead(program)
-        if self._compiled_elsewhere(number, program) is None and len(self.candidates) > 1:
+        if self._compiled_elsewhere(number, program) is None and number:
             tell_ahead("ahead", [program.data], self._settings)
 
     def _prepare_ahead(self, program: PortableProgram) -> None:
@@ -183,9 +183,12 @@ class WorkerRunner:
         )
 
     def _compiled_elsewhere(self, number: int, program: PortableProgram) -> Future[Delivery] | None:
-        """The executable, where a process beside the worker makes it; one alone is compiled for speed at once."""
+        """The executable, where a process beside the worker makes it.
+
+        Not where the compiler times products for it, on the device: of the heuristic, which is the first.
+        """
         elsewhere = self._builder.elsewhere
-        if elsewhere is None or elsewhere.call is None or (program.products and len(self.candidates) == 1):
+        if elsewhere is None or elsewhere.call is None or (program.products and number == 0):
             return None
         return elsewhere.call.executable(program.data, products=program.products)
 
