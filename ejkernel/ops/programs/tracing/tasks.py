@@ -61,7 +61,7 @@ class TaskOrder:
 
     def __init__(self) -> None:
         self._waiting: list[Task] = []
-        # Calls whose tunings have begun, by their turns.
+        # The turn of each call, in the order in which their tunings began.
         self._turns: dict[str, int] = {}
 
     def __bool__(self) -> bool:
