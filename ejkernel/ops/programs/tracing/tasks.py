@@ -64,7 +64,7 @@ class TaskOrder:
     def __init__(self, most_programs: int) -> None:
         self._most_programs = most_programs
         self._waiting: list[Task] = []
-        # Calls whose tunings have begun, by their turns.
+        # The turns of the calls that are being tuned, or were.
         self._turns: dict[str, int] = {}
 
     def __bool__(self) -> bool:
