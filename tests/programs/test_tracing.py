@@ -6,8 +6,10 @@ import contextlib
 import itertools
 import math
 import os
+import signal
 import threading
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -34,12 +36,15 @@ from ejkernel.ops.execution import signatures
 from ejkernel.ops.programs.pool.task import AskedCall
 from ejkernel.ops.programs.tracing import tracers as tracers_module
 from ejkernel.ops.programs.tracing.ahead import process_count
+from ejkernel.ops.programs.tracing.tasks import CompileTask, TaskOrder, TraceTask
 from ejkernel.ops.programs.tracing.tracers import Tracers
 from ejkernel.ops.settings import Settings
 from ejkernel.ops.tuning.tuner import IsolationWarning
 from ejkernel.ops.tuning.worker import session
+from ejkernel.ops.tuning.worker.delivered import Delivery
+from ejkernel.ops.tuning.worker.export import PortableProgram
 from ejkernel.ops.tuning.worker.limits import Isolation
-from ejkernel.ops.tuning.worker.runner import worker_settings
+from ejkernel.ops.tuning.worker.runner import WorkerRunner, worker_settings
 from ejkernel.ops.tuning.worker.session import _deliver
 from ejkernel.ops.tuning.worker.tracing import ReadyMade, StillTracing, TracerGone, tracing_in_force
 
@@ -185,15 +190,156 @@ def compiling():
 
 @pytest.mark.parametrize(("kernel", "both"), [(Doubling(), False), (Training(), True)])
 def test_a_worker_loads_what_another_process_compiled(compiling, x, kernel, both, monkeypatch):
-    """Every candidate is raced, also the first, which is traced here; what was compiled is let go with its call."""
+    """Every candidate is raced; the first is compiled by the worker. What was compiled is let go with its call."""
     delivered = []
     monkeypatch.setattr(session, "_deliver", lambda *args: (delivered.append(args[2].result()), _deliver(*args)))
     call = wanted(compiling, kernel, "a", "b", "c", x=x, objective="forward+backward" if both else "forward")
     record = tuned(compiling, kernel, ["a", "b", "c"], x, both=both)
     assert [trial.status for trial in record.trials] == ["ok"] * 3
     assert all(one.data and not one.why for one in delivered)
-    assert len(delivered) >= 3
+    assert len(delivered) == 2
     assert not compiling._calls[call.name].programs
+
+
+def test_a_program_that_cannot_be_compiled_elsewhere_is_compiled_by_the_worker(compiling, x):
+    """What a process refuses is delivered as nothing."""
+    call = wanted(compiling, Doubling(), "a", x=x)
+    assert call.executable(b"no program", products=False).result(60) == Delivery()
+
+
+@pytest.mark.parametrize(("number", "why"), [(signal.SIGKILL, ""), (signal.SIGSEGV, "SIGSEGV")])
+def test_a_program_that_takes_two_processes_down_is_out_unless_they_were_killed(compiling, x, number, why, monkeypatch):
+    """The system kills these first for want of memory: then the worker tries it, and its watchdog decides."""
+    call = wanted(compiling, Doubling(), "a", x=x)
+    sending = compiling._send
+
+    def send(process, task, known):
+        sending(process, task, known)
+        os.kill(process.pid, number)
+
+    monkeypatch.setattr(compiling, "_send", send)
+    found = call.executable(b"no program", products=False).result(60)
+    assert not found.data
+    assert why in found.why
+    assert bool(found.why) == bool(why)
+
+
+def test_a_process_that_does_not_come_to_an_end_is_ended_and_others_go_on(compiling, x, monkeypatch):
+    """One that never ends would keep all that wait behind it: the worker tries it."""
+    call = wanted(compiling, Doubling(), "a", x=x)
+    data = call.peek("a").data
+    sending = compiling._send
+
+    def send(process, task, known):
+        if task.data != data:
+            # Nothing ever comes back.
+            monkeypatch.setattr(tracers_module, "_LONGEST_TASK", 0.1)
+            return
+        monkeypatch.setattr(tracers_module, "_LONGEST_TASK", 120.0)
+        sending(process, task, known)
+
+    monkeypatch.setattr(compiling, "_send", send)
+    stuck, good = (call.executable(one, products=False) for one in (b"never ends", data))
+    assert stuck.result(60) == Delivery()
+    assert good.result(60).data
+
+
+def test_a_candidate_whose_trace_does_not_end_twice_is_out(tracers, x, monkeypatch):
+    """It is named with the reason."""
+    monkeypatch.setattr(tracers_module, "_LONGEST_TASK", 0.1)
+    monkeypatch.setattr(tracers, "_send", lambda process, task, known: None)
+    call = wanted(tracers, Doubling(), "a", x=x)
+    with pytest.raises(TracerGone, match=r"at work for over 0\.1 s"):
+        call.program("a", math.inf)
+
+
+def test_a_process_that_ended_with_nothing_to_do_is_no_candidates_fault(compiling, x):
+    """Another process goes on with the candidate."""
+    call = wanted(compiling, Doubling(), "a", x=x)
+    for other in ("b", "c"):
+        [process] = compiling._processes
+        os.kill(process.pid, signal.SIGKILL)
+        while process.is_alive():
+            time.sleep(0.001)
+        call = wanted(compiling, Doubling(), other, x=x)
+        assert call.peek(other) is not None
+        assert not compiling.task(call.name, other).again
+
+
+def test_programs_are_compiled_once_enough_of_them_wait():
+    """A tuning without time for all candidates would else end with all of them traced and none compiled."""
+    order = TaskOrder(most_programs=2)
+    order.begin("b")
+    for number in range(4):
+        order.add(TraceTask(number, "a", number))
+        order.add(TraceTask(10 + number, "b", number))
+    order.add(CompileTask(20, "b", b"", products=False))
+    assert order.next(()).number == 10
+    order.add(CompileTask(21, "b", b"", products=False))
+    assert [order.next(()).number for _ in range(6)] == [20, 11, 12, 13, 21, 0]
+    order.add(CompileTask(22, "a", b"", products=False))
+    assert order.next(()).number == 1
+
+
+def test_candidates_that_a_tuning_has_no_time_for_are_not_traced(shared, x):
+    """Once it has gone through its candidates, processes compile what is left."""
+    call = wanted(shared, Doubling(), x=x)
+    shared._calls[call.name].tasks["late"] = late = TraceTask(0, call.name, "late")
+    assert [trial.status for trial in tuned(shared, Doubling(), ["a", "b"], x).trials] == ["ok", "ok"]
+    assert late.state == "done"
+
+
+@pytest.mark.parametrize(
+    ("number", "ahead", "is_done", "waits"),
+    [(1, False, False, True), (0, False, True, False), (0, True, False, False), (0, True, True, True)],
+)
+def test_the_heuristic_waits_for_no_other_process(number, ahead, is_done, waits):
+    """Without it nothing is known to be faster: the worker compiles it where it was not compiled ahead."""
+    coming = Future()
+    if is_done:
+        coming.set_result(Delivery(b"an executable"))
+    call = SimpleNamespace(executable=lambda data, *, products: coming)
+    runner = WorkerRunner.__new__(WorkerRunner)
+    runner._builder = SimpleNamespace(elsewhere=ReadyMade(call))
+    runner._settings, runner._holds = {"platform": "gpu"}, ahead
+    assert (runner._delivered(number, PortableProgram(b"", (), 1, None)) is coming) is waits
+
+
+@pytest.mark.parametrize(("platform", "quickly"), [("gpu", True), ("tpu", False)])
+def test_products_are_compiled_quickly_where_the_worker_asks_for_it(platform, quickly):
+    """What was compiled in another way than asked for would be compiled again."""
+    asked = []
+    call = SimpleNamespace(executable=lambda data, *, products: asked.append(products))
+    runner = WorkerRunner.__new__(WorkerRunner)
+    runner._builder, runner._settings = SimpleNamespace(elsewhere=ReadyMade(call)), {"platform": platform}
+    runner._compiled_elsewhere(1, PortableProgram(b"", (), 1, None, products=True))
+    assert asked == [quickly]
+
+
+def test_nothing_more_is_traced_for_a_call_that_is_tuned(x):
+    """Its time was up, say: candidates of the next call come first."""
+    made = Tracers(worker_settings(default_device(), Isolation()), 0, compiles=True)
+    made._left = 1
+    key = ask(Invocation("traced.doubling", (x,), {}), Doubling(), "forward").key
+    made.want(AskedCall(key, {}), ["a", "b"])
+    call = made.call(key, "forward")
+    coming = call.executable(b"a program", products=False)
+    call.let_go()
+    assert not made._waiting
+    assert coming.result(0) == Delivery()
+    assert call.program("a", math.inf) is None
+
+
+def test_executables_are_not_waited_for_once_no_process_is_left(compiling, x):
+    """The worker compiles them."""
+    call = wanted(compiling, Doubling(), "a", x=x)
+    with held(compiling):
+        coming = call.executable(b"a program", products=False)
+        closing = threading.Thread(target=compiling.close)
+        closing.start()
+        assert coming.result(60) == Delivery()
+    closing.join()
+    assert call.executable(b"another", products=False) is None
 
 
 def test_a_candidate_that_takes_its_process_down_is_out(tracers):

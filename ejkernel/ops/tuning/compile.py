@@ -281,6 +281,8 @@ class CandidateCompiler:
 
     def _build(self, cfg: Any, name: str, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program; in a thread of the pool."""
+        # A candidate that waits for another process is not at work: this one's end, or its silence, is not its doing.
+        self._builder.await_parts(staged)
         self._observer.trying(cfg, "compile", name)
         try:
             return self._builder.build(staged, lowered, for_speed=for_speed)

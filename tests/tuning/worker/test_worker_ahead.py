@@ -110,6 +110,42 @@ def test_what_was_not_begun_is_not_waited_for():
     ended(ahead)
 
 
+def test_a_reference_that_was_not_begun_is_not_waited_for():
+    """Threads may be busy with candidates of later tunings, one of which may never be compiled."""
+    held, busy = threading.Event(), threading.Semaphore(0)
+
+    def load(data):
+        busy.release()
+        held.wait()
+        return loaded(data)
+
+    ahead = AheadCompiler(load)
+    ahead.begin()
+    threads = max(1, (os.cpu_count() or 2) // 2)
+    for n in range(threads):
+        ahead.give(exported(lambda x, n=n: [x * n], X))
+    for _ in range(threads):
+        busy.acquire()
+    reference = exported(lambda x: [x - 1], X)
+    ahead.give(reference, at_once=True)
+    assert ahead.take(reference) is None
+    assert not ahead._at_once
+    held.set()
+    ended(ahead)
+
+
+def test_a_reference_goes_before_candidates_and_does_not_wait_for_the_tuning_at_work(ahead):
+    """It is small, and the next tuning needs it first."""
+    candidate, reference = (exported(lambda x, n=n: [x * n], X) for n in (2.0, 3.0))
+    ahead.hold()
+    ahead.give(candidate)
+    ahead.give(reference, at_once=True)
+    while reference not in ahead._begun:
+        pass
+    assert candidate not in ahead._begun
+    np.testing.assert_array_equal(ahead.take(reference).executable(X)[0], X * 3)
+
+
 def test_what_no_tuning_has_taken_is_let_go_in_the_end(ahead):
     """Programs that are given while one is measured are of the next three."""
     data = exported(lambda x: [x], X)

@@ -1,12 +1,14 @@
 """Work for the processes that trace and compile: one candidate each, and which is next.
 
 Calls go in the order in which their tunings began, then in the order in which they will. Of one call, what is to be
-traced goes before what is to be compiled: a program must be traced before it is sent anywhere.
+traced goes before what is to be compiled, since a program must be traced before it is sent anywhere; but not where many
+programs wait already: a tuning that has no time for all candidates would end with all of them traced and none compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
@@ -57,11 +59,12 @@ Task = TraceTask | CompileTask
 
 @final
 class TaskOrder:
-    """The tasks that wait."""
+    """The tasks that wait; where so many programs of a call wait to be compiled, no more are traced for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_programs: int) -> None:
+        self._most_programs = most_programs
         self._waiting: list[Task] = []
-        # The turn of each call, in the order in which their tunings began.
+        # The turns of the calls that are being tuned, or were.
         self._turns: dict[str, int] = {}
 
     def __bool__(self) -> bool:
@@ -93,7 +96,9 @@ class TaskOrder:
         """
         if not self._waiting:
             return None
-        found = min(self._waiting, key=self._turn)
+        programs = Counter(task.call for task in self._waiting if isinstance(task, CompileTask))
+        enough = {call for call, count in programs.items() if count >= self._most_programs}
+        found = min(self._waiting, key=lambda task: self._turn(task, enough))
         at_work: Sequence[Task] = list(beside)
         if at_work and any(isinstance(task, CompileTask) for task in (*at_work, found)):
             return None
@@ -101,6 +106,7 @@ class TaskOrder:
         found.state = "begun"
         return found
 
-    def _turn(self, task: Task) -> tuple[int, bool, int]:
+    def _turn(self, task: Task, enough: Collection[str]) -> tuple[int, bool, int]:
+        is_later = isinstance(task, CompileTask) != (task.call in enough)
         # Tasks are numbered in the order in which their calls will be tuned.
-        return self._turns.get(task.call, len(self._turns)), isinstance(task, CompileTask), task.number
+        return self._turns.get(task.call, len(self._turns)), is_later, task.number

@@ -24,7 +24,7 @@ from ...core.codec import encode
 from ...core.errors import IsolationError
 from ...core.record import Objective
 from ...tuning.worker.delivered import Delivery
-from ...tuning.worker.process import WorkerGone, WorkerProcess
+from ...tuning.worker.process import FROM_OUTSIDE, WorkerGone, WorkerProcess
 from ...tuning.worker.protocol import Message
 from ...tuning.worker.tracing import StillTracing, TracedElsewhere, TracerGone, tracing_in_force
 from ..pool.task import AskedCall
@@ -32,9 +32,13 @@ from .tasks import CompileTask, Task, TaskOrder, TraceTask
 
 # A process has one candidate at work and the next one at hand: an answer waits for Python's lock here.
 _AT_ONCE = 2
+# Programs that wait to be compiled, for each process: enough that none of them is without work.
+_PROGRAMS_EACH = 2
 # Starts of processes after the first ones, however many candidates take one down.
 _RESTARTS = 8
 _SERVES = "ejkernel.ops.programs.tracing.tracer"
+# Seconds that a process may trace or compile one candidate: others wait behind one that never ends.
+_LONGEST_TASK = 120.0
 # An executable that is to be made elsewhere.
 _NOT_HERE = Delivery()
 
@@ -57,7 +61,7 @@ class Tracers:
         self._head = head
         self._compiles = compiles
         self._calls: dict[str, _Wanted] = {}
-        self._waiting = TaskOrder()
+        self._waiting = TaskOrder(most_programs=max(1, _PROGRAMS_EACH * count))
         self._changed = threading.Condition()
         self._closed = False
         self._restarts = _RESTARTS
@@ -119,12 +123,20 @@ class Tracers:
             return known[data].coming
 
     def let_go(self, call: str) -> None:
-        """A call is tuned: what was compiled for it is not needed any more."""
+        """A call is tuned: what was compiled for it, and what is still to be traced, is not needed any more."""
         with self._changed:
-            programs, self._calls[call].programs = self._calls[call].programs, {}
+            wanted = self._calls[call]
+            programs, wanted.programs = wanted.programs, {}
             for task in programs.values():
                 self._waiting.remove(task)
                 task.end(_NOT_HERE)
+            self.stop_tracing(call)
+
+    def stop_tracing(self, call: str) -> None:
+        """A tuning takes no more candidates: those of it that no process has begun with need not be traced."""
+        with self._changed:
+            for task in self._calls[call].tasks.values():
+                self.withdraw(task)
 
     def close(self) -> None:
         """Ends the processes."""
@@ -203,8 +215,15 @@ class Tracers:
         at_work: deque[Task] = deque()
         known: set[str] = set()
         try:
+            since = 0.0
             while not self._closed:
                 while len(at_work) < _AT_ONCE and (task := self._next(at_work)) is not None:
+                    if not at_work:
+                        since = time.perf_counter()
+                        if not process.is_alive():
+                            # It has ended while it had nothing to do, which is not this candidate's doing.
+                            self._give_back([task])
+                            raise WorkerGone
                     self._send(process, task, known)
                     at_work.append(task)
                 if not at_work:
@@ -212,13 +231,29 @@ class Tracers:
                 message = process.hear()
                 if message is not None and message.verb in ("traced", "compiled", "refused"):
                     self._done(at_work.popleft(), message)
-                elif message is not None:
+                    since = time.perf_counter()
+                elif message is None:
+                    self._end_if_stuck(process, at_work, since)
+                else:
                     raise IsolationError(f"a process that traces cannot be used: {message.head.get('message')}")
-        except WorkerGone:
-            return self._gone(process, at_work)
+        except WorkerGone as gone:
+            return self._gone(process, at_work, *gone.args)
         finally:
             self._give_back(at_work)
         return False
+
+    def _end_if_stuck(self, process: WorkerProcess, at_work: deque[Task], since: float) -> None:
+        """Ends a process that does not come to an end with what it has."""
+        if time.perf_counter() - since <= _LONGEST_TASK:
+            return
+        process.kill()
+        task = at_work[0]
+        if isinstance(task, CompileTask):
+            # The worker tries it, and its watchdog says what came of it.
+            with self._changed:
+                task.end(_NOT_HERE)
+            at_work.popleft()
+        raise WorkerGone(f"it was at work for over {_LONGEST_TASK:g} s")
 
     def _send(self, process: WorkerProcess, task: Task, known: set[str]) -> None:
         if isinstance(task, CompileTask):
@@ -258,15 +293,18 @@ class Tracers:
             task.state = "done"
             self._changed.notify_all()
 
-    def _gone(self, process: WorkerProcess, at_work: deque[Task]) -> bool:
-        """A process has died, of the first of what it had."""
-        words = process.last_words()
+    def _gone(self, process: WorkerProcess, at_work: deque[Task], why: str = "") -> bool:
+        """A process has died, of the first of what it had; `why`: it was ended here."""
+        words = why or process.last_words()
         with self._changed:
             # Once may be chance, or a kill from outside: another process tries it.
             if at_work and at_work[0].again:
                 culprit = at_work.popleft()
                 if isinstance(culprit, CompileTask):
-                    culprit.end(Delivery(why=f"the process that compiled it ended ({words})"))
+                    # After kills from outside, as for want of memory beside so many others, the worker tries it.
+                    killed = process.status() in FROM_OUTSIDE
+                    ended = Delivery(why=f"the process that compiled it ended ({words})")
+                    culprit.end(_NOT_HERE if killed else ended)
                 else:
                     culprit.gone, culprit.state = f"the process that traced it ended ({words})", "done"
             elif at_work:
@@ -275,7 +313,7 @@ class Tracers:
             self._changed.notify_all()
             return self._restarts >= 0
 
-    def _give_back(self, at_work: deque[Task]) -> None:
+    def _give_back(self, at_work: Collection[Task]) -> None:
         with self._changed:
             for task in at_work:
                 # One that is not needed any more has ended.
@@ -317,6 +355,10 @@ class WantedCall:
     def executable(self, data: bytes, *, products: bool) -> Future[Delivery] | None:
         """The executable of an exported program, once a process has compiled it."""
         return self.tracers.compile(self.name, data, products=products)
+
+    def stop_tracing(self) -> None:
+        """No more candidates are taken."""
+        self.tracers.stop_tracing(self.name)
 
     def let_go(self) -> None:
         """Nothing of the call is needed any more."""

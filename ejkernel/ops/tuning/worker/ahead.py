@@ -35,7 +35,8 @@ class AheadCompiler:
         self._changed = threading.Condition()
         # Programs that no thread has begun with, in their order, and the outcomes of the others.
         self._waiting: deque[bytes] = deque()
-        # What waits for nothing, with the future that says what came of it.
+        # What waits for nothing: programs, and other work with a future that says what came of it.
+        self._at_once: deque[bytes] = deque()
         self._chores: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._begun: dict[bytes, Future[FlatExecutable]] = {}
         # Tunings that have begun, and how many had when a program was given.
@@ -78,10 +79,7 @@ class AheadCompiler:
             if self._settings is None or data in self._given:
                 return
             self._given[data] = self._tunings
-            if at_once:
-                self._chores.append(self._begin_with(data))
-            else:
-                self._waiting.append(data)
+            (self._at_once if at_once else self._waiting).append(data)
             self._begin_threads()
 
     def _begin_with(self, data: bytes) -> tuple[Callable[[], Any], Future[Any]]:
@@ -113,8 +111,7 @@ class AheadCompiler:
             self._given.pop(data, None)
             future = self._begun.pop(data, None)
             if future is None:
-                with contextlib.suppress(ValueError):
-                    self._waiting.remove(data)
+                self._remove(data)
                 return None
         # What fails is compiled again where it belongs, and says why.
         if future.exception() is not None:
@@ -129,16 +126,28 @@ class AheadCompiler:
             for data in [data for data, given in self._given.items() if self._tunings - given > _TUNINGS]:
                 del self._given[data]
                 if self._begun.pop(data, None) is None:
-                    self._waiting.remove(data)
+                    self._remove(data)
+
+    def _remove(self, data: bytes) -> None:
+        for queue in (self._at_once, self._waiting):
+            with contextlib.suppress(ValueError):
+                queue.remove(data)
+
+    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | None:
+        if self._at_once:
+            return self._begin_with(self._at_once.popleft())
+        if self._chores:
+            return self._chores.popleft()
+        return self._begin_with(self._waiting.popleft()) if self._waiting and not self._is_held else None
 
     def _work(self) -> None:
         _give_way(self._priority)
         while True:
             with self._changed:
-                while not self._chores and (self._is_held or not self._waiting):
+                while (found := self._next()) is None:
                     self._changed.wait()
+                work, future = found
                 settings = self._settings
-                work, future = self._chores.popleft() if self._chores else self._begin_with(self._waiting.popleft())
             assert settings is not None
             try:
                 with compiling(), settings.entered():

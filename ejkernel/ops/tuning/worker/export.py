@@ -49,6 +49,9 @@ class ProgramBuilder(Protocol):
     def times_products(self, staged: Staged, lowered: Any) -> bool:
         """Does compiling it for a GPU run its products there?"""
 
+    def await_parts(self, staged: Staged) -> None:
+        """Waits for what another process makes for `build`, before that: meanwhile the candidate is not at work."""
+
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program, on any thread; `lowered` is None for what runs as it is."""
 
@@ -87,6 +90,9 @@ class LocalBuilder:
     def times_products(self, staged: Staged, lowered: Any) -> bool:
         """By its text."""
         return times_products(lowered.as_text())
+
+    def await_parts(self, staged: Staged) -> None:
+        """There are none."""
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """Compiled, or as it is."""
@@ -153,6 +159,9 @@ class ExportingBuilder:
     def undisturbed(self) -> AbstractContextManager[None]:
         """Nothing is compiled here."""
         return contextlib.nullcontext()
+
+    def await_parts(self, staged: Staged) -> None:
+        """There are none."""
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program as bytes, which the other process compiles."""

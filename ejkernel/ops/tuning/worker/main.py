@@ -62,7 +62,7 @@ def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message], ahead: AheadC
             # Threads wait for it, while the one that obeys may be busy.
             delivered.arrive(message.head["name"], delivery_of(message.head, list(message.parts)))
         else:
-            if message.verb == "tuning" and not message.head["again"]:
+            if message.verb == "tuning":
                 delivered.begin()
             inbox.put(message)
     # Whatever still compiles or runs goes with it, without a word.
@@ -332,6 +332,12 @@ class ImportingBuilder:
         """Programs of later tunings wait."""
         return self.ahead.held()
 
+    def await_parts(self, staged: Staged) -> None:
+        """Waits for the executable that another process makes of it."""
+        name = staged.portable[1].get("compiled_as")
+        if name is not None:
+            self.delivered.wait_for(name)
+
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """Compiled: by another process, while the tuning before was measured, or now."""
         data, about = staged.portable
@@ -342,7 +348,7 @@ class ImportingBuilder:
         run = _in_parts(found.executable, about["outputs"], about["objective"])
         return CompiledProgram(
             lambda *leaves: run(*leaves[: found.arguments]),
-            *(staged.objective, staged.notes, found.executable),
+            *(staged.objective, staged.notes or self.delivered.refused.get(name or "", ""), found.executable),
             for_speed=for_speed,
             ahead_s=0.0 if taken is None else taken.seconds,
         )

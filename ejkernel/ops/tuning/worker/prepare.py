@@ -22,6 +22,11 @@ from .executables import loaded
 
 def prepare(head: Mapping[str, Any], parts: Sequence[bytes], ahead: AheadCompiler) -> None:
     """Has all of it compiled; the first part is a candidate's program, the others are the reference's."""
+    # On a thread that compiles, where what it raises is left to the tuning: the thread that listens has to go on.
+    ahead.also(functools.partial(_prepare, head, parts, ahead))
+
+
+def _prepare(head: Mapping[str, Any], parts: Sequence[bytes], ahead: AheadCompiler) -> None:
     program, *references = parts
     for data in references:
         ahead.give(data, at_once=True)

@@ -1,4 +1,7 @@
-"""Messages between a tuning and its worker: a JSON header, then raw bytes; nothing that runs when it is read."""
+"""Messages between a tuning and its worker: a JSON header, then raw bytes; nothing that runs when it is read.
+
+But executables, which JAX writes as pickles: they come from processes of the same tuning.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from .export import ExportingBuilder, PortableProgram, export
 from .limits import Isolation
 from .process import WorkerProcess, tell_ahead, worker_for
 from .session import WorkerSession
-from .tracing import ReadyMade, tracing_in_force
+from .tracing import ReadyMade, TracingCall, tracing_in_force
 
 # What of this process's settings a program depends on; whatever else does is in the program.
 _SETTINGS = ("jax_enable_x64", "jax_platforms", "jax_num_cpu_devices")
@@ -114,7 +114,7 @@ class WorkerRunner:
             observer=observer,
         )
         self.session.references = portable
-        self.session.compiled_elsewhere = self._compiled_elsewhere
+        self.session.compiled_elsewhere = self._delivered
         # Those that were exported and not compared yet.
         self._fresh: list[int] = []
         # Are exported programs kept back for now?
@@ -150,6 +150,14 @@ class WorkerRunner:
         self._fresh = self.candidates.having("entered")
         self._holds = ahead
         self._compiler.begin(deadline, end, each=self._exported, ahead=ahead)
+        if self._call is not None:
+            # Where the time was up before the last candidate, programs are compiled in what is left of it.
+            self._call.stop_tracing()
+
+    @property
+    def _call(self) -> TracingCall | None:
+        """The call as processes beside the worker have it."""
+        return None if self._builder.elsewhere is None else self._builder.elsewhere.call
 
     def _exported(self, number: int) -> None:
         if self._builder.refused and not self._demanded and not self.candidates.having("checked", "timed"):
@@ -187,10 +195,22 @@ class WorkerRunner:
 
         Not where the compiler times products for it, on the device: of the heuristic, which is the first.
         """
-        elsewhere = self._builder.elsewhere
-        if elsewhere is None or elsewhere.call is None or (program.products and number == 0):
+        # As the worker's compiler asks for it: other compilers than a GPU's time nothing.
+        quickly = program.products and self._settings["platform"] == "gpu"
+        if self._call is None or (quickly and number == 0):
             return None
-        return elsewhere.call.executable(program.data, products=program.products)
+        return self._call.executable(program.data, products=quickly)
+
+    def _delivered(self, number: int, program: PortableProgram) -> Future[Delivery] | None:
+        """The executable that the worker waits for.
+
+        The heuristic, without which nothing is known to be faster, waits for no other process: it is compiled ahead, or
+        by the worker, which has nothing else to compile.
+        """
+        if number == 0 and not self._holds:
+            return None
+        coming = self._compiled_elsewhere(number, program)
+        return coming if number or coming is None or coming.done() else None
 
     def _refuse_other_structures(self, numbers: Sequence[int]) -> None:
         """Flat arrays have no structure, so it is compared here: with the reference's, else with the first one's."""
@@ -266,8 +286,8 @@ class WorkerRunner:
         """Lets the worker go."""
         self._compiler.close()
         self.session.close()
-        if self._builder.elsewhere is not None and self._builder.elsewhere.call is not None:
-            self._builder.elsewhere.call.let_go()
+        if self._call is not None:
+            self._call.let_go()
 
     def _settle(self, found: Trial, *, timed: bool = False) -> None:
         """Takes over what a worker says of a number."""

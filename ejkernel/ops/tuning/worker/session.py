@@ -77,6 +77,8 @@ class WorkerSession:
         self._worker: WorkerProcess | None = None
         # The programs that the worker has, and the arrays beside the call's that it has for them.
         self._sent: set[int] = set()
+        # Executables that other processes make for it.
+        self._coming: list[Future[Delivery]] = []
         self._extra: Sequence[Any] = ()
         self._deadline = self._end_of_all = math.inf
         # Hears the seconds of each round.
@@ -149,7 +151,7 @@ class WorkerSession:
 
     def _new(self) -> WorkerProcess:
         self.watchdog.new_worker()
-        self._sent = set()
+        self._sent, self._coming = set(), []
         self._worker = self._start()
         self._send_tuning(self._worker)
         return self._worker
@@ -206,6 +208,7 @@ class WorkerSession:
             name = None if coming is None else hashlib.sha256(program.data).hexdigest()
             worker.send("program", [program.data], number=number, arguments=arguments, compiled_as=name, **about)
             if coming is not None:
+                self._coming.append(coming)
                 coming.add_done_callback(functools.partial(_deliver, worker, name))
         self._sent |= set(numbers)
 
@@ -241,6 +244,9 @@ class WorkerSession:
                 record = self._understand(message)
                 if record is not None:
                     return record
+            elif not all(coming.done() for coming in self._coming):
+                # Its candidates wait for other processes: that it says nothing is not its doing.
+                self.watchdog.hears()
             if message is None or time.perf_counter() - looked > LOOK_SECONDS:
                 looked = time.perf_counter()
                 ended = self.watchdog.look(
@@ -320,4 +326,7 @@ class WorkerSession:
 def _deliver(worker: WorkerProcess, name: str | None, coming: Future[Delivery]) -> None:
     """Hands over an executable, on the thread that has heard of it."""
     found = coming.result()
-    worker.send("executable", [found.data], name=name, why=found.why, for_speed=found.for_speed, seconds=found.seconds)
+    # One that has ended would keep it in its queue.
+    if worker.is_alive():
+        about = {"why": found.why, "for_speed": found.for_speed, "seconds": found.seconds}
+        worker.send("executable", [found.data], name=name, **about)

@@ -65,6 +65,9 @@ class TracingCall(Protocol):
         `products`: quickly, since its compiler would run products on the device.
         """
 
+    def stop_tracing(self) -> None:
+        """No more candidates are taken: none need be traced that no process has begun with."""
+
     def let_go(self) -> None:
         """Nothing of the call is needed any more."""
 
