@@ -165,7 +165,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         # JAX's first: where it serves it is mostly the fastest, and a tuning that runs out of time must not miss it.
         found = [RaggedDotConfig("mosaic_jax", m, n, 64, None, s) for m, n in ((64, 128), (128, 128)) for s in (4, 6)]
         found += [RaggedDotConfig("triton", *block) for block in blocks]
-        found += [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((128, 4), (128, 5), (64, 6))]
+        own = ((256, 4), (256, 3), (128, 5), (128, 4), (64, 6))
+        found += [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in own]
         # Without Triton the guess may be among these.
         sizes = {256, 512} | ({_average(inv, least=16, most=512)} if triton_missing() else set())
         found += [RaggedDotConfig("tiled", block_m=size) for size in sorted(sizes)]
@@ -180,7 +181,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
             return f"{cfg.implementation} runs on GPUs alone"
         if cfg.implementation == "mosaic":
             lhs, rhs, block = given["lhs"], given["rhs"], (cfg.block_m, cfg.block_n, cfg.block_k)
-            refused = tiles.refuses(block, cfg.num_stages, lhs.dtype, results=2)
+            # Whole tiles and parts of tiles are handed over from places of their own.
+            refused = tiles.refuses(block, cfg.num_stages, lhs.dtype, held=2 * tiles.CHUNK)
             # The gradient swaps depth and columns.
             for depth, width in (rhs.shape[1:], rhs.shape[:0:-1]):
                 refused = refused or tiles.shapes_refuse(lhs.shape[0], depth, width, cfg.block_k, lhs.dtype)

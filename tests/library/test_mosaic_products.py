@@ -52,15 +52,52 @@ def test_rows_of_groups_are_multiplied_with_their_matrices(races, sizes, transpo
 
 
 @needs_loops
+@pytest.mark.parametrize("transposed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [272, pytest.param(64, marks=pytest.mark.slow)])
+def test_tiles_start_with_their_group_and_are_handed_over_by_chunks(races, rows, transposed):
+    """Where groups start between lines of rows, columns end within a tile, and the last tile within the tile before."""
+    from ejkernel.library.mosaic.ragged_dot import product
+
+    shares = (3, 0, rows // 2 + 1, 1, rows // 3)
+    lhs, sizes = normal(rows, 64, dtype="bfloat16"), jnp.asarray(shares, jnp.int32)
+    rhs = normal(5, 320, 64, dtype="bfloat16", seed=1) if transposed else normal(5, 64, 320, dtype="bfloat16", seed=1)
+    how = {"transposed": transposed, "dtype": jnp.bfloat16}
+    made = jax.jit(lambda *a: product(*a, tile=Tile(128, 256, 64, 2), interpret=True, **how))(lhs, rhs, sizes)
+    wanted = masked(lhs, rhs, sizes, transposed=transposed, dtype=jnp.float32)
+    assert_near(made, np.asarray(wanted, np.float64), "bfloat16")
+
+
+@pytest.mark.parametrize("tile", [8, 64, 128])
+def test_every_row_is_in_one_visit_of_its_group(tile):
+    """From the line of its group's first row on, and in no more visits than there are."""
+    from ejkernel.library.mosaic.ragged_dot import LINE_ROWS, _visits
+
+    rows, rng = 320, np.random.default_rng(0)
+    for groups in (1, 3, 40):
+        for _ in range(20):
+            sizes = rng.multinomial(int(rng.integers(0, rows + 1)), rng.dirichlet([0.4] * groups))
+            owners = np.repeat(np.arange(groups + 1), [*sizes, rows - sizes.sum()])
+            found = np.full(rows, -1)
+            for group, line, low, high in zip(*map(np.asarray, _visits(jnp.asarray(sizes), rows, tile)), strict=True):
+                if low < high:
+                    assert line * LINE_ROWS <= low
+                    assert high <= line * LINE_ROWS + tile <= max(rows, tile)
+                    assert (found[low:high] == -1).all()
+                    found[low:high] = group
+            np.testing.assert_array_equal(found, owners)
+
+
+@needs_loops
 @pytest.mark.slow
+@pytest.mark.parametrize("wide", [64, 256])
 @pytest.mark.parametrize("sizes", [(70, 0, 110), (192, 0, 0), (1, 1, 1)])
-def test_gradients_of_the_matrices_are_sums_over_their_rows(races, sizes):
+def test_gradients_of_the_matrices_are_sums_over_their_rows(races, sizes, wide):
     """Rows of other groups in the same step count for nothing."""
     from ejkernel.library.mosaic.ragged_dot import outer
 
-    lhs, out = normal(192, 128, dtype="bfloat16"), normal(192, 64, dtype="bfloat16", seed=1)
+    lhs, out = normal(192, 128, dtype="bfloat16"), normal(192, 128, dtype="bfloat16", seed=1)
     sizes = jnp.asarray(sizes, jnp.int32)
-    how = {"tile": Tile(128, 64, 64, 2), "dtype": jnp.bfloat16, "interpret": True}
+    how = {"tile": Tile(128, wide, 64, 2), "dtype": jnp.bfloat16, "interpret": True}
     made = jax.jit(lambda *a: outer(*a, **how))(lhs, out, sizes)
     assert_near(made, np.asarray(masked_outer(lhs, out, sizes, dtype=jnp.float32), np.float64), "bfloat16")
 
@@ -87,10 +124,12 @@ def test_products_are_lowered_for_a_gpu(tile, activation):
     assert "library_matmul" in text
 
 
-@pytest.mark.parametrize("groups", [8, pytest.param(1, marks=pytest.mark.slow)])
-def test_ragged_products_and_their_gradients_are_lowered_for_a_gpu(groups):
+@pytest.mark.parametrize(
+    ("groups", "wide", "stages"), [(8, 256, 4), (8, 128, 5), pytest.param(1, 128, 4, marks=pytest.mark.slow)]
+)
+def test_ragged_products_and_their_gradients_are_lowered_for_a_gpu(groups, wide, stages):
     """Three kernels: the product, the one with the matrices transposed, and that of rows with their gradients."""
-    cfg, kernel = RaggedDotConfig("mosaic", 128, 128, 64, None, 4), RaggedDot()
+    cfg, kernel = RaggedDotConfig("mosaic", 128, wide, 64, None, stages), RaggedDot()
     shapes = ((1000, 512), jnp.bfloat16), ((groups, 512, 320), jnp.bfloat16), ((groups,), jnp.int32)
 
     def both(lhs, rhs, sizes):

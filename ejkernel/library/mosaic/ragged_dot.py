@@ -1,7 +1,8 @@
-"""Grouped products for Hopper GPUs: a block for each tile of rows, group in it and block of columns."""
+"""Grouped products for Hopper GPUs: a block for each tile of a group's rows and block of columns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,10 @@ from jax.experimental import pallas as pl
 from ..ragged_dot_tiles import starts_of
 from .launch import launch, load, plgpu
 from .matmul import lines, multiply, turned
-from .tiles import WORKERS, Tile, band
+from .tiles import CHUNK, WORKERS, Tile, band
+
+# Rows of a line: shared memory holds them together, as tensor cores read them.
+LINE_ROWS = 8
 
 
 def product(
@@ -26,33 +30,29 @@ def product(
     wide = band(columns)
     visits = _visits(sizes, rows, tile.m)
 
-    def kernel(group_ref: Any, tile_ref: Any, first_ref: Any, last_ref: Any, *refs: Any) -> None:
+    def kernel(group_ref: Any, line_ref: Any, first_ref: Any, last_ref: Any, *refs: Any) -> None:
         lhs_ref, rhs_ref, o_ref, staged, pieces = refs
         visit = jax.lax.axis_index("visit")
         j = jax.lax.axis_index("band") * wide + jax.lax.axis_index("column")
-        owner, i, first, last = (ref[visit] for ref in (group_ref, tile_ref, first_ref, last_ref))
+        owner, line, first, last = (ref[visit] for ref in (group_ref, line_ref, first_ref, last_ref))
         matrix = rhs_ref.at[jnp.minimum(owner, groups - 1)]
+        # The compiler sees that a tile starts where lines do.
+        start = line * LINE_ROWS
+        tall = lhs_ref if rows <= tile.m else lhs_ref.at[pl.ds(start, tile.m)]
 
         def write(total: jax.Array, group: Any) -> None:
             is_group = jnp.broadcast_to(owner < groups, total.shape)
             made = jnp.where(is_group, total, jnp.zeros_like(total)).astype(dtype)
-            begin = i * tile.m + group * tile.share
+            begin = start + group * tile.share
             # The rows of this warpgroup that are the group's.
             low = jnp.clip(first - begin, 0, tile.share)
             high = jnp.clip(last - begin, 0, tile.share)
-            there, mine = pl.ds(j * tile.n, tile.n), pl.ds(group * tile.share, tile.share)
+            mine = pl.ds(group * tile.share, tile.share)
 
-            @pl.when(high - low == tile.share)
-            def _() -> None:
-                staged[mine] = made
-                plgpu.commit_smem()
+            def copy(there: Any) -> None:
                 plgpu.copy_smem_to_gmem(staged.at[mine], o_ref.at[pl.ds(begin, tile.share), there])
-                plgpu.wait_smem_to_gmem(0)
 
-            @pl.when(high - low < tile.share)
-            def _() -> None:
-                pieces[mine] = made
-                plgpu.commit_smem()
+            def copy_some(there: Any) -> None:
                 count, at = high - low, low
                 # Copies have a fixed size: one for each binary digit of the number of rows.
                 size = tile.share // 2
@@ -65,14 +65,17 @@ def product(
                         plgpu.copy_smem_to_gmem(part, o_ref.at[pl.ds(begin + at, size), there])
 
                     at, size = at + some, size // 2
-                plgpu.wait_smem_to_gmem(0)
+
+            pl.when(high - low == tile.share)(lambda: _by_chunks(made, staged.at[mine], copy, j * tile.n, width))
+            pl.when(high - low < tile.share)(lambda: _by_chunks(made, pieces.at[mine], copy_some, j * tile.n, width))
 
         @pl.when(first < last)
         def _() -> None:
             multiply(
-                lhs_ref,
+                tall,
                 matrix,
-                lambda step: (i, step),
+                # Of few rows there is one tile, at line 0.
+                lambda step: (line if rows <= tile.m else 0, step),
                 (lambda step: (j, step)) if transposed else (lambda step: (step, j)),
                 write,
                 tile=tile,
@@ -86,8 +89,8 @@ def product(
         out=[jax.ShapeDtypeStruct((rows, width), dtype)],
         grid={"band": columns // wide, "visit": visits[0].shape[0], "column": wide},
         scratch=[
-            plgpu.SMEM((tile.m, tile.n), dtype, transforms=lines(dtype)),
-            plgpu.SMEM((tile.m, tile.n), dtype),
+            plgpu.SMEM((tile.m, CHUNK), dtype, transforms=lines(dtype)),
+            plgpu.SMEM((tile.m, CHUNK), dtype),
         ],
         groups={"group": WORKERS + 1},
         interpret=interpret,
@@ -99,7 +102,7 @@ def product(
 def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype: Any, interpret: bool) -> jax.Array:
     """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix."""
     (rows, depth), width, groups = lhs.shape, out.shape[1], sizes.shape[0]
-    tile = _holding(tile, lhs.dtype, dtype, results=1)
+    tile = _holding(tile, lhs.dtype, dtype)
     columns, high = pl.cdiv(width, tile.n), pl.cdiv(depth, tile.m)
     starts, stops = starts_of(sizes, rows)
 
@@ -116,11 +119,13 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
                 pipeline(total)
                 return total[...]
 
-            staged[mine] = pl.run_scoped(added_up, plgpu.ACC((tile.share, tile.n), jnp.float32)).astype(dtype)
-            plgpu.commit_smem()
-            place = made_ref.at[owner, pl.ds(i * tile.m + group * tile.share, tile.share), pl.ds(j * tile.n, tile.n)]
-            plgpu.copy_smem_to_gmem(staged.at[mine], place)
-            plgpu.wait_smem_to_gmem(0)
+            total = pl.run_scoped(added_up, plgpu.ACC((tile.share, tile.n), jnp.float32)).astype(dtype)
+            rows = pl.ds(i * tile.m + group * tile.share, tile.share)
+
+            def copy(there: Any) -> None:
+                plgpu.copy_smem_to_gmem(staged.at[mine], made_ref.at[owner, rows, there])
+
+            _by_chunks(total, staged.at[mine], copy, j * tile.n, width)
 
         def step(indices: Any, left: Any, right: Any, total: Any) -> Any:
             begin = (first + indices[0]) * tile.k
@@ -136,14 +141,17 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
                 plgpu.commit_smem()
 
             plgpu.wgmma(total, turned(part), right)
-            plgpu.wgmma_wait(0)
+            # As in `multiply`: one product is still running while the next tiles are asked for.
+            plgpu.wgmma_wait(1)
             return total
 
         shapes = ((tile.k, tile.m), lambda step: (first + step, i)), ((tile.k, tile.n), lambda step: (first + step, j))
         plgpu.emit_pipeline_warp_specialized(
             step,
             grid=(steps,),
-            in_specs=[plgpu.BlockSpec(shape, place, transforms=lines(lhs.dtype)) for shape, place in shapes],
+            in_specs=[
+                plgpu.BlockSpec(shape, place, transforms=lines(lhs.dtype), delay_release=1) for shape, place in shapes
+            ],
             max_concurrent_steps=tile.stages,
             memory_registers=40,
             wg_axis="group",
@@ -157,7 +165,7 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
         [starts.astype(jnp.int32), stops.astype(jnp.int32), lhs, out],
         out=[jax.ShapeDtypeStruct((groups, depth, width), dtype)],
         grid={"owner": groups, "row": high, "column": columns},
-        scratch=[plgpu.SMEM((tile.m, tile.n), dtype, transforms=lines(dtype))],
+        scratch=[plgpu.SMEM((tile.m, CHUNK), dtype, transforms=lines(dtype))],
         groups={"group": WORKERS + 1},
         interpret=interpret,
         name="library_ragged_dot_outer",
@@ -165,29 +173,53 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
     return made
 
 
-def _visits(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, ...]:
-    """Of each visit the group, the tile of rows, and the first and last of its rows that are the group's.
+def _by_chunks(made: jax.Array, buffer: Any, copy: Callable[[Any], None], first: Any, width: int) -> None:
+    """Hands a warpgroup's share of the result over, some columns at a time: all of them would take the steps' memory.
 
-    Tiles lie at multiples of their size, so one with rows of several groups is visited for each of them. One more
-    group has the rows that belong to none. A visit that is not needed has no rows.
+    Columns beyond the last one are left out.
+    """
+    for at in range(0, made.shape[1], CHUNK):
+
+        def hand_over(at: int = at) -> None:
+            # The chunk before has been read from there by now.
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            buffer[...] = made[:, at : at + CHUNK]
+            plgpu.commit_smem()
+            copy(pl.ds(first + at, CHUNK))
+
+        if width % made.shape[1]:
+            pl.when(first + at < width)(hand_over)
+        else:
+            hand_over()
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _visits(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, ...]:
+    """Of each visit the group, the first line of its tile, and the first and last of its rows that are the group's.
+
+    A group's tiles follow each other from the line of rows that its first one is in: copies start at lines. One more group has the rows that
+    belong to none. A visit that is not needed has no rows.
     """
     starts, stops = starts_of(sizes, rows)
     starts = jnp.append(starts, stops[-1])
     stops = jnp.append(stops, rows)
-    first = starts // tile
-    tiles = jnp.where(starts < stops, -(-stops // tile) - first, 0)
+    begins = starts // LINE_ROWS * LINE_ROWS
+    tiles = jnp.where(starts < stops, -(-(stops - begins) // tile), 0)
     ends = jnp.cumsum(tiles)
-    number = jnp.arange(-(-rows // tile) + sizes.shape[0] + 1, dtype=jnp.int32)
-    group = jnp.minimum(jnp.searchsorted(ends, number, side="right"), sizes.shape[0])
-    place = jnp.minimum(first[group] + number - (ends - tiles)[group], -(-rows // tile) - 1)
-    low = jnp.maximum(starts[group], place * tile)
-    high = jnp.where(number < ends[-1], jnp.minimum(stops[group], (place + 1) * tile), low)
-    return tuple(x.astype(jnp.int32) for x in (group, place, low, high))
+    groups = sizes.shape[0] + 1
+    most = (rows + groups * (tile - 1 + LINE_ROWS - 1)) // tile
+    number = jnp.arange(most, dtype=jnp.int32)
+    group = jnp.minimum(jnp.searchsorted(ends, number, side="right"), groups - 1)
+    place = begins[group] + (number - (ends - tiles)[group]) * tile
+    low = jnp.maximum(starts[group], place)
+    high = jnp.where(number < ends[-1], jnp.minimum(stops[group], place + tile), low)
+    # The last tile of all does not reach over the last row: it has rows of the tile before.
+    line = jnp.clip(place, 0, max(0, rows - tile)) // LINE_ROWS
+    return tuple(x.astype(jnp.int32) for x in (group, line, low, high))
 
 
-def _holding(tile: Tile, dtype: Any, made: Any, results: int = 2) -> Tile:
-    """The tile, with fewer stages and columns where a result wider than the factors would not fit."""
-    wider = jnp.dtype(made).itemsize // jnp.dtype(dtype).itemsize
-    if wider == 1:
+def _holding(tile: Tile, dtype: Any, made: Any) -> Tile:
+    """The tile, with fewer stages where a result wider than the factors would not fit."""
+    if jnp.dtype(made).itemsize == jnp.dtype(dtype).itemsize:
         return tile
-    return replace(tile, n=min(tile.n, 128 // results), stages=min(tile.stages, 3))
+    return replace(tile, stages=min(tile.stages, 3))

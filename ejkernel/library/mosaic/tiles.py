@@ -11,6 +11,8 @@ LINE_BYTES = 128
 WORKERS = 2
 # What a block may have of shared memory, without what Mosaic itself needs.
 SHARED_BYTES = 226 * 1024
+# Columns of a grouped product's result that are handed over at a time.
+CHUNK = 64
 # Multiprocessors of an H100 and an H200: each runs one block, and a last round of a few takes as long as a full one.
 PROCESSORS = 132
 # Tiles of 64 rows for each warpgroup, and as many columns as its registers hold sums of.
@@ -31,12 +33,12 @@ class Tile:
         """Rows of a warpgroup that multiplies."""
         return self.m // WORKERS
 
-    def bytes(self, itemsize: int, results: int = 1) -> int:
-        """Shared memory for the steps, and for so many copies of the result."""
-        return ((self.m + self.n) * self.k * self.stages + self.m * self.n * results) * itemsize
+    def bytes(self, itemsize: int, held: int | None = None) -> int:
+        """Shared memory for the steps, and for so many columns of the result; None: for all of them."""
+        return ((self.m + self.n) * self.k * self.stages + self.m * (self.n if held is None else held)) * itemsize
 
 
-def refuses(tile: tuple[int | None, ...], stages: int | None, dtype: Any, *, results: int = 1) -> str:
+def refuses(tile: tuple[int | None, ...], stages: int | None, dtype: Any, *, held: int | None = None) -> str:
     """The reason that tiles of these sizes cannot run; empty where they can."""
     m, n, k = tile
     if m is None or n is None or k is None or stages is None:
@@ -50,7 +52,7 @@ def refuses(tile: tuple[int | None, ...], stages: int | None, dtype: Any, *, res
     # Each thread holds its sums, and has 255 registers at most.
     if m // WORKERS * n > 64 * 256:
         return f"sums of {m}x{n} do not fit the registers of two warpgroups"
-    needed = Tile(m, n, k, stages).bytes(dtype.itemsize, results)
+    needed = Tile(m, n, k, stages).bytes(dtype.itemsize, held)
     if stages < 2 or needed > SHARED_BYTES:
         return (
             f"{stages} stages of {m}x{n}x{k} take {needed} bytes of shared memory, over {SHARED_BYTES}, or are too few"
