@@ -1,0 +1,201 @@
+"""On a Hopper GPU: ragged_dot by each of its kernels beside torch's grouped_mm, even and skewed groups, with gradients.
+
+A process a case: all compile at once, and take turns on the device. A line a way: device time over interleaved rounds,
+its ratio to the floor and to torch's best, and how far it is off a float32 product. Exit code 1 where a way fails.
+
+    python benchmarks/ragged_gpu.py --only 0 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from library_programs import lowered
+from opponents.by_torch import ragged_dot as by_torch
+from opponents.clock import Foreign, MixedClock
+from opponents.opponent import Call
+from tuning_gpu import raced
+
+from ejkernel.library import RaggedDot, RaggedDotConfig
+
+# Rows, depth, width, groups, how alike groups are (large: even), with gradients?
+CASES = [
+    (8192, 4096, 4096, 8, 1e6, False),
+    (32768, 2048, 768, 128, 2.0, False),
+    (8192, 4096, 4096, 8, 2.0, True),
+    (32768, 2048, 768, 128, 1e6, False),
+    (8192, 4096, 14336, 8, 2.0, False),
+    (16384, 2048, 1408, 64, 2.0, True),
+]
+FLOPS, TRAFFIC = 790e12, 4.3e12
+# Off by more than this share of the largest value is wrong.
+LIMIT = 2e-2
+ROUNDS = 10
+
+
+def ways(backward: bool) -> dict[str, Callable[..., Any]]:
+    """Functions of the arrays, by the names of their launches."""
+    kernel = RaggedDot()
+
+    def run(cfg: RaggedDotConfig, lhs: Any, rhs: Any, sizes: Any, *dy: Any) -> Any:
+        out = kernel.run(lhs, rhs, sizes, cfg=cfg)
+        return (out, *kernel.vjp((), out, *dy, lhs, rhs, sizes, cfg=cfg)[:2]) if backward else out
+
+    cfgs = [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((256, 4), (256, 3), (128, 5))]
+    cfgs += [RaggedDotConfig("triton", 128, 128, 64, 4, 3)]
+    cfgs += [] if backward else [RaggedDotConfig("mosaic_jax", 128, 128, 64, None, 4)]
+    return {f"{c.implementation} {c.block_m}x{c.block_n}, {c.num_stages}": functools.partial(run, c) for c in cfgs}
+
+
+@contextmanager
+def turn(path: str) -> Iterator[None]:
+    """The device, for one process at a time."""
+    with open(path, "w", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def study(number: int, lock: str) -> bool:
+    """Prints the lines of a case; False where a way fails or is wrong."""
+    rows, depth, width, groups, alike, backward = CASES[number]
+    shapes = [((rows, depth), "bfloat16"), ((groups, depth, width), "bfloat16"), ((groups,), "int32")]
+    shapes += [((rows, width), "bfloat16")] * backward
+    abstract = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    begun, good, said = time.perf_counter(), True, []
+    built: dict[int, Any] = {}
+    names: dict[int, str] = {}
+    for at, (name, fn) in enumerate(ways(backward).items()):
+        start = time.perf_counter()
+        try:
+            built[at] = lowered(f"case{number}_{at}", fn, abstract).compile()
+            names[at] = f"{name} [{time.perf_counter() - start:.1f} s]"
+        # What one way says, the others do not hear.
+        except Exception as error:
+            good = False
+            said.append(f"   FAILED {name}: {type(error).__name__}: {str(error)[:300]}")
+    # Nothing is timed for it by the compiler: other cases may be on the device.
+    exact = RaggedDot().reference
+    plain = functools.partial(both, exact) if backward else exact
+    wide = [jax.ShapeDtypeStruct(s, "float32" if d == "bfloat16" else d) for s, d in shapes]
+    reference = jax.jit(plain).lower(*wide).compile({"xla_gpu_autotune_level": 0})
+    compiled_s = time.perf_counter() - begun
+    with turn(lock):
+        arrays = made(shapes, alike)
+        wanted = reference(*(a.astype("float32") if a.dtype == jnp.bfloat16 else a for a in arrays))
+        off = {}
+        for at in list(built):
+            off[at] = max(float(x) for x in distances(built[at](*arrays), wanted))
+            if not off[at] <= LIMIT:
+                good = False
+                said.append(f"   WRONG {names[at]}: off by {off[at]:.3g} of the largest value")
+                del built[at]
+        del wanted
+        for name, foreign in torch_ways(arrays, backward):
+            at = len(names) + len(said)
+            built[at], names[at], off[at] = foreign, name, 0.0
+        times = raced(built, arrays, f"case{number}", rounds=ROUNDS, clock=MixedClock())
+    work = 2.0 * rows * depth * width * (3 if backward else 1)
+    moved = 2.0 * (rows * depth + groups * depth * width + rows * width) * (3 if backward else 1)
+    floor = max(work / FLOPS, moved / TRAFFIC)
+    torchs = min((times[at] for at in times if names[at].startswith("torch")), default=float("nan"))
+    kind = ("even" if alike > 100 else "skewed") + (", with gradients" if backward else "")
+    print(f"{rows}x{depth} by {groups} of {width}, {kind}: floor {floor * 1e6:.1f} us, compiled in {compiled_s:.0f} s")
+    for at in sorted(times, key=times.__getitem__):
+        ratio = f"{times[at] / floor:.2f} of the floor, {times[at] / torchs:.2f} of torch's"
+        print(f"   {times[at] * 1e6:9.1f} us  {ratio}  {names[at]}  off {off[at]:.1e}")
+    print("\n".join(said), flush=True)
+    return good
+
+
+def both(exact: Callable[..., Any], lhs: Any, rhs: Any, sizes: Any, dy: Any) -> Any:
+    """The product and its gradients."""
+    out, back = jax.vjp(lambda one, other: exact(one, other, sizes), lhs, rhs)
+    return out, *back(dy)
+
+
+def made(shapes: list[Any], alike: float) -> tuple[Any, ...]:
+    """Random arrays, and sizes that add up to nearly all rows."""
+    rng, rows, groups = np.random.default_rng(0), shapes[0][0][0], shapes[1][0][0]
+    share = np.full(groups, 1 / groups) if alike > 100 else rng.dirichlet([alike] * groups)
+    sizes = np.floor(share * rows).astype("int32")
+    sizes[0] += rows - sizes.sum()
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    floats = [None if d == "int32" else jax.random.normal(k, s, d) for k, (s, d) in zip(keys, shapes, strict=True)]
+    return tuple(jnp.asarray(sizes) if a is None else jax.block_until_ready(a) for a in floats)
+
+
+@jax.jit
+def distances(found: Any, wanted: Any) -> list[Any]:
+    """Of each array the largest error over the largest value."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+    return [jnp.max(jnp.abs(a.astype(jnp.float32) - b)) / jnp.max(jnp.abs(b)) for a, b in pairs]
+
+
+def torch_ways(arrays: tuple[Any, ...], backward: bool) -> Iterator[tuple[str, Foreign]]:
+    """By torch, where it is there."""
+    try:
+        import torch
+    except ImportError:
+        return
+    tensors = tuple(torch.from_dlpack(a) for a in arrays)
+    for opponent in by_torch(torch, Call("ragged_dot", arrays[:3], {}, backward)):
+        given = opponent.prepare(*tensors) if opponent.prepare else tensors
+        foreign = Foreign(torch, opponent.fn, given)
+        try:
+            foreign().block_until_ready()
+        # It may not serve the layout.
+        except Exception as error:
+            print(f"   {opponent.name}: {str(error).splitlines()[0][:200]}", flush=True)
+            continue
+        yield opponent.name, foreign
+
+
+def main() -> int:
+    """All cases at once; their lines as they end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", type=int, default=range(len(CASES)), help="numbers of cases")
+    parser.add_argument("--here", type=int, help="one case, in this process")
+    parser.add_argument("--lock", default="")
+    parser.add_argument("--seconds", type=float, default=150.0, help="most that all may take")
+    options = parser.parse_args()
+    if options.here is not None:
+        warnings.simplefilter("ignore")
+        if jax.default_backend() != "gpu":
+            print("this benchmark needs a GPU; nothing was measured")
+            return 0
+        return int(not study(options.here, options.lock))
+    end = time.monotonic() + options.seconds
+    with tempfile.NamedTemporaryFile() as lock:
+        command = [sys.executable, __file__, "--lock", lock.name, "--here"]
+        children = [subprocess.Popen([*command, str(number)]) for number in options.only]
+        status = 0
+        for child in children:
+            try:
+                status |= child.wait(max(end - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                status = 1
+    return int(status != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
