@@ -267,13 +267,13 @@ def append_to_pages(
     `lengths` are those before the new tokens. Inside a jit that donates the pages nothing is copied. A token without a
     page is an error where that can be read, and is left out under a trace.
     """
+    if page_table is None:
+        raise ArgumentError("page_table must be given; without pages use jax.lax.dynamic_update_slice")
     k, keys, values, _ = _checked_heads(k, k_pages, v_pages, page_table, "k")
     v, *_ = _checked_heads(v, k_pages, v_pages, page_table, "v")
     if k.shape != v.shape or k.shape[2] != keys.shape[2]:
         raise ArgumentError(f"k {k.shape} and v {v.shape} must have the heads of k_pages {keys.shape}")
-    table, room = _checked_table(page_table, k, keys)
-    if table is None:
-        raise ArgumentError("page_table must be given; without pages use jax.lax.dynamic_update_slice")
+    table, room = _checked_table(page_table, k, keys, "k")
     sizes = lengths_of("lengths", lengths, k.shape[0], room)
     known = None if sizes is None else known_values(sizes)
     if sizes is None or (known is not None and known.size and known.max() + k.shape[1] > room):
@@ -334,13 +334,13 @@ def _checked_heads(q: Any, k: Any, v: Any, table: Any, name: str = "q") -> tuple
     return q, k, v, single
 
 
-def _checked_table(page_table: Any, q: jax.Array, k: jax.Array) -> tuple[jax.Array | None, int]:
+def _checked_table(page_table: Any, q: jax.Array, k: jax.Array, name: str = "q") -> tuple[Any, int]:
     """The table in 32 bits, and the tokens that a sequence has room for."""
     if page_table is None:
-        same("batch", "q", q, q.shape[0], "k_pages", k, k.shape[0])
+        same("batch", name, q, q.shape[0], "k_pages", k, k.shape[0])
         return None, k.shape[1]
     table = integers("page_table", page_table, ("batch", "pages"))
-    same("batch", "q", q, q.shape[0], "page_table", table, table.shape[0])
+    same("batch", name, q, q.shape[0], "page_table", table, table.shape[0])
     return as_int32(table), table.shape[1] * k.shape[1]
 
 

@@ -7,7 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .recurrence import decays, in_chunks, left_at_the_end, nearly_decays, out_of_chunks, states_of, unit_inverse
+from .recurrence import (
+    decays,
+    finite_gates,
+    in_chunks,
+    left_at_the_end,
+    nearly_decays,
+    out_of_chunks,
+    states_of,
+    unit_inverse,
+)
 from .rows import across
 from .varying import varying_like
 
@@ -34,7 +43,7 @@ def chunked(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, *, chunk: int
     length, dtype = q.shape[1], v.dtype
     # Numbers that were narrow are so in every product, and gradients are added up before they are rounded.
     how = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    q, k, v, g, beta = (in_chunks(a.astype(jnp.float32), chunk) for a in (q, k, v, g, beta))
+    q, k, v, g, beta = (in_chunks(a.astype(jnp.float32), chunk) for a in (q, k, v, finite_gates(g), beta))
     sums = jnp.cumsum(g, axis=-1)
     beta = beta[..., None]
     left, last = (decays if how == jax.lax.Precision.HIGHEST else nearly_decays)(g), sums[..., -1:]
@@ -73,7 +82,7 @@ def linear_chunked(q: Any, k: Any, v: Any, g: Any, state: Any, *, chunk: int, le
     """All steps of a chunk at once: scores within it, a state between chunks."""
     length, dtype = q.shape[1], v.dtype
     how = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    q, k, v, g = (in_chunks(a.astype(jnp.float32), chunk) for a in (q, k, v, g))
+    q, k, v, g = (in_chunks(a.astype(jnp.float32), chunk) for a in (q, k, v, finite_gates(g)))
     sums, ends = jnp.cumsum(g, axis=3), left_at_the_end(g, 3)
     if g.ndim == k.ndim - 1:
         scores = jnp.einsum("...ik,...jk->...ij", q, k, precision=how) * decays(g)

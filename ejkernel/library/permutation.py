@@ -24,9 +24,10 @@ def by_counting(groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     within = jnp.sum((blocks[:, :, None] == blocks[:, None, :]) & earlier[None], axis=2, dtype=jnp.int32)
     names = jnp.arange(count + 1, dtype=groups.dtype)
     counts = jnp.sum(blocks[:, :, None] == names[None, None], axis=1, dtype=jnp.int32)
-    before = jnp.cumsum(counts, axis=0) - counts
-    sizes = jnp.sum(counts, axis=0)
-    start = before + (jnp.cumsum(sizes) - sizes)[None]
+    # In 32 bits as all others, also where JAX's own numbers have 64.
+    before = jnp.cumsum(counts, axis=0, dtype=jnp.int32) - counts
+    sizes = jnp.sum(counts, axis=0, dtype=jnp.int32)
+    start = before + (jnp.cumsum(sizes, dtype=jnp.int32) - sizes)[None]
     places = jnp.take_along_axis(start, blocks, axis=1) + within
     return places.reshape(-1)[:total], sizes[:count]
 

@@ -63,7 +63,9 @@ class Provider:
         # As above.
         except Exception as error:
             raise ProviderError(f"{what} raised {type(error).__name__}: {error}") from error
-        found, asked = (jax.tree.map(lambda x: f"{x.dtype.name}{list(x.shape)}", one) for one in (made, wanted))
+        # JAX itself returns lists of some operations, such as `lax.top_k`, and tuples of others.
+        made = tuple(made) if isinstance(made, list) and isinstance(wanted, tuple) else made
+        found, asked = (jax.tree.map(_described, one) for one in (made, wanted))
         if found != asked:
             raise ProviderError(f"{what} returned {found} in place of {asked}")
         return made
@@ -220,6 +222,12 @@ def _provided(base: Any, found: tuple[Provider, ...]) -> Any:
             body[name + level] = wrap[name](hook)
     body["op_id"] = ".".join((base.op_id, *(one.name for one in found)))
     return type("_with_".join((base.__name__, *(one.name for one in found))), (base,), body)
+
+
+def _described(x: Any) -> str:
+    if not hasattr(x, "dtype") or not hasattr(x, "shape"):
+        return f"a {type(x).__qualname__}"
+    return f"{x.dtype.name}{list(x.shape)}"
 
 
 def _is_float(arg: Any) -> bool:

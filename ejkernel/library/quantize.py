@@ -38,8 +38,8 @@ def quantize(
         near, scales = _rounded(x, kind, size)
         # Nothing has the scale one, as zeros have.
         if kind.name in INTEGERS:
-            return near, scales if group is not None else scales[0] if x.shape[0] else jnp.ones(x.shape[1])
-        return near, scales if block is not None else scales[0, 0] if x.size else jnp.ones(())
+            return near, scales if group is not None else scales[0] if x.shape[0] else jnp.ones(x.shape[1], jnp.float32)
+        return near, scales if block is not None else scales[0, 0] if x.size else jnp.ones((), jnp.float32)
 
     return program("library.quantize", made)  # type: ignore[no-any-return]
 
@@ -48,8 +48,9 @@ def _rounded(x: jax.Array, kind: Any, size: tuple[int, int]) -> tuple[jax.Array,
     wide = x.astype(jnp.float32)
     most = _of_blocks(jnp.abs(wide), size)
     largest = float(jnp.iinfo(kind).max) if kind.name in INTEGERS else float(jnp.finfo(kind).max)
-    # An empty or zero block has the scale one.
-    scales = jnp.where(most > 0, most / largest, 1.0)
+    # An empty or zero block has the scale one. No scale is so small that a processor takes it for zero, which zeros
+    # divided by it would show; what is no number has none either, and so no block that holds one.
+    scales = jnp.where(most == 0, 1.0, jnp.maximum(most / largest, jnp.finfo(jnp.float32).tiny))
     near = wide / spread_scales(scales, x.shape, size)
     near = jnp.round(near) if kind.name in INTEGERS else near
     return jnp.clip(near, -largest, largest).astype(kind), scales

@@ -18,7 +18,7 @@ from .extent import too_large
 from .mosaic import quantized_tiles, served
 from .quantize import INTEGERS, spread_scales
 from .reverse import recomputed
-from .rows import float_rows
+from .rows import narrow_rows
 from .triton.quantized import refuses, widened
 
 _MOSAIC = ("mosaic", "mosaic_ahead")
@@ -169,7 +169,7 @@ def quantized_matmul(
 
     Scales are (n,), or with `group` (k / group, n): one for so many of k. `x` and scales have gradients.
     """
-    x = float_rows("x", x)
+    x = narrow_rows("x", x)
     weight = as_array("q_weight", q_weight)
     if weight.dtype.name not in INTEGERS or weight.ndim != 2:
         raise ArgumentTypeError(f"q_weight is {weight.dtype.name} {weight.shape}; use int8 or int4 of the shape (k, n)")

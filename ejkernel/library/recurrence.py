@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from .rows import across
 from .varying import varying_like
 
+# Far below what leaves anything, and far above what sums of a chunk would overflow with.
+_FORGETS = -1e30
+
 
 def masked_to(lengths: jax.Array | None, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The arrays, (batch, length, ...), with zeros beyond each sequence's length, whatever was there."""
@@ -60,8 +63,18 @@ def nearly_decays(gates: jax.Array) -> jax.Array:
 
 
 def left_at_the_end(gates: jax.Array, axis: int) -> jax.Array:
-    """`exp` of the sum of all later gates: what is left at the end of a chunk."""
-    return jnp.exp(jax.lax.cumsum(gates, axis=axis, reverse=True) - gates)
+    """`exp` of the sum of all later gates: what is left at the end of a chunk.
+
+    Added up without the gate itself, not taken off again: after a gate of -1e9 a difference has nothing of the others.
+    """
+    later = jax.lax.slice_in_dim(gates, 1, None, axis=axis)
+    none = jnp.zeros_like(jax.lax.slice_in_dim(gates, 0, 1, axis=axis))
+    return jnp.exp(jax.lax.cumsum(jnp.concatenate([later, none], axis=axis), axis=axis, reverse=True))
+
+
+def finite_gates(gates: jax.Array) -> jax.Array:
+    """Gates in float32, with a large number for minus infinity: zeros of a product times that would be no number."""
+    return jnp.maximum(gates.astype(jnp.float32), _FORGETS)
 
 
 def states_of(moves: jax.Array, added: jax.Array, start: jax.Array, *, levels: bool, how: Any) -> tuple[Any, Any]:

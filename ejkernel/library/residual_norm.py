@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import Executor, Invocation
-from . import reduce
+from . import double, reduce
 from .arguments import ArgumentError, same_dtype
 from .call import plan, planned
+from .double import is_double, refuse_cfg
 from .guessed_rows import norm_ways
 from .mosaic import norm_rows, spread
 from .reverse import ReverseOnGpu, recomputed
@@ -184,8 +185,19 @@ def residual_norm(
     if kind not in KINDS:
         raise ArgumentError(f"kind={kind!r} is no norm; use rms or layer")
     given = [as_vector("weight", weight, "x", x), *([] if bias is None else [as_vector("bias", bias, "x", x)])]
+    if is_double(x, *given):
+        refuse_cfg(cfg)
+        return _double(x + residual, given, kind == "layer", epsilon(eps))
     how: dict[str, Any] = {"kind": kind, "eps": epsilon(eps), "cfg": cfg, "executor": executor}
     return plan(ResidualNorm(), x, residual, *given, then=tuple, **how)  # type: ignore[no-any-return]
+
+
+def _double(summed: jax.Array, vectors: Any, centred: bool, eps: float) -> Pair:
+    weight, bias = vectors[0], vectors[1] if len(vectors) > 1 else None
+    if centred:
+        return double.layer_norm(summed, weight, bias, eps), summed
+    normed = double.rms_norm(summed, weight, eps)
+    return (normed if bias is None else (normed + across(bias, normed)).astype(summed.dtype)), summed
 
 
 def _norm(x: jax.Array, vectors: Any, centred: bool, eps: float, lanes: int | None) -> jax.Array:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ..ops import Invocation
-from .arguments import DOUBLE, FLOATS, ArgumentError, ArgumentTypeError, as_array
+from .arguments import DOUBLE, FLOATS, ArgumentError, ArgumentTypeError, as_array, float_array
 from .extent import too_large
 from .mosaic import served, shelf, spread
 from .reduce import refuses_lanes
@@ -24,6 +24,12 @@ def float_rows(name: str, value: Any) -> jax.Array:
     if array.ndim == 0:
         raise ArgumentError(f"{name} has the shape (); give it at least one dimension")
     return array
+
+
+def narrow_rows(name: str, value: Any) -> jax.Array:
+    """The same for an operation that does not compute in float64."""
+    array = float_rows(name, value)
+    return float_array(name, array, ("...",) * array.ndim)
 
 
 def as_vector(name: str, value: Any, other: str, rows: jax.Array) -> jax.Array:

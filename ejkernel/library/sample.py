@@ -14,6 +14,7 @@ import numpy as np
 from ..ops import Executor, Invocation, Kernel
 from .arguments import LARGEST, ArgumentError, ArgumentTypeError, as_array, integer, known_values
 from .call import plan, planned
+from .double import is_double
 from .order import ordered
 from .rows import float_rows
 from .sample_ways import by_bits, by_parts_of, by_recomputing, by_sorting, weights_of
@@ -169,6 +170,8 @@ def sample(
     row, as in JAX's argmax.
     """
     logits = float_rows("logits", logits)
+    # Noise and weights are of float32 in any case.
+    logits = logits.astype(jnp.float32) if is_double(logits) else logits
     rows, words = logits.shape[:-1], logits.shape[-1]
     if not words:
         raise ArgumentError(f"logits have the shape {logits.shape}; there must be a word to draw")
@@ -220,7 +223,10 @@ def _key(key: Any, rows: tuple[int, ...], count: int) -> jax.Array:
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.dtype != jnp.uint32 or key.ndim == 0:
             raise ArgumentTypeError(f"key is {key.dtype.name} {key.shape}; use jax.random.key(seed)")
-        key = jax.random.wrap_key_data(key)
+        try:
+            key = jax.random.wrap_key_data(key)
+        except TypeError as error:
+            raise ArgumentTypeError(f"key is uint32 {key.shape}, which is no key; use jax.random.key(seed)") from error
     if key.shape not in ((), rows):
         raise ArgumentError(f"key has the shape {key.shape}; use one key, or one for each row, {rows}")
     made: jax.Array = key if key.ndim == 0 else key.reshape(count)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
-from .arguments import LARGEST, ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
+from .arguments import FLOATS, LARGEST, ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
 from .call import plan, planned, program
 from .mosaic import scaled_tiles, served
 from .mosaic.guess import is_measured
@@ -145,6 +145,9 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
             return "the scales change along k; float8 scales the product afterwards"
         if cfg.implementation == "blocks" and _is_constant(inv):
             return "the scales do not change along k; float8 does the same in one product"
+        steps = _steps(*inv.args) if cfg.implementation == "blocks" else []
+        if steps and math.gcd(*steps) < min(steps):
+            return f"the scales change after {' and after '.join(map(str, steps))} of k, which makes many small blocks"
         return True
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
@@ -193,10 +196,22 @@ def scaled_matmul(
         if array.size:
             block_from(scale, array, name)
         factors.append(scale.astype(jnp.float32).reshape((1,) * (2 - scale.ndim) + scale.shape))
-    dtype = jnp.dtype(preferred_element_type).name
+    dtype = _result_dtype(preferred_element_type)
     if not arrays[0].size or not arrays[1].size:
         return jnp.zeros((arrays[0].shape[0], arrays[1].shape[1]), dtype)
     return plan(ScaledMatmul(), *arrays, *factors, dtype=dtype, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+
+
+def _result_dtype(value: Any) -> str:
+    try:
+        name = str(jnp.dtype(value).name)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"preferred_element_type={value!r} is no dtype; use one of {', '.join(FLOATS)}"
+        ) from error
+    if name not in FLOATS:
+        raise ArgumentTypeError(f"preferred_element_type is {name}; use one of {', '.join(FLOATS)}")
+    return name
 
 
 @planned()
@@ -269,9 +284,9 @@ def _direct(a: Any, b: Any, a_scales: Any, b_scales: Any) -> jax.Array:
 
 
 def _by_blocks(a: Any, b: Any, a_scales: Any, b_scales: Any) -> jax.Array:
-    """Block by block of k, as wide as the narrower of both scales."""
+    """Block by block of k, as wide as neither of both scales changes within."""
     depth = a.shape[1]
-    size = min(block_from(a_scales, a)[1], block_from(b_scales, b)[0])
+    size = math.gcd(*_steps(a, b, a_scales, b_scales)) or depth
     total = jnp.zeros((a.shape[0], b.shape[1]), jnp.float32)
     for low in range(0, depth, size):
         high = min(low + size, depth)
@@ -286,6 +301,12 @@ def _by_blocks(a: Any, b: Any, a_scales: Any, b_scales: Any) -> jax.Array:
         )
         total = total + part * sides[0] * sides[1]
     return total
+
+
+def _steps(a: Any, b: Any, a_scales: Any, b_scales: Any) -> list[int]:
+    """After how many of k the scales of each side change; none for those that do not."""
+    sides = ((a, a_scales, 1), (b, b_scales, 0))
+    return [block_from(scales, x)[axis] for x, scales, axis in sides if scales.shape[axis] > 1]
 
 
 def _by_mosaic(cfg: ScaledMatmulConfig, dtype: str, interpret: bool, *arrays: jax.Array) -> jax.Array:

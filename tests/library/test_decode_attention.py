@@ -206,3 +206,12 @@ def test_a_token_that_does_not_fit_is_an_error():
         append_to_pages(pages, pages, new, new, np.array([[0, 1]]), np.array([8]))
     with pytest.raises(ValueError, match=r"page_table\[0, 1\] is -1"):
         append_to_pages(pages, pages, new, new, np.array([[0, -1]]), np.array([4]))
+
+
+def test_tokens_are_appended_to_pages_alone():
+    """Without a table there are none, and the error names that and not the pages."""
+    pages, new = jnp.ones((4, 4, 2, 8)), jnp.ones((1, 2, 8))
+    with pytest.raises(ValueError, match="page_table must be given"):
+        append_to_pages(pages, pages, new, new, None, np.array([4]))
+    with pytest.raises(ValueError, match="k and page_table differ in batch"):
+        append_to_pages(pages, pages, new, new, np.array([[0, 1], [2, 3]]), np.array([4]))

@@ -71,3 +71,44 @@ def test_other_operations_say_what_to_do():
     q = jnp.ones((1, 4, 2, 8))
     with pytest.raises(TypeError, match=r"q is float64; use one of .*x\.astype\(jnp\.float32\).*jax_enable_x64"):
         library.attention(q, q, q)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_residual_norm_computes_in_float64(kind):
+    """Both results, to their last digits."""
+    summed = A + A[::-1]
+    off = summed - mean(summed) if kind == "layer" else summed
+    exact = off / np.sqrt(mean(off * off) + 1e-6) * V + V
+    found = library.residual_norm(*map(jnp.asarray, (A, A[::-1], V, V)), kind=kind)
+    for one, other in zip(found, (exact, summed), strict=True):
+        assert one.dtype == jnp.float64
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", ["sort", "bits", "recompute", "parts"])
+def test_words_are_drawn_from_float64_as_from_float32(way):
+    """By every way: the noise is of float32."""
+    logits, key = jnp.asarray(A), jax.random.key(0)
+    how = {"top_k": 3, "top_p": 0.8, "cfg": library.SampleConfig(way, None if way in ("sort", "parts") else 2)}
+    found = [library.sample(key, x, **how) for x in (logits, logits.astype(jnp.float32))]
+    np.testing.assert_array_equal(*found)
+
+
+def test_weights_of_few_bits_are_not_for_float64():
+    """A result of float64 would have the digits of float32."""
+    q, scales = library.quantize(jnp.ones((16, 4), jnp.float32))
+    with pytest.raises(TypeError, match="x is float64; use one of"):
+        library.quantized_matmul(jnp.asarray(A), q, scales)
+
+
+@pytest.mark.parametrize("way", ["count", "sort"])
+def test_places_and_sizes_have_32_bits_by_every_way(way):
+    """The dtype of a result must not depend on what was tuned."""
+    x, logits = jnp.asarray(A, jnp.float32), jnp.asarray(A[:, :4], jnp.float32)
+    sent = library.moe_dispatch(x, logits, k=2, cfg=library.MoeDispatchConfig(way))
+    assert sent.places.dtype == sent.group_sizes.dtype == jnp.int32
+
+
+def test_scales_of_nothing_are_float32():
+    """As all others are."""
+    assert library.quantize(jnp.ones((0, 3), jnp.float32))[1].dtype == jnp.float32

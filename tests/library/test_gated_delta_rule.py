@@ -117,6 +117,34 @@ def test_strong_decay_does_not_overflow():
     assert_near(out[:, 1:], wide(right[:, 1:]), "float32")
 
 
+@pytest.mark.parametrize("kind", ["delta", "heads", "rows"])
+@pytest.mark.parametrize("gate", [-1e4, -1e9, -np.inf])
+def test_a_gate_that_forgets_everything_leaves_the_tokens_after_it_exact(kind, gate):
+    """As between documents in one row: also in gradients, and with the state that goes out."""
+    given = list(arrays(kind))
+    given[3] = given[3].at[:, jnp.array([4, 9, 17])].set(gate)
+    right = exact(kind, *given)
+
+    def pulled(cfg):
+        return jax.jit(jax.grad(lambda *a: sum(map(jnp.sum, called(kind, cfg)(*a))), tuple(range(4))))(*given)
+
+    gradients = pulled(GatedDeltaRuleConfig("scan"))
+    for cfg in WAYS[:2]:
+        for found, wanted in zip(called(kind, cfg)(*given), right, strict=True):
+            assert_near(found, wanted, "float32")
+        for found, wanted in zip(pulled(cfg), gradients, strict=True):
+            assert_near(found, wide(wanted), "float32", slack=3)
+
+
+def test_a_decay_of_zero_leaves_each_token_alone():
+    """The least that there is: its logarithm is minus infinity."""
+    q, k, v = arrays("heads")[:3]
+    out, _ = linear_attention(q, k, v, decay=jnp.array([0.0, 1.0]), cfg=WAYS[0], executor=UNTUNED)
+    alone = jnp.einsum("btk,btk,btv->btv", q[:, :, 0], k[:, :, 0], v[:, :, 0])
+    assert_near(out[:, :, 0], wide(alone), "float32")
+    assert np.all(np.isfinite(out))
+
+
 @pytest.mark.parametrize("strength", [0.01, 1.0, 30.0, 1e4])
 def test_decays_of_narrow_numbers_are_near_however_strong_they_are(strength):
     """Differences of sums, which are large and nearly equal where decay was strong before."""

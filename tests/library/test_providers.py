@@ -16,6 +16,7 @@ from ejkernel.library import (
     ProviderError,
     RmsNormConfig,
     SoftmaxConfig,
+    TopKConfig,
     attention,
     linear_cross_entropy,
     providers,
@@ -23,6 +24,7 @@ from ejkernel.library import (
     register_provider,
     rms_norm,
     softmax,
+    top_k,
     unregister_provider,
 )
 from ejkernel.library.providers import with_providers
@@ -34,7 +36,7 @@ from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Execu
 def no_provider_is_left():
     """Providers are of the process."""
     yield
-    for operation in ("softmax", "rms_norm", "attention", "ragged_dot", "linear_cross_entropy"):
+    for operation in ("softmax", "rms_norm", "attention", "ragged_dot", "linear_cross_entropy", "top_k"):
         for one in providers(operation):
             unregister_provider(operation, one.name)
 
@@ -73,8 +75,9 @@ def test_its_name_is_in_the_key():
         (lambda x, axis: 1 / 0, "provider bad of softmax raised ZeroDivisionError: division by zero"),
         (lambda x, axis: x[:1], r"provider bad of softmax returned float32\[1, 64\] in place of float32\[6, 64\]"),
         (lambda x, axis: x.astype(jnp.bfloat16), r"returned bfloat16\[6, 64\] in place of float32\[6, 64\]"),
+        (lambda x, axis: 1.0, r"provider bad of softmax returned a float in place of float32\[6, 64\]"),
     ],
-    ids=["raises", "another shape", "another dtype"],
+    ids=["raises", "another shape", "another dtype", "no array"],
 )
 def test_one_that_fails_is_named(fn, message):
     """As a failed candidate, and as an error where it was asked for by hand."""
@@ -84,6 +87,13 @@ def test_one_that_fails_is_named(fn, message):
     assert "provider bad of softmax" in trial.message
     with pytest.raises(ProviderError, match=message):
         softmax(normal(6, 64), cfg=SoftmaxConfig("provider:bad"), executor=UNTUNED)
+
+
+def test_a_list_is_as_good_as_a_tuple():
+    """`lax.top_k` returns one."""
+    register_provider("top_k", "jax", lambda x, *, k: list(jax.lax.top_k(x, k)))
+    found = top_k(normal(3, 32), 4, cfg=TopKConfig("provider:jax"), executor=UNTUNED)
+    np.testing.assert_array_equal(found[1], jax.lax.top_k(normal(3, 32), 4)[1])
 
 
 def test_wrong_values_never_win():

@@ -48,6 +48,51 @@ def test_float8_loses_at_most_a_sixteenth(block):
     assert np.all(jnp.abs(dequantize(q, scales) - x) <= jnp.abs(x) / 16 + jnp.max(jnp.abs(x)) / 448 / 2**9)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4", "float8_e4m3fn", "float8_e5m2"])
+def test_small_numbers_beside_zeros_stay_numbers(kind):
+    """Their scale would be below what a processor tells from zero, and zero by zero is no number."""
+    x = (normal(4, 8) * 1e-36).at[0].set(0.0)
+    back = wide(dequantize(*quantize(x, kind)))
+    assert not np.any(back[0])
+    assert np.max(np.abs(back - wide(x))) <= 2e-36
+
+
+def test_gradients_in_float8_that_vanish_are_zeros_and_no_nans():
+    """Of a loss whose gradient is 1e-36, with rows that have none."""
+    a, b = normal(16, 64), normal(64, 8, seed=1)
+    for blocks in (False, True):
+        towards = jnp.full((16, 8), 1e-36).at[:4].set(0.0)
+        pull = jax.vjp(lambda a, b, blocks=blocks: float8_matmul(a, b, blocks=blocks, executor=UNTUNED), a, b)[1]
+        assert all(np.all(np.isfinite(x)) for x in pull(towards))
+
+
+@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
+def test_what_is_no_number_is_none_afterwards(kind):
+    """Integers have no NaN: the scale has it."""
+    back = dequantize(*quantize(jnp.array([[1.0, 1e6], [jnp.nan, 2.0]]), kind))
+    assert np.isnan(back[1, 0])
+
+
+def test_scales_that_change_at_different_places_are_each_used_where_they_hold():
+    """Blocks of 128 and of 192: neither is a part of the other."""
+    a, b = normal(8, 384), normal(384, 16, seed=1)
+    (qa, sa), (qb, sb) = quantize(a, E4M3, block=(1, 128)), quantize(b, E4M3, block=(192, 16))
+    sa, sb = sa * jnp.array([[1.0, 3.0, 0.2]]), sb * jnp.array([[1.0], [5.0]])
+    right, cfg = wide(dequantize(qa, sa)) @ wide(dequantize(qb, sb)), ScaledMatmulConfig("blocks")
+    found = scaled_matmul(qa, qb, sa, sb, preferred_element_type=jnp.float32, cfg=cfg, executor=UNTUNED)
+    assert_near(found, right, "float32")
+    inv = Invocation("x", (qa, qb, sa, sb), {"dtype": "float32"})
+    assert "change after 128 and after 192 of k" in ScaledMatmul().valid_cfg(inv, cfg)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "no dtype"])
+def test_a_result_is_of_a_floating_point_dtype(dtype):
+    """An error that names the argument, and not a product without its fractions."""
+    q, scale = quantize(normal(4, 8), E4M3)
+    with pytest.raises(TypeError, match="preferred_element_type"):
+        scaled_matmul(q, q.T, scale, scale, preferred_element_type=dtype)
+
+
 @pytest.mark.parametrize("way", ["dequantize", "scaled", "summed"])
 @pytest.mark.parametrize(("kind", "group"), [("int8", None), ("int4", 16)])
 def test_products_and_gradients_of_integers_are_right(way, kind, group):

@@ -163,3 +163,9 @@ def test_bad_arguments_are_named(change, error, words):
     """Before anything is measured."""
     with pytest.raises(error, match=words):
         sample(**({"key": KEY, "logits": jnp.ones((2, 5))} | change))
+
+
+def test_numbers_that_are_no_key_are_named():
+    """Three words of 32 bits are the key of no generator."""
+    with pytest.raises(TypeError, match=r"key is uint32 \(3,\), which is no key"):
+        sample(jnp.arange(3, dtype=jnp.uint32), jnp.ones((2, 4)))

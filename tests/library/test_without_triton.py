@@ -56,6 +56,18 @@ CALLS = [
 CALLS += [
     (library.TopK(), shapes((64, 1024)), {"k": 4}, library.TopKConfig("triton", rows=1, num_warps=4)),
     (library.ResidualNorm(), shapes((4096, 4096), (4096, 4096)), {}, None),
+    (
+        library.QuantizedMatmul(),
+        shapes((64, 1024), ((1024, 1024), jnp.int8), ((1024,), jnp.float32)),
+        {},
+        library.QuantizedMatmulConfig("triton", 64, 64, 4, 3),
+    ),
+    (
+        library.DecodeAttention(),
+        shapes((8, 1, 8, 64), (64, 64, 2, 64), (64, 64, 2, 64), ((8,), jnp.int32), ((8, 8), jnp.int32)),
+        {"scale": 0.1},
+        library.DecodeAttentionConfig("triton", 1, 64, 4, 3),
+    ),
 ]
 
 
@@ -78,7 +90,7 @@ def test_no_way_of_triton_takes_part(monkeypatch, on_a_gpu, kernel, args, static
     guess = getattr(kernel, "heuristic_cfg_gpu", kernel.heuristic_cfg)(inv)
     names = {one.implementation for one in [*offered, guess]}
     assert names
-    assert not names & {"triton", "pallas"}
+    assert not names & {"triton", "triton_lists", "pallas"}
     if cfg is not None:
         assert kernel.valid_cfg(inv, cfg) == "EJKERNEL_OPS_TRITON=off leaves Pallas-Triton out"
         monkeypatch.setenv("EJKERNEL_OPS_TRITON", "on")
@@ -113,6 +125,14 @@ for fn in (
     lambda: lib.ragged_dot(x, w[None], jnp.array([4]), executor=executor),
     lambda: lib.linear_cross_entropy(x, w, jnp.array([1, 2, 3, 4]), executor=executor),
     lambda: lib.attention(q, q, q, executor=executor),
+    lambda: lib.top_k(x, 3, executor=executor),
+    lambda: lib.sample(jax.random.key(0), x, top_p=0.9, executor=executor),
+    lambda: lib.residual_norm(x, x, x[0], executor=executor),
+    lambda: lib.decode_attention(q[:, 0], q, q, None, jnp.array([5]), executor=executor),
+    lambda: lib.gated_delta_rule(q, q, q, q[..., 0], q[..., 0], executor=executor),
+    lambda: lib.quantized_matmul(x, *lib.quantize(w), executor=executor),
+    lambda: lib.float8_matmul(x, w, executor=executor),
+    lambda: lib.moe(x, x[:, :2], *[jnp.ones((2, 128, 8))] * 2, jnp.ones((2, 8, 128)), k=1, executor=executor),
 ):
     jax.block_until_ready(fn())
 shape = jax.ShapeDtypeStruct((64, 1024), jnp.bfloat16)

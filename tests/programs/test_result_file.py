@@ -361,6 +361,15 @@ def test_totals_agree_with_the_gains():
     assert str(AutotuningResult(DEVICE, [Entry("a@v0", "00", 1, told)]).totals).endswith("(1.00x)")
 
 
+def test_totals_have_no_gain_that_is_too_noisy_to_tell():
+    """The row says so, and the line below it must not say 1.36 times as fast."""
+    told = record(1.36e-3, 1e-3, winner=1, gain=(1.36, 0.9, 2.0))
+    result = AutotuningResult(DEVICE, [Entry("a@v0", "00", 1, told)])
+
+    assert "too noisy to tell" in str(result)
+    assert str(result.totals).endswith("(1.00x)")
+
+
 def test_the_table_has_the_costliest_first():
     """One row a call, then totals and notes; `str` is the table."""
     small = Entry("small@v0", "00", 1, record(4e-3, 2e-3, winner=1, gain=(2.0, 1.9, 2.1)), "autotune")

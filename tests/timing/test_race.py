@@ -465,6 +465,13 @@ def test_in_rounds_that_were_cut_off_the_protected_one_wins_where_it_was_faster(
     assert outcome.order[0] == 0
 
 
+def test_a_gain_that_is_slight_in_the_rounds_that_had_both_needs_an_interval_above_one():
+    """The other's fastest rounds make a gap of all rounds, where those that had both say one hundredth and doubt it."""
+    rows = [{0: 1.0, 1: 0.5}, {0: 1.0, 1: 1.6}, {0: 1.0, 1: 0.99}, {1: 0.5}, {1: 0.5}, {1: 0.5}]
+
+    assert conclude(2, rows, protected=0).order[0] == 0
+
+
 def test_without_any_round_nothing_has_won():
     """Then there is no order."""
     assert conclude(2, []).order == ()

@@ -89,6 +89,8 @@ class BatchTuner:
         self.confirmation: Confirmation | None = None
         # Calls for which there was no time.
         self._skipped: set[Key] = set()
+        # Was there time for any call?
+        self._begun = False
         # Seconds of each tuning so far.
         self._taken: list[float] = []
         self._progress = Progress(on=options.progress)
@@ -221,12 +223,13 @@ class BatchTuner:
             seconds = None if shares is None else allotted(waiting[0], waiting, shares, self._left(), self._taken)
             call = waiting.pop(0)
             if shares is not None and seconds is None:
-                why = f"the budget of {self.options.seconds:g} s was spent on calls that cost more"
+                why = self._no_time()
                 self._skipped.add(call.key)
                 self.notes.append(f"{call.key}: not tuned: {why}")
                 self._progress.skipped(call.key, why)
                 continue
             self._progress.tuning(call.key)
+            self._begun = True
             start = time.perf_counter()
             if self.options.repetitions == 1:
                 ahead.trace(call, seconds)
@@ -244,6 +247,11 @@ class BatchTuner:
     def _shares(self, calls: Sequence[FoundCall]) -> dict[Key, Share] | None:
         """Shares of the calls in the program's time; None where there is time to tune all of them."""
         return None if self.deadline == math.inf else {call.key: share_of(call) for call in calls}
+
+    def _no_time(self) -> str:
+        """The reason that a call is passed over."""
+        why = "was spent on calls that cost more" if self._begun else "is too short to tune any call"
+        return f"the budget of {self.options.seconds:g} s {why}"
 
     def _left(self) -> float:
         return self.deadline - self._kept - time.perf_counter()

@@ -274,11 +274,14 @@ def seconds_of(entry: Entry, role: str) -> float | None:
 
 
 def _seconds_before(entry: Entry) -> float | None:
-    """With the heuristic cfg: by the gain where that is known, which is of rounds that had both."""
+    """With the heuristic cfg: by the gain where that is known, which is of rounds that had both.
+
+    A gain that the table calls too noisy to tell is none in its totals either.
+    """
     after, record = seconds_of(entry, "winner"), entry.record
     if after is None or record is None or record.gain is None:
         return seconds_of(entry, "heuristic")
-    return after * record.gain[0]
+    return after if verdict(record).kind == "noisy" else after * record.gain[0]
 
 
 def _rank(entry: Entry) -> tuple[bool, bool]:

@@ -239,23 +239,24 @@ def _outcome(
     # What cannot be told from the heuristic is no reason to leave it.
     winner = protected if protected in declared else min(equal)
     if protected is not None and protected in timed and winner != protected:
-        slight = view.gap(protected, winner) <= rules.slight
-        if _was_faster(lanes[protected], lanes[winner], surely=not slight):
+        if _was_faster(lanes[protected], lanes[winner], view.gap(protected, winner), rules.slight):
             winner = protected
     rest = sorted((i for i in timed if i != winner), key=lambda i: (not lanes[i].running, view.levels[id(lanes[i])], i))
     tied = tuple(sorted({*declared, winner}))
     return Outcome(lanes, (winner, *rest), tied if len(tied) > 1 else (), rounds, runs, noise, finished)
 
 
-def _was_faster(one: Lane, other: Lane, *, surely: bool) -> bool:
+def _was_faster(one: Lane, other: Lane, gap: float, slight: float) -> bool:
     """Was one faster in the rounds that had both, or not surely slower?
 
-    A gain is told by these rounds: none is told below one, and no slight one with an interval that reaches below it.
+    A gain is told by these rounds: none is told below one, and no slight one with an interval that reaches below it. It
+    is slight by them, or by the gap of all rounds: one spike of either candidate makes the latter large.
     """
     gaps = sorted(one.samples[r] - other.samples[r] for r in one.samples.keys() & other.samples.keys())
     if not gaps:
         return False
-    return median(gaps) < 0 if surely else gaps[low_end(len(gaps))] <= 0
+    middle = median(gaps)
+    return gaps[low_end(len(gaps))] <= 0 if min(gap, middle) <= slight else middle < 0
 
 
 def low_end(count: int) -> int:

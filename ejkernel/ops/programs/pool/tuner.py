@@ -157,8 +157,7 @@ class PoolTuner(BatchTuner):
         if self.deadline < math.inf:
             seconds = self._seconds_for(campaign, work)
             if seconds is None:
-                why = f"the budget of {self.options.seconds:g} s was spent on calls that cost more"
-                self._end(campaign, [work], why)
+                self._end(campaign, [work], self._no_time())
                 return
         task = Task(
             work.calls[0].device,
@@ -168,6 +167,7 @@ class PoolTuner(BatchTuner):
             min(_LONGEST_PAUSE, 0.05 * work.doubled) if work.refusals else 0.0,
         )
         number = schedule.sent(work, time.perf_counter())
+        self._begun = True
         try:
             campaign.courier.send(number, task.dumps())
         except PoolBroken:
