@@ -25,6 +25,7 @@ from ejkernel.ops import (
 from ejkernel.ops.core import device as devices
 from ejkernel.ops.execution.recording import Recording
 from ejkernel.ops.programs.found_call import FoundCall
+from ejkernel.ops.programs.pool.schedule import ScheduleRules
 from ejkernel.ops.programs.pool.task import Reply, Task, TaskOutcome
 from ejkernel.ops.programs.pool.worker import run_task
 
@@ -196,6 +197,24 @@ def test_what_is_under_way_counts_where_the_pool_takes_no_more():
     assert len(result.entries) == 1
     assert len(result.notes) == 2
     assert all("after shutdown" in note and "run it again" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("rules", [{"deaths": 3}, type("Rules", (), {})(), ScheduleRules])
+def test_rules_of_another_type_are_refused(rules):
+    """They would else be left out without a word; nothing is sent."""
+    pool = Inline()
+    pool.rules = rules
+    with pytest.raises(TypeError, match=r"rules are .* give ScheduleRules\(\.\.\.\)"):
+        autotune(calls_of(1), tuning=on(pool, selecting()))
+    assert pool.texts == []
+
+
+def test_rules_of_a_pool_are_followed():
+    """An answer that is none is asked for as often as they say."""
+    pool = Inline(lambda text: "")
+    pool.rules = ScheduleRules(deaths=4)
+    autotune(calls_of(1), tuning=on(pool, selecting()))
+    assert len(pool.texts) == 4
 
 
 @pytest.mark.parametrize("answer", ["", "[]", 7, None, "{}", Reply("w", ()).dumps()])

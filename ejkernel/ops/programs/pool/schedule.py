@@ -6,8 +6,9 @@ import math
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
+from ...core.errors import RulesTypeError
 from ...core.key import Key
 
 
@@ -33,6 +34,16 @@ class ScheduleRules:
     refused_longest: float = 5.0
     # Tasks that wait in the pool for each worker that is at work, so that it need not wait for this process.
     ahead: float = 0.25
+
+
+def rules_of(pool: Any) -> ScheduleRules:
+    """The rules that a pool brings, else the usual ones."""
+    rules = getattr(pool, "rules", None)
+    if rules is not None and not isinstance(rules, ScheduleRules):
+        raise RulesTypeError(
+            f"the pool's rules are {rules!r}; give ScheduleRules(...) of ejkernel.ops.programs.pool.schedule, or none"
+        )
+    return rules or ScheduleRules()
 
 
 @dataclass(eq=False)

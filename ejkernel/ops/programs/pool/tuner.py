@@ -26,7 +26,7 @@ from .elsewhere import kept_entry, known_entry
 from .engines import suited
 from .keeper import RecordKeeper
 from .plan import PoolPlan, planned, seeds_for, together_for
-from .schedule import Schedule, ScheduleRules, Work
+from .schedule import Schedule, Work, rules_of
 from .task import AskedCall, Reply, Task, TaskOutcome
 from .totals import PoolTotals, WorkerTotals
 from .travelling import asked_call, plain_tuner, rebuilt_record
@@ -69,8 +69,7 @@ class PoolTuner(BatchTuner):
         super().__init__(device, options, deadline=deadline, confirms=confirms)
         # A pool with workers that begin late, such as jobs in a queue, brings rules of its own.
         self._pool = suited(options.pool)
-        rules = getattr(self._pool, "rules", None)
-        self._rules = rules if isinstance(rules, ScheduleRules) else ScheduleRules()
+        self._rules = rules_of(self._pool)
         self._totals = PoolTotals()
         self._keeper = RecordKeeper()
 
