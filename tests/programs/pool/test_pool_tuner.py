@@ -226,6 +226,44 @@ def test_an_answer_that_is_none_costs_one_retry(answer):
     assert len(result.notes) == 1
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'ejkernel'"),
+        RuntimeError("System error: No module named 'ejkernel.ops'\ntraceback: ..."),
+        ModuleNotFoundError("No module named 'jax'"),
+    ],
+)
+def test_a_worker_without_the_package_is_named_as_such(error):
+    """It is sent elsewhere like a refused call, costs no retry, and the words are what to install."""
+
+    def run(text):
+        raise error
+
+    pool = Inline(run)
+    result = autotune(calls_of(2), tuning=on(pool, selecting()))
+    assert list(result.entries) == []
+    assert len(result.notes) == 2
+    for note in result.notes:
+        assert "a worker cannot import" in note
+        assert "install ejkernel-ops" in note
+        assert "without an answer" not in note
+
+
+def test_calls_go_to_the_workers_that_have_the_package():
+    """Every third attempt gets to one of them: each call is tuned, and none is named."""
+
+    def run(text):
+        if len(pool.texts) % 3:
+            raise ModuleNotFoundError("No module named 'ejkernel'")
+        return run_task(text)
+
+    pool = Inline(run)
+    result = autotune(calls_of(3), tuning=on(pool, selecting()))
+    assert len(result.entries) == 3
+    assert list(result.notes) == []
+
+
 def test_a_record_that_is_damaged_is_named():
     """Its cfg is none of the kernel's; the other call is kept."""
 

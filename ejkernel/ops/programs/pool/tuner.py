@@ -11,6 +11,7 @@ from typing import Any, final
 
 import jaxlib.version
 
+from ..._version import __version__
 from ...core import codec
 from ...core.cfg import same
 from ...core.errors import OpsError, SignatureError
@@ -217,6 +218,11 @@ class PoolTuner(BatchTuner):
             return
         if arrived.broke:
             self._close(campaign, broke(arrived.error), work)
+            return
+        if arrived.lacks:
+            # Another worker may have it: the call is not at fault, and no worker died of it.
+            why = f"a worker cannot import {arrived.lacks}; install ejkernel-ops {__version__} where workers run"
+            self._give_up(campaign, campaign.schedule.refused(work, why, time.perf_counter()))
             return
         try:
             if arrived.error:
