@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from concurrent.futures import Future
 
 import jax
@@ -24,6 +25,7 @@ from ejkernel.ops import (
 )
 from ejkernel.ops.core import device as devices
 from ejkernel.ops.execution.recording import Recording
+from ejkernel.ops.programs import progress
 from ejkernel.ops.programs.found_call import FoundCall
 from ejkernel.ops.programs.pool.schedule import ScheduleRules
 from ejkernel.ops.programs.pool.task import Reply, Task, TaskOutcome
@@ -164,6 +166,39 @@ def test_a_budget_ends_the_whole():
     assert list(result.entries) == []
     assert len(result.notes) == 3
     assert all("budget of 2 s" in note for note in result.notes)
+
+
+def test_a_log_tells_of_the_whole(monkeypatch, capsys):
+    """With the worker's name from the future that is under way, and what came of the calls so far."""
+    monkeypatch.setattr(progress, "_LOG_SECONDS", 0.0)
+
+    class Later(Future):
+        """A future that is answered when it is asked for the second time."""
+
+        worker = "node:7"
+        asked = 0
+
+        def __init__(self, text):
+            super().__init__()
+            self.text = text
+
+        add_done_callback = None
+
+        def done(self):
+            self.asked += 1
+            if self.asked == 2:
+                self.set_result(run_task(self.text))
+            return super().done()
+
+    class One:
+        workers = 1
+
+        def submit(self, function, text):
+            return Later(text)
+
+    autotune(calls_of(3), tuning=AutotuneOptions(pool=One(), selector=selecting(), progress=True))
+    told = [line for line in capsys.readouterr().err.splitlines() if " running (node:7)" in line]
+    assert re.fullmatch(r"2 of 3 done, 1 running \(node:7\), \d+\.\d\dx so far, about \d+ s left", told[-1])
 
 
 class Alone(Adding):

@@ -39,7 +39,7 @@ _LOOK_SECONDS = 0.5
 _GRACE_SECONDS = 0.5
 # The share of a call's seconds for its tuning; the rest is for the way, the import of the kernel's module included.
 _FOR_TUNING = 0.9
-# Workers that the passing line names.
+# Workers that the line of the whole names.
 _MOST_PLACES = 4
 # A worker that refuses waits before it says so, longer each time, up to so many seconds.
 _LONGEST_PAUSE = 1.0
@@ -325,8 +325,8 @@ class PoolTuner(BatchTuner):
         self._progress.skipped(key, why)
 
     def _show(self, campaign: _Campaign) -> None:
-        """One passing line: how much is done, running where, failed, what it gave so far, and the time left."""
-        if not self._progress.is_live:
+        """One line of the whole: how much is done, running where, failed, what it gave so far, and the time left."""
+        if not self._progress.is_due:
             return
         numbers = campaign.schedule.numbers
         places = sorted(set(filter(None, map(campaign.courier.where, numbers)))) or sorted(self._totals.workers)
