@@ -2,18 +2,21 @@
 
 `python benchmarks/pool.py` tunes 48 calls that sleep instead of computing, and some that compute, on 1, 2 and 4
 processes of this machine. Exit code 1 where sleeping calls scale to less than 0.9 N. `--simulate` runs the schedule of
-the code on 256 workers and 1,000 calls, on a clock that is a number, by what this process needs for a call (measured
-here) and what tunings took on an H200.
+the code with 1,000 calls on up to 1,024 workers, on a clock that is a number, by what this process needs for a call and
+for each turn of the schedule (both measured here) and what tunings took on an H200; it says where that saturates.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +33,11 @@ START_SECONDS = 8.0
 # Seconds of a tuning on an H200: norms and decode steps, attention, products forward and backward, searches.
 TUNINGS = (2.0, 2.0, 6.8, 6.8, 6.8, 8.6, 13.5, 13.5, 14.0, 27.1, 60.0)
 
+# This process has a turn at least so often.
+LOOK_SECONDS = 0.5
+# Saturated: twice as many workers are not even so many times as fast.
+WORTH = 1.4
+
 
 class Sleeping:
     """A pool that runs tunings which sleep."""
@@ -43,21 +51,20 @@ class Sleeping:
         return self.pool.submit(pool_work.sleeping, text)
 
 
-class Answering:
-    """A pool that answers at once: what is left is the work of this process."""
+class Counted:
+    """A pool of threads that sleep: what the thread of the tuner computes is the work of this process."""
 
-    workers = 64
-    # When the first task came.
+    workers = 4
+    # The seconds that this thread had computed when the first task came.
     first = 0.0
 
-    def submit(self, function: Any, text: str) -> Any:
-        """A future that is done."""
-        from concurrent.futures import Future
+    def __init__(self) -> None:
+        self.threads = ThreadPoolExecutor(self.workers)
 
-        self.first = self.first or time.perf_counter()
-        future: Future[str] = Future()
-        future.set_result(pool_work.sleeping(text))
-        return future
+    def submit(self, function: Any, text: str) -> Any:
+        """Submits the task to a thread that sleeps."""
+        self.first = self.first or time.thread_time()
+        return self.threads.submit(pool_work.sleeping, text)
 
 
 def tuned(pool: Any, count: int) -> float:
@@ -96,19 +103,56 @@ class Costs:
 
 
 def measured_costs(count: int = 200) -> Costs:
-    """The seconds that this process needs for a call, without those of any worker."""
-    pool_work.SLEEP_SECONDS = 0.0
-    tuned(Answering(), 20)
-    pool, start = Answering(), time.perf_counter()
-    seconds = tuned(pool, count)
-    before = pool.first - start
-    return Costs(before / count, max(1e-4, (seconds - before) / count))
+    """What this process computes for a call, estimates of those that wait included: the least of three runs."""
+    pool_work.SLEEP_SECONDS = 0.1
+    tuned(Counted(), 20)
+    found = []
+    for _ in range(3):
+        pool, start = Counted(), time.thread_time()
+        tuned(pool, count)
+        found.append(((pool.first - start) / count, (time.thread_time() - pool.first) / count))
+    return Costs(*map(min, zip(*found, strict=True)))
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A run on workers that are numbers."""
+
+    workers: int
+    seconds: float
+    # Seconds of all calls together, of the longest with the start of its worker, and of this process.
+    calls: float
+    longest: float
+    own: float
+    # Seconds of this process that went into the schedule's code.
+    schedule: float
+
+    @property
+    def useful(self) -> float:
+        """The share of the workers' time that is of use."""
+        return self.calls / (self.workers * self.seconds)
+
+    @property
+    def limit(self) -> str:
+        """What no run can be faster than: the greatest of three."""
+        bounds = {
+            "the number of workers": self.calls / self.workers,
+            "the longest call": self.longest,
+            "this process": self.own,
+        }
+        return max(bounds, key=lambda name: bounds[name])
 
 
 def simulated(
-    calls: int, workers: int, costs: Costs, start_seconds: float, seed: int = 0
-) -> tuple[float, float, float]:
-    """Seconds of it all, the share of the workers' time that is of use, and the share of this process's time."""
+    calls: int,
+    workers: int,
+    costs: Costs,
+    start_seconds: float,
+    *,
+    seed: int = 0,
+    clock: Callable[[], float] = time.thread_time,
+) -> Simulated:
+    """Runs the schedule as the tuner does, turn by turn; its own seconds, by the clock, count for this process."""
     rng = random.Random(seed)
     seconds = {Key("d", f"op{n % 40}", str(n)): rng.choice(TUNINGS) * rng.uniform(0.7, 1.3) for n in range(calls)}
     # By size, not by the time of the tuning: that is not known before.
@@ -119,49 +163,76 @@ def simulated(
         works.append(Work(tuple(keys[:together]), "k"))
         del keys[:together]
     schedule = Schedule(works, workers=workers)
-    now = busy = costs.before * calls
-    idle, waiting = workers, []
+    now = own = costs.before * calls
+    inside, idle, cold = 0.0, workers, workers
+    waiting: list[tuple[Work, int]] = []
     events: list[tuple[float, int]] = []
-    warm = 0
     while schedule.is_busy:
+        began = clock()
         while (work := schedule.next(now)) is not None:
-            now, busy = now + costs.each / 2, busy + costs.each / 2
-            waiting.append((work, schedule.sent(work, now)))
+            number = schedule.sent(work, now)
+            waiting.append((work, number))
+            now, own = now + costs.each / 2, own + costs.each / 2
+        schedule.overdue(now)
+        late = schedule.seconds_until_late(now)
+        spent = clock() - began
         while waiting and idle:
             work, number = waiting.pop(0)
-            idle, begin = idle - 1, 0.0 if warm >= workers else start_seconds
-            warm += 1
+            # A process that is ended with its straggler is replaced by one that starts.
+            begin, cold, idle = (start_seconds if cold else 0.0), max(0, cold - 1), idle - 1
             heapq.heappush(events, (now + begin + sum(seconds[key] for key in work.calls), number))
-        at, number = heapq.heappop(events)
-        now, idle = max(now, at), idle + 1
-        done = schedule.came_back(number)
-        if done is not None:
-            now, busy = now + costs.each / 2 * len(done.calls), busy + costs.each / 2 * len(done.calls)
-            schedule.answered(done, [seconds[key] for key in done.calls])
-    return now, sum(seconds.values()) / (workers * now), busy / now
+        if events and events[0][0] <= now + min(LOOK_SECONDS, late):
+            at, number = heapq.heappop(events)
+            now, idle = max(now, at), idle + 1
+            began = clock()
+            done = schedule.came_back(number)
+            if done is not None:
+                now, own = now + costs.each / 2 * len(done.calls), own + costs.each / 2 * len(done.calls)
+                vain = set(schedule.answered(done, [seconds[key] for key in done.calls]))
+                spent += clock() - began
+                running = [event for event in events if event[1] not in vain]
+                idle, cold = idle + len(events) - len(running), cold + len(events) - len(running)
+                events, waiting = running, [one for one in waiting if one[1] not in vain]
+                heapq.heapify(events)
+        else:
+            now += min(LOOK_SECONDS, late)
+        now, own, inside = now + spent, own + spent, inside + spent
+    return Simulated(workers, now, sum(seconds.values()), max(seconds.values()) + start_seconds, own, inside)
 
 
 def simulate() -> None:
-    """Prints how long 1,000 calls take on more and more workers."""
-    costs = measured_costs()
-    whole = sum(random.Random(0).choice(TUNINGS) for _ in range(1000))
+    """Prints how long 1,000 calls take on more and more workers, where that saturates, and why."""
+    costs, count = measured_costs(), 1000
     before, each = 1e3 * costs.before, 1e3 * costs.each
     print(f"this process: {before:.1f} ms a call before the first is sent, {each:.1f} ms for each after that")
-    print(f"1,000 calls of {min(TUNINGS):g} to {max(TUNINGS):g} s, some {whole / 3600:.1f} hours on one device")
-    longest = 1.3 * max(TUNINGS) + START_SECONDS
-    print(f"no number of workers ends before the longest call: some {longest:.0f} s with the start of its worker")
-    for workers in (1, 8, 32, 64, 128, 256, 512, 1000):
-        seconds, useful, own = simulated(1000, workers, costs, start_seconds=START_SECONDS)
+    runs = []
+    for workers in (1, 8, 16, 32, 64, 128, 256, 512, 1024):
+        run = simulated(count, workers, costs, start_seconds=START_SECONDS)
+        runs.append(run)
+        if len(runs) == 1:
+            hours = f"{run.calls / 3600:.1f} hours on one device"
+            print(f"{count} calls of {min(TUNINGS):g} to {max(TUNINGS):g} s, {hours}; the longest {run.longest:.0f} s")
+        own, turns = run.own / run.seconds, 1e3 * run.schedule / count
         print(
-            f"{workers:5} workers: {seconds:8.0f} s, workers busy {useful:4.0%}, this process busy {own:4.0%}",
+            f"{workers:5} workers: {run.seconds:7.0f} s, workers busy {run.useful:4.0%}, this process busy {own:5.1%} "
+            f"({turns:.2f} ms a call in the schedule); the limit is {run.limit}",
             flush=True,
         )
+    for run, twice in itertools.pairwise(runs[1:]):
+        gain = run.seconds / twice.seconds
+        if gain < WORTH:
+            more = f"{twice.workers} are {gain:.2f} times as fast"
+            print(f"saturates at {run.workers} workers: {more}, and the limit is {twice.limit}")
+            break
+    # With calls without end, tasks are answered as fast as this process sends and keeps them.
+    own = costs.each + runs[-1].schedule / count
+    print(f"with many more calls this process would be the limit at {runs[0].calls / count / own:.0f} workers")
 
 
 def main() -> int:
     """Runs what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--simulate", action="store_true", help="1,000 calls on up to 1,000 workers, in numbers")
+    parser.add_argument("--simulate", action="store_true", help="1,000 calls on up to 1,024 workers, in numbers")
     parser.add_argument("--calls", type=int, default=48, help="calls that sleep")
     if parser.parse_args().simulate:
         simulate()

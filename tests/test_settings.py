@@ -8,7 +8,7 @@ import os
 import pytest
 
 from ejkernel.ops import OpsError
-from ejkernel.ops.settings import Settings
+from ejkernel.ops.settings import Settings, device_variables, hardware_number
 
 
 @pytest.fixture
@@ -155,3 +155,16 @@ def test_a_value_that_means_nothing_is_named(read, name, value):
     with pytest.raises(ValueError, match=rf"{name}=.*{value}.*use ") as caught:
         read(**{name: value})
     assert isinstance(caught.value, OpsError)
+
+
+@pytest.mark.parametrize(
+    ("platform", "variable"),
+    [("gpu", "CUDA_VISIBLE_DEVICES"), ("gpu", "HIP_VISIBLE_DEVICES"), ("tpu", "TPU_VISIBLE_CHIPS")],
+)
+def test_a_device_is_counted_among_those_that_this_process_sees(monkeypatch, platform, variable):
+    """A worker gets the device that its parent means, by the number that the machine has for it."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv(variable, "2, 3")
+    assert device_variables(platform, 1)[variable] == hardware_number(platform, 1) == "3"
+    monkeypatch.delenv(variable)
+    assert device_variables(platform, 1)[variable] == hardware_number(platform, 1) == "1"

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,8 +63,8 @@ def run(options: argparse.Namespace) -> int:
     # A file that cannot be written is an error before an hour of tuning.
     if options.output:
         _check_output(options.output)
-    if options.store and os.path.isfile(options.store):
-        raise CommandError(f"{options.store} is a file; --store takes a folder, with a file for each operation")
+    if options.store:
+        _check_store(options.store)
     shard = _shard(options.shard)
     with on_device(options.device), _opened(options.pool) as pool:
         selector = _selector(options)
@@ -110,6 +111,24 @@ def _check_output(path: str) -> None:
             raise CommandError(
                 f"{path} exists and is no result of a tuning; give another path, or remove it"
             ) from error
+
+
+def _check_store(path: str) -> None:
+    """Refuses a folder that no file can be made in; one that is not there yet is left so, and its parent is tried."""
+    if os.path.isfile(path):
+        raise CommandError(f"{path} is a file; --store takes a folder, with a file for each operation")
+    folder = os.path.abspath(path)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    try:
+        # Without a name where the system can do so, and gone at once; a disk that is full for a while passes.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CommandError(
+            f"--store {path} cannot be written: {folder}: {error.strerror}; nothing was tuned. Give a folder that you "
+            "may write, or leave --store out"
+        ) from error
 
 
 def _selector(options: argparse.Namespace) -> Any:

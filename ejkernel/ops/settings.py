@@ -133,7 +133,7 @@ def device_variables(platform: str, number: int) -> dict[str, str]:
         return {"JAX_PLATFORMS": "cpu"}
     if platform == "tpu":
         return {
-            "TPU_VISIBLE_CHIPS": str(number),
+            "TPU_VISIBLE_CHIPS": _visible("TPU_VISIBLE_CHIPS", number),
             "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
             "TPU_PROCESS_BOUNDS": "1,1,1",
         }

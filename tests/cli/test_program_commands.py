@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 
 import jax.numpy as jnp
@@ -214,17 +216,44 @@ def test_tuning_that_is_forbidden_is_said(shell, monkeypatch):
     assert "EJKERNEL_OPS_AUTOTUNE=off forbids every tuning" in done.err
 
 
-def test_a_store_that_cannot_be_written_does_not_pass_for_done(shell, tmp_path):
-    """What was tuned is shown, and that it is not kept is said; a result's folder is looked for before tuning."""
-    (tmp_path / "plain").write_text("")
-    done = shell("tune", "tuned_program:pair", "--store", "plain/inside", "--quiet")
+def test_a_store_that_is_full_does_not_pass_for_done(shell, tmp_path, monkeypatch):
+    """What was tuned is shown, and that it is not kept is said."""
+    from ejkernel.ops.store import files
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "write", full)
+    done = shell("tune", "tuned_program:pair", "--store", "plain", "--quiet")
     assert done.status == 3
     assert "cli.row_sum@v1" in done.out
     assert "not everything that was tuned is kept" in done.err
+
+
+@pytest.mark.parametrize("shard", [(), ("--shard", "1/2")])
+@pytest.mark.parametrize("store", ["plain/inside/it", "/proc", "link"])
+def test_a_store_that_cannot_be_written_is_an_error_before_tuning(shell, tmp_path, monkeypatch, store, shard):
+    """Each job of an array would else tune for hours and keep nothing; the target is not even read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").write_text("")
+    (tmp_path / "link").symlink_to("/no/such/place")
+    done = shell("tune", "recorded.json", "--store", store, *shard)
+    assert done.status == 3
+    assert done.out == ""
+    assert f"--store {store} cannot be written" in done.err
+    assert "nothing was tuned" in done.err
+
+
+def test_what_is_to_be_written_is_looked_at_before_tuning(shell, tmp_path, monkeypatch):
+    """A file for a store, and the folder of a result; a store that is not there yet is left so."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").write_text("")
     assert "--store takes a folder" in shell("tune", "tuned_program:pair", "--store", "plain").err
     early = shell("tune", "tuned_program:pair", "-o", "no/such/result.json")
     assert early.status == 3
     assert "its folder does not exist" in early.err
+    assert shell("tune", "nothing.json", "--store", "new/store").status == 3
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("content", ["import numpy\n", '{"calls": 1}', b"\xff\xfe"])

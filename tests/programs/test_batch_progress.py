@@ -20,21 +20,42 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(stream):
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def shown(stream, **about):
     """A progress of ten calls, one of them done by a worker."""
-    found = Progress(on=True, stream=stream)
+    found = Progress(on=True, stream=stream, **about)
     found.total = 10
     found.tuned(ENTRY, "node:12")
     return found
 
 
 def test_a_log_has_a_line_for_each_call_with_its_worker():
-    """Passing lines are for terminals."""
+    """There is nothing to tell about the whole at once."""
     stream = io.StringIO()
-    found = shown(stream)
-    assert not found.is_live
-    found.under_way(3, "", 0, None, "")
+    assert not shown(stream, clock=Clock()).is_due
     assert stream.getvalue() == "1 of 10: op@v1 00: not tuned: nothing to measure by node:12\n"
+
+
+def test_a_log_has_a_line_of_the_whole_every_thirty_seconds():
+    """Done, running where, failed, gain so far and the time left; between them nothing is written over."""
+    stream, clock, due = io.StringIO(), Clock(), []
+    found = shown(stream, clock=clock)
+    for now in range(0, 100, 5):
+        clock.now = float(now)
+        if found.is_due:
+            due.append(now)
+            found.under_way(3, " (gpu:0, gpu:1)", 2, 1.234, "80 s left")
+    assert due == [30, 60, 90]
+    line = "1 of 10 done, 3 running (gpu:0, gpu:1), 2 failed, 1.23x so far, 80 s left\n"
+    assert stream.getvalue().partition("\n")[2] == 3 * line
 
 
 def test_a_terminal_has_the_whole_in_one_line(monkeypatch):
@@ -42,11 +63,11 @@ def test_a_terminal_has_the_whole_in_one_line(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     stream = Terminal()
     found = shown(stream)
-    assert found.is_live
+    assert found.is_due
     found.under_way(3, " (gpu:0, gpu:1)", 2, 1.234, "80 s left")
     line = stream.getvalue().rpartition("\r\x1b[K")[2]
     assert line == "1 of 10 done, 3 running (gpu:0, gpu:1), 2 failed, 1.23x so far, 80 s left"
-    assert not found.is_live
+    assert not found.is_due
 
 
 def test_a_line_that_is_written_over_does_not_wrap(monkeypatch):
@@ -71,7 +92,7 @@ def test_a_notebook_has_that_line_too(monkeypatch):
 
     monkeypatch.setattr(progress, "notebook_display", lambda: display)
     found = shown(io.StringIO())
-    assert found.is_live
+    assert found.is_due
     found.under_way(3, "", 0, 2.0, "")
     found.under_way(2, "", 0, 2.0, "")
     assert written == ["1 of 10 done, 3 running, 2.00x so far", "1 of 10 done, 2 running, 2.00x so far"]
@@ -84,5 +105,5 @@ def test_without_progress_nothing_is_written(monkeypatch, display):
     stream = Terminal()
     found = Progress(on=False, stream=stream)
     found.under_way(3, "", 0, None, "")
-    assert not found.is_live
+    assert not found.is_due
     assert stream.getvalue() == ""

@@ -34,6 +34,10 @@ class PolicyFieldError(OpsError, TypeError):
     """A policy field that does not exist."""
 
 
+class RulesTypeError(OpsError, TypeError):
+    """Rules of a pool's schedule that are of another type."""
+
+
 class SettingError(OpsError, ValueError):
     """An environment variable or a constructor setting with a value that means nothing."""
 

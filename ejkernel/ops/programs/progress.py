@@ -1,4 +1,4 @@
-"""Progress of tuning many calls: a live line on a terminal, one line a call in a log."""
+"""Progress of tuning many calls: a live line on a terminal; in a log one line a call, and one of the whole at times."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from ..core import formatting
@@ -16,28 +17,38 @@ from .results import AutotuningResult, Entry
 
 # A line that changes more often than this cannot be read; a notebook's travels through two processes.
 _LEAST_SECONDS = 0.3
+# A log keeps every line, so it gets one of the whole at times.
+_LOG_SECONDS = 30.0
 
 
 class Progress:
     """Says on the error stream what is being done; silent unless asked for."""
 
-    def __init__(self, *, on: bool, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, *, on: bool, stream: TextIO | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         # Grows where tuned cfgs bring other calls.
         self.total = 0
         self._stream = (stream or sys.stderr) if on else None
         self._live = self._stream is not None and self._stream.isatty()
-        self._start = time.perf_counter()
+        self._clock = clock
+        self._start = clock()
         self._number = 0
-        self._shown = -math.inf
         display = notebook_display() if on and not self._live else None
         # One line of a notebook, written over and over while a pool is at work.
         self._notebook = None if display is None else NotebookLine("", None, display)
+        # A log's first line of the whole comes when there is something to tell.
+        self._shown = self._start if self._is_log else -math.inf
 
     @property
-    def is_live(self) -> bool:
-        """Is there a line that is written over, and is it time to?"""
-        written_over = self._live or self._notebook is not None
-        return written_over and time.perf_counter() - self._shown >= _LEAST_SECONDS
+    def _is_log(self) -> bool:
+        return self._stream is not None and not self._live and self._notebook is None
+
+    @property
+    def is_due(self) -> bool:
+        """Is it time for a line about the whole?"""
+        least = _LOG_SECONDS if self._is_log else _LEAST_SECONDS
+        return self._stream is not None and self._clock() - self._shown >= least
 
     def tuning(self, key: Key) -> None:
         """The next call's turn has come."""
@@ -52,14 +63,14 @@ class Progress:
 
     def under_way(self, running: int, where: str, failed: int, gain: float | None, left: str) -> None:
         """Tasks that a pool is at, and what has come of it so far."""
-        self._shown = time.perf_counter()
+        self._shown = self._clock()
         parts = [f"{self._number} of {self.total} done", f"{running} running{where}"]
         parts += [f"{failed} failed"] if failed else []
         parts += [] if gain is None else [f"{gain:.2f}x so far"]
         parts += [left] if left else []
         if self._notebook is not None:
             self._notebook.write(", ".join(parts))
-        self._line(", ".join(parts), passing=True)
+        self._line(", ".join(parts), passing=not self._is_log)
 
     def skipped(self, key: Key, why: str) -> None:
         """A call is left as it is."""
@@ -77,7 +88,7 @@ class Progress:
     def finished(self, result: AutotuningResult) -> None:
         """Everything is done, or was stopped."""
         word = "interrupted" if result.interrupted else "done"
-        self._line(f"{word} after {time.perf_counter() - self._start:.1f} s: {result.totals}")
+        self._line(f"{word} after {self._clock() - self._start:.1f} s: {result.totals}")
         if result.confirmation is not None:
             self._line(str(result.confirmation))
 

@@ -10,7 +10,7 @@ import pytest
 from fakes_pool import Inline
 
 from ejkernel.ops import AutotuneOptions
-from ejkernel.ops.programs.pool.courier import Courier, PoolBroken, workers_of
+from ejkernel.ops.programs.pool.courier import Arrived, Courier, PoolBroken, workers_of
 
 
 class Slow:
@@ -48,7 +48,7 @@ def test_a_future_that_calls_nothing_back_is_asked(kind):
 
     courier = Courier(Pool(), str.upper)
     courier.send(7, "text")
-    assert courier.receive(5.0) == (7, "TEXT", "", False)
+    assert courier.receive(5.0) == Arrived(7, "TEXT")
     assert courier.receive(0.0) is None
 
 

@@ -12,9 +12,9 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
-from fakes_pool import is_gone
+from fakes_pool import calls_of, is_gone, on, selecting
 
-from ejkernel.ops import LocalPool
+from ejkernel.ops import LocalPool, autotune
 from ejkernel.ops.core.errors import IsolationError
 
 
@@ -115,6 +115,21 @@ def test_the_processes_end_with_their_parent(tmp_path):
         parent.kill()
         parent.wait()
     assert is_gone(worker)
+
+
+def test_a_process_without_the_package_is_named_as_such(tmp_path, monkeypatch):
+    """A Python that finds no installed package: nothing died, and the words are what to install."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with LocalPool(1) as pool:
+        with pytest.raises(IsolationError, match="No module named 'ejkernel'"):
+            pool.submit(process_of, "").result(120)
+        result = autotune(calls_of(2), tuning=on(pool, selecting()))
+    assert list(result.entries) == []
+    assert len(result.notes) == 2
+    assert all("a worker cannot import ejkernel; install ejkernel-ops" in note for note in result.notes)
 
 
 def test_each_worker_sees_its_own_device(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from concurrent.futures import Future
 
 import jax
@@ -24,7 +25,9 @@ from ejkernel.ops import (
 )
 from ejkernel.ops.core import device as devices
 from ejkernel.ops.execution.recording import Recording
+from ejkernel.ops.programs import progress
 from ejkernel.ops.programs.found_call import FoundCall
+from ejkernel.ops.programs.pool.schedule import ScheduleRules
 from ejkernel.ops.programs.pool.task import Reply, Task, TaskOutcome
 from ejkernel.ops.programs.pool.worker import run_task
 
@@ -165,6 +168,39 @@ def test_a_budget_ends_the_whole():
     assert all("budget of 2 s" in note for note in result.notes)
 
 
+def test_a_log_tells_of_the_whole(monkeypatch, capsys):
+    """With the worker's name from the future that is under way, and what came of the calls so far."""
+    monkeypatch.setattr(progress, "_LOG_SECONDS", 0.0)
+
+    class Later(Future):
+        """A future that is answered when it is asked for the second time."""
+
+        worker = "node:7"
+        asked = 0
+
+        def __init__(self, text):
+            super().__init__()
+            self.text = text
+
+        add_done_callback = None
+
+        def done(self):
+            self.asked += 1
+            if self.asked == 2:
+                self.set_result(run_task(self.text))
+            return super().done()
+
+    class One:
+        workers = 1
+
+        def submit(self, function, text):
+            return Later(text)
+
+    autotune(calls_of(3), tuning=AutotuneOptions(pool=One(), selector=selecting(), progress=True))
+    told = [line for line in capsys.readouterr().err.splitlines() if " running (node:7)" in line]
+    assert re.fullmatch(r"2 of 3 done, 1 running \(node:7\), \d+\.\d\dx so far, about \d+ s left", told[-1])
+
+
 class Alone(Adding):
     """A kernel with one cfg."""
 
@@ -198,6 +234,24 @@ def test_what_is_under_way_counts_where_the_pool_takes_no_more():
     assert all("after shutdown" in note and "run it again" in note for note in result.notes)
 
 
+@pytest.mark.parametrize("rules", [{"deaths": 3}, type("Rules", (), {})(), ScheduleRules])
+def test_rules_of_another_type_are_refused(rules):
+    """They would else be left out without a word; nothing is sent."""
+    pool = Inline()
+    pool.rules = rules
+    with pytest.raises(TypeError, match=r"rules are .* give ScheduleRules\(\.\.\.\)"):
+        autotune(calls_of(1), tuning=on(pool, selecting()))
+    assert pool.texts == []
+
+
+def test_rules_of_a_pool_are_followed():
+    """An answer that is none is asked for as often as they say."""
+    pool = Inline(lambda text: "")
+    pool.rules = ScheduleRules(deaths=4)
+    autotune(calls_of(1), tuning=on(pool, selecting()))
+    assert len(pool.texts) == 4
+
+
 @pytest.mark.parametrize("answer", ["", "[]", 7, None, "{}", Reply("w", ()).dumps()])
 def test_an_answer_that_is_none_costs_one_retry(answer):
     """Then the call is named: a pool may run anything."""
@@ -205,6 +259,44 @@ def test_an_answer_that_is_none_costs_one_retry(answer):
     result = autotune(calls_of(1), tuning=on(pool, selecting()))
     assert len(pool.texts) == 2
     assert len(result.notes) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'ejkernel'"),
+        RuntimeError("System error: No module named 'ejkernel.ops'\ntraceback: ..."),
+        ModuleNotFoundError("No module named 'jax'"),
+    ],
+)
+def test_a_worker_without_the_package_is_named_as_such(error):
+    """It is sent elsewhere like a refused call, costs no retry, and the words are what to install."""
+
+    def run(text):
+        raise error
+
+    pool = Inline(run)
+    result = autotune(calls_of(2), tuning=on(pool, selecting()))
+    assert list(result.entries) == []
+    assert len(result.notes) == 2
+    for note in result.notes:
+        assert "a worker cannot import" in note
+        assert "install ejkernel-ops" in note
+        assert "without an answer" not in note
+
+
+def test_calls_go_to_the_workers_that_have_the_package():
+    """Every third attempt gets to one of them: each call is tuned, and none is named."""
+
+    def run(text):
+        if len(pool.texts) % 3:
+            raise ModuleNotFoundError("No module named 'ejkernel'")
+        return run_task(text)
+
+    pool = Inline(run)
+    result = autotune(calls_of(3), tuning=on(pool, selecting()))
+    assert len(result.entries) == 3
+    assert list(result.notes) == []
 
 
 def test_a_record_that_is_damaged_is_named():

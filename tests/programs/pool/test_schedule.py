@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from statistics import median
+
 import pytest
 from fakes_programs import key_of
 
@@ -353,3 +356,80 @@ def test_refused_work_is_sent_again_while_another_task_hangs():
     assert sent(schedule, 0.0) == []
     assert 0 < schedule.seconds_until_late(0.0) <= RULES.refused_seconds
     assert [work for work, _ in sent(schedule, RULES.refused_seconds)] == [refused]
+
+
+class Seconds(float):
+    """Seconds whose comparisons are calls of Python, which a profile counts."""
+
+    def __lt__(self, other):
+        return float(self) < float(other)
+
+
+def steps(function, *args):
+    """How many functions, comparisons of seconds included, one call begins."""
+    begun = 0
+
+    def count(frame, event, argument):
+        nonlocal begun
+        begun += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        function(*args)
+    finally:
+        sys.setprofile(before)
+    return begun
+
+
+@pytest.mark.parametrize("count", [256, 512])
+def test_a_turn_costs_a_few_steps_for_each_task_under_way(count):
+    """Whatever has been answered: this process serves hundreds of workers, each answer brings a turn."""
+    names = [f"op{n}" for n in range(2 * count)]
+    schedule = Schedule(works(*names, kind="k"), workers=count + 1, rules=RULES)
+    for _, number in sent(schedule)[:count]:
+        answer(schedule, number, Seconds(number % 7))
+    attempts = sent(schedule)
+    assert schedule.under_way == count
+    assert schedule.next(1.0) is None
+    for look in (schedule.next, schedule.overdue, schedule.seconds_until_late):
+        assert steps(look, 1.0) < 16 * count, look
+    # An answer makes the work of its kind hopeful again, which is one look at each.
+    work = schedule.came_back(attempts[0][1])
+    assert steps(schedule.answered, work, [Seconds(3)]) < 16 * count
+
+
+def test_a_call_that_waits_for_others_costs_a_step_for_each_of_them():
+    """Not one for each call that is open."""
+    names = [f"op{n}" for n in range(512)]
+    outer, *rest = works(*names)
+    schedule = Schedule([outer, *rest], inner={outer.calls[0]: rest[0].calls}, workers=4, rules=RULES)
+    schedule._open = Counted(schedule._open)
+    assert schedule.next(0.0) is rest[0]
+    assert schedule._open.asked == 1
+
+
+class Counted(set):
+    """A set that counts what it is asked for, and must not be copied."""
+
+    asked = 0
+
+    def __contains__(self, one):
+        self.asked += 1
+        return super().__contains__(one)
+
+    def __sub__(self, other):
+        raise AssertionError("all open calls are copied")
+
+    __and__ = __rand__ = __sub__
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 9])
+def test_what_is_usual_is_the_median_of_all_answers(count):
+    """In whichever order they came; three times as long is late."""
+    seconds = [(20.0 * n * 7) % 90 + 10 for n in range(count)]
+    schedule = Schedule(works(*(f"op{n}" for n in range(count + 1))), workers=count + 1, rules=RULES)
+    attempts = [number for _, number in sent(schedule)]
+    for number, one in zip(attempts, seconds, strict=False):
+        answer(schedule, number, one)
+    assert schedule.seconds_until_late(0.0) == pytest.approx(3 * median(seconds))

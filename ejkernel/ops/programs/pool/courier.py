@@ -9,7 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from typing import Any, NamedTuple, final
 
-from ...core.errors import SettingError
+from ...core.errors import IsolationError, SettingError
+from ...tuning.worker.process import LacksModule, missing_module
 
 # How often futures are asked that call nothing back.
 _LOOK_SECONDS = 0.02
@@ -27,6 +28,8 @@ class Arrived(NamedTuple):
     error: str = ""
     # The pool itself is of no use any more.
     broke: bool = False
+    # The module that the worker could not import: it never began.
+    lacks: str = ""
 
 
 def check_pool(pool: Any) -> None:
@@ -140,7 +143,16 @@ def _arrived(number: int, future: Any) -> Arrived:
         return Arrived(number, error=said(error), broke=True)
     # Engines have classes of their own, and what ended a worker, such as Ctrl-C or `sys.exit`, comes back as it is.
     except BaseException as error:
-        return Arrived(number, error=said(error))
+        return Arrived(number, error=said(error), lacks=_lacks(error))
+
+
+def _lacks(error: BaseException) -> str:
+    """The module that a worker lacks: `run_task` raises nothing, so what raises is the way to it."""
+    # The last words of a process that died at its work may be about any module.
+    if isinstance(error, IsolationError):
+        return error.module if isinstance(error, LacksModule) else ""
+    # Engines put the words into exceptions of their own.
+    return missing_module(f"{error} {error.__cause__ or ''}")
 
 
 def broke(error: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
-from typing import final
+from typing import Any, final
 
+from ...core.errors import RulesTypeError
 from ...core.key import Key
 
 
@@ -33,6 +34,16 @@ class ScheduleRules:
     refused_longest: float = 5.0
     # Tasks that wait in the pool for each worker that is at work, so that it need not wait for this process.
     ahead: float = 0.25
+
+
+def rules_of(pool: Any) -> ScheduleRules:
+    """The rules that a pool brings, else the usual ones."""
+    rules = getattr(pool, "rules", None)
+    if rules is not None and not isinstance(rules, ScheduleRules):
+        raise RulesTypeError(
+            f"the pool's rules are {rules!r}; give ScheduleRules(...) of ejkernel.ops.programs.pool.schedule, or none"
+        )
+    return rules or ScheduleRules()
 
 
 @dataclass(eq=False)
@@ -86,6 +97,7 @@ class Schedule:
         self._inner = {key: set(keys) for key, keys in (inner or {}).items()}
         self._open = {key for work in self._waiting for key in work.calls}
         self._number = 0
+        # In order, so that the median is in the middle.
         self._seconds: list[float] = []
         # Answers when they were counted last, and when there were more of them for the last time.
         self._counted, self._heard_at = 0, -math.inf
@@ -143,7 +155,7 @@ class Schedule:
             return None
         # Up to a limit: while one attempt is under way the refusal of another gives nothing up.
         some = [work for work in dict.fromkeys(self._under_way.values()) if work.in_vain < self.rules.refusals]
-        late = (work for work in some if len(work.sent) == 1 and not work.was_repeated and work in self._late(now))
+        late = (work for work in some if len(work.sent) == 1 and not work.was_repeated and self._is_late(work, now))
         return next(late, None) or next(filter(self._is_unlucky, some), None)
 
     def _is_unlucky(self, work: Work) -> bool:
@@ -162,16 +174,18 @@ class Schedule:
         return first if self.under_way < self._useful or now >= first.again_at else None
 
     def _is_ready(self, work: Work) -> bool:
-        return not any(self._inner.get(key, set()) & self._open - set(work.calls) for key in work.calls)
+        before = (inner for key in work.calls for inner in self._inner.get(key, ()))
+        return not any(inner in self._open and inner not in work.calls for inner in before)
 
-    def _late(self, now: float) -> list[Work]:
-        works = dict.fromkeys(self._under_way.values())
-        return [work for work in works if now - max(work.sent.values()) > self._patience(work)]
+    def _is_late(self, work: Work, now: float) -> bool:
+        return now - max(work.sent.values()) > self._patience(work)
 
     def _patience(self, work: Work) -> float:
         if not self._seconds:
             return self.rules.silent_seconds
-        usual = median(self._seconds) * len(work.calls)
+        # It is asked for all work under way at each answer, so the median must cost next to nothing.
+        count = len(self._seconds)
+        usual = (self._seconds[(count - 1) // 2] + self._seconds[count // 2]) / 2 * len(work.calls)
         return max(self.rules.straggler_times * usual, self.rules.straggler_seconds)
 
     def sent(self, work: Work, now: float) -> int:
@@ -204,7 +218,8 @@ class Schedule:
         """Ends work with the seconds of its calls; the attempts at it that are of no use any more."""
         self._taken.add(work.kind)
         self._useful = max(1, self.under_way + 1)
-        self._seconds += seconds
+        for one in seconds:
+            insort(self._seconds, one)
         # There is a worker for it, which was busy.
         for other in self.left:
             if other.kind == work.kind:

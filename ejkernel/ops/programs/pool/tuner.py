@@ -11,6 +11,7 @@ from typing import Any, final
 
 import jaxlib.version
 
+from ..._version import __version__
 from ...core import codec
 from ...core.cfg import same
 from ...core.errors import OpsError, SignatureError
@@ -26,7 +27,7 @@ from .elsewhere import kept_entry, known_entry
 from .engines import suited
 from .keeper import RecordKeeper
 from .plan import PoolPlan, planned, seeds_for, together_for
-from .schedule import Schedule, ScheduleRules, Work
+from .schedule import Schedule, Work, rules_of
 from .task import AskedCall, Reply, Task, TaskOutcome
 from .totals import PoolTotals, WorkerTotals
 from .travelling import asked_call, plain_tuner, rebuilt_record
@@ -38,7 +39,7 @@ _LOOK_SECONDS = 0.5
 _GRACE_SECONDS = 0.5
 # The share of a call's seconds for its tuning; the rest is for the way, the import of the kernel's module included.
 _FOR_TUNING = 0.9
-# Workers that the passing line names.
+# Workers that the line of the whole names.
 _MOST_PLACES = 4
 # A worker that refuses waits before it says so, longer each time, up to so many seconds.
 _LONGEST_PAUSE = 1.0
@@ -69,8 +70,7 @@ class PoolTuner(BatchTuner):
         super().__init__(device, options, deadline=deadline, confirms=confirms)
         # A pool with workers that begin late, such as jobs in a queue, brings rules of its own.
         self._pool = suited(options.pool)
-        rules = getattr(self._pool, "rules", None)
-        self._rules = rules if isinstance(rules, ScheduleRules) else ScheduleRules()
+        self._rules = rules_of(self._pool)
         self._totals = PoolTotals()
         self._keeper = RecordKeeper()
 
@@ -219,6 +219,11 @@ class PoolTuner(BatchTuner):
         if arrived.broke:
             self._close(campaign, broke(arrived.error), work)
             return
+        if arrived.lacks:
+            # Another worker may have it: the call is not at fault, and no worker died of it.
+            why = f"a worker cannot import {arrived.lacks}; install ejkernel-ops {__version__} where workers run"
+            self._give_up(campaign, campaign.schedule.refused(work, why, time.perf_counter()))
+            return
         try:
             if arrived.error:
                 raise ValueError(arrived.error)
@@ -320,8 +325,8 @@ class PoolTuner(BatchTuner):
         self._progress.skipped(key, why)
 
     def _show(self, campaign: _Campaign) -> None:
-        """One passing line: how much is done, running where, failed, what it gave so far, and the time left."""
-        if not self._progress.is_live:
+        """One line of the whole: how much is done, running where, failed, what it gave so far, and the time left."""
+        if not self._progress.is_due:
             return
         numbers = campaign.schedule.numbers
         places = sorted(set(filter(None, map(campaign.courier.where, numbers)))) or sorted(self._totals.workers)

@@ -32,7 +32,11 @@ BIRTHS = 3
 LOOK_SECONDS = 0.05
 # The end of what a dying process said is looked at, and of that what Python or XLA say when they cannot go on.
 _LAST_WORDS = 1 << 16
-_TELLING = re.compile(r"^(Fatal Python error:|F\d{4} |[\w.]+(Error|Exception): )")
+_TELLING = re.compile(
+    r"^(Fatal Python error:|F\d{4} |[\w.]+(Error|Exception): |.+: (No module named|Error while finding module spec))"
+)
+_LONGEST_WORDS = 300
+_MISSING = re.compile(r"No module named '?([\w.]+)")
 
 
 class WorkerGone(Exception):
@@ -41,6 +45,20 @@ class WorkerGone(Exception):
 
 class KilledAtBirth(IsolationError):
     """The process was killed from outside before it was ready."""
+
+
+class LacksModule(IsolationError):
+    """The process cannot import a module that it needs before it is ready: this package, JAX, or another one."""
+
+    def __init__(self, message: str, module: str) -> None:
+        super().__init__(message)
+        self.module = module
+
+
+def missing_module(text: str) -> str:
+    """The module that is missing by the words of an exception; empty where they are about something else."""
+    found = _MISSING.search(text)
+    return found[1] if found else ""
 
 
 class _Kept:
@@ -188,8 +206,13 @@ class WorkerProcess:
                 if time.perf_counter() > until:
                     raise IsolationError(f"the worker process was not ready after {_START_SECONDS:g} s")
         except WorkerGone as error:
-            kind = KilledAtBirth if self.status() in FROM_OUTSIDE else IsolationError
-            raise kind(f"the worker process ended before it was ready ({self.last_words()})") from error
+            words = self.last_words()
+            sentence = f"the worker process ended before it was ready ({words})"
+            if self.status() in FROM_OUTSIDE:
+                raise KilledAtBirth(sentence) from error
+            if module := missing_module(words):
+                raise LacksModule(sentence, module) from error
+            raise IsolationError(sentence) from error
         if message.verb != "hello":
             raise IsolationError(f"the worker process cannot be used: {message.head.get('message')}")
         self._is_ready = True
@@ -273,7 +296,7 @@ class WorkerProcess:
         self._errors.seek(max(0, size - _LAST_WORDS))
         lines = self._errors.read().decode("utf-8", "replace").splitlines()
         said = [line.strip() for line in lines if _TELLING.search(line)]
-        return f"{ended}: {said[-1][:200]}" if said else ended
+        return f"{ended}: {said[-1][:_LONGEST_WORDS]}" if said else ended
 
     def is_alive(self) -> bool:
         """Has it not ended?"""
