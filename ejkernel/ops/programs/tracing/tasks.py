@@ -61,7 +61,7 @@ class TaskOrder:
 
     def __init__(self) -> None:
         self._waiting: list[Task] = []
-        # Calls whose tunings have begun, by their turns.
+        # Calls with tunings that have begun, by their turns.
         self._turns: dict[str, int] = {}
 
     def __bool__(self) -> bool:
