@@ -22,6 +22,8 @@ from .values import were_checked
 
 # The least and the largest value.
 _RANGES = {"temperature": (0.0, math.inf), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0)}
+# Logits over a lower temperature may be infinite, and equal; over this one, differences are far beyond all noise.
+_COLDEST = 1e-30
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Sample(Kernel[SampleConfig, jax.Array]):
     ) -> jax.Array:
         """The computation by the cfg's implementation."""
         warm = temperature > 0
-        degrees = jnp.where(warm, temperature, 1)
+        degrees = jnp.where(warm, jnp.maximum(temperature, _COLDEST), 1)
         wide = logits.astype(jnp.float32)
         kept = None
         if top_k is not None or top_p is not None:

@@ -169,3 +169,12 @@ def test_numbers_that_are_no_key_are_named():
     """Three words of 32 bits are the key of no generator."""
     with pytest.raises(TypeError, match=r"key is uint32 \(3,\), which is no key"):
         sample(jnp.arange(3, dtype=jnp.uint32), jnp.ones((2, 4)))
+
+
+@pytest.mark.parametrize("temperature", [1.2e-38, 2e-38, 1e-31])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"min_p": 0.5}])
+def test_the_coldest_temperatures_take_the_most_likely_word(temperature, filters):
+    """A logit divided by one of them is infinite, and so are others."""
+    logits = jnp.array([[7.0, 8.0, 9.0, 8.5], [-7.0, -8.0, -6.0, -9.0]])
+    found = sample(jax.random.key(0), logits, temperature=temperature, executor=UNTUNED, **filters)
+    np.testing.assert_array_equal(found, [2, 2])
