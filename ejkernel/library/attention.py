@@ -1,4 +1,4 @@
-"""Attention: every query's weighted mean of the values whose keys it sees."""
+"""Attention: every query's weighted mean of the values of the keys that it sees."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class AttentionConfig:
     backward: str | None = None
 
 
-# Whose gradient serves where cuDNN has none.
+# Its gradient serves where cuDNN has none.
 _CHUNKED = AttentionConfig("chunked", block_q=512, block_k=1024)
 
 
@@ -153,7 +153,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         raise ArgumentError(f"{cfg} names no implementation of attention; use {names}")
 
     def run_cpu(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> jax.Array:
-        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        """Attention on a CPU, where a Pallas kernel is interpreted, for tests alone."""
         if cfg.implementation == "xla" and _named_args(args, kwargs)["q"].dtype == jnp.float16:
             # JAX's own asks for a product of float16 that no CPU's compiler has; its fallback is for eager calls alone.
             args, kwargs = jax.tree.map(lambda x: x.astype(jnp.float32) if _is_half(x) else x, (args, kwargs))

@@ -23,7 +23,7 @@ _BY_XLA = Passes()
 
 
 def at_once(hidden: Any, weight: Any, labels: Any, *, terms: Terms) -> Any:
-    """Losses of tokens from all logits, as anybody would write it."""
+    """Losses of tokens from all logits at once: the obvious way."""
     logits = terms.logits(hidden, weight)
     return terms.losses(looked_up(logits, labels, terms), logits.shape[1])
 

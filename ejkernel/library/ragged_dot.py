@@ -78,7 +78,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         preferred_element_type: str | None = None,
         cfg: RaggedDotConfig,
     ) -> jax.Array:
-        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        """The product on a CPU, where a Pallas kernel is interpreted, for tests alone."""
         dtype = jnp.dtype(preferred_element_type or lhs.dtype)
         return _product(cfg, interpret=True)(lhs, rhs, group_sizes, transposed=False, dtype=dtype)
 
@@ -87,7 +87,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         return self.run(*args, cfg=cfg, **kwargs), ()
 
     def fwd_with_residuals_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, tuple[()]]:
-        """The same."""
+        """The product on a CPU; its gradient needs the arguments alone."""
         return self.run_cpu(*args, cfg=cfg, **kwargs), ()
 
     def vjp(
@@ -117,7 +117,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         return d_lhs.astype(lhs.dtype), d_rhs.astype(rhs.dtype), None
 
     def vjp_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, jax.Array, None]:
-        """The same."""
+        """The gradients on a CPU, where a Pallas kernel is interpreted."""
         return self.vjp(*args, cfg=cfg, interpret=True, **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
@@ -146,7 +146,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
-        """The same, with smaller tiles: what is in the cache is enough there."""
+        """Smaller tiles than elsewhere: on a CPU a tile need not be larger than the cache."""
         return RaggedDotConfig("tiled", block_m=_average(inv, least=16, most=256))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[RaggedDotConfig]:
@@ -271,7 +271,7 @@ def ragged_dot(
 
 
 def mosaic_refuses(lhs: Any, rhs: Any, wanted: str | None, cfg: RaggedDotConfig, capability: str) -> str:
-    """Why JAX's kernel for Hopper GPUs cannot compute this call; empty where it can."""
+    """The reason why JAX's kernel for Hopper GPUs cannot compute this call; empty where it can."""
     if not capability.startswith("9."):
         return f"the Mosaic kernel is for GPUs of capability 9, not {capability}"
     if lhs.dtype.name not in ("bfloat16", "float16") or wanted not in (None, lhs.dtype.name):
@@ -298,7 +298,7 @@ def _outer(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
 
 
 def _differentiable(way: Callable[..., jax.Array], plain: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The same, for gradients of gradients: no way but the plain one has derivatives."""
+    """A way with gradients of gradients, which are those of the plain one: no other has derivatives."""
 
     def made(*arrays: Any, **how: Any) -> Any:
         return recomputed(functools.partial(way, **how), functools.partial(plain, **how))(*arrays)

@@ -20,7 +20,7 @@ class FoundCalls:
     """The calls of a program, each key once, and how many calls are beyond reach."""
 
     calls: tuple[FoundCall, ...]
-    # Answered by a chooser of the user's own, which nobody can tune for.
+    # Answered by a chooser of the user's own, which cannot be tuned for.
     unseen: int = 0
 
 
