@@ -176,7 +176,7 @@ def test_only_one_file_reads_the_environment():
 
 # Files of the system, which no user writes; a trace in a new folder; the key file and the pipe that the user names.
 _OTHER_OPENERS = {
-    *("core.device", "timing.cost", "tuning.stopped", "tuning.worker.process", "tuning.worker.settle"),
+    *("core.device", "timing.cost", "tuning.stopped", "tuning.worker.process", "tuning.worker.child_setup"),
     *("timing.profiler", "programs.result_file", "store.remote.signing"),
 }
 
@@ -403,6 +403,26 @@ def test_no_two_classes_have_one_name():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(PACKAGE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_a_lock_is_a_mutex():
+    """`_lock` is always one of `threading`; a lock file and a locked file are named as such."""
+    found = offenders(
+        lambda path: [
+            ast.unparse(node)
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, (ast.Assign, ast.AnnAssign))
+            and re.match(r"(self\.)?_lock\b", ast.unparse(node))
+            and not re.search(r"= threading\.R?Lock\(\)$", ast.unparse(node))
+        ]
+    )
+    assert found == {}
+
+
+def test_settled_is_the_end_of_a_record_alone():
+    """The word stands in files, as `Record.stop`, and no function has it for something else."""
+    names = re.compile(r"\b(?:def|class) (\w*settle\w*)", re.IGNORECASE)
+    assert offenders(lambda path: names.findall(path.read_text(encoding="utf-8"))) == {}
 
 
 # Language.

@@ -106,7 +106,7 @@ class Terms:
         return jnp.mean(some, axis=axis, dtype=jnp.float32)
 
 
-def looked_up(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
+def summed(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
     """The sums as JAX computes them."""
     highest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
     top = jnp.where(jnp.isfinite(highest), highest, 0)

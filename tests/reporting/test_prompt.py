@@ -51,7 +51,7 @@ def values():
     yield AutotuneData([Measurement(LONG, 1e-3)] * 50)
     yield explain(kernel, X, selector=selector)
     yield explain(kernel, X, selector=selector, cfg=Blocks(2))
-    yield selector.look(inv, kernel)
+    yield selector.decide_untuned(inv, kernel)
     yield inv
     yield counters()
     yield AutotunePolicy(allow_autotune=False)

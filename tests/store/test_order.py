@@ -116,7 +116,7 @@ def test_an_edited_file_has_been_seen_too(tmp_path, clock):
 def blind(cache):
     """Has a cache put as if another process had been faster by a moment: it does not look before."""
     cache._ledger.unchanged = lambda: True
-    cache._ledger.look = lambda: None
+    cache._ledger.list_entries = lambda: None
     return cache
 
 

@@ -83,7 +83,7 @@ def test_what_was_pruned_and_put_again_is_found_by_a_reader_with_an_old_listing(
     reader, peer = store(folder), store(folder)
     for number in range(5):
         keep(peer, "one", number)
-    reader._ledger.look()
+    reader._ledger.list_entries()
     peer._ledger.fold(lambda key, raw: True)
     keep(store(folder), "one", "again")
 

@@ -235,7 +235,7 @@ def test_two_users_take_turns_in_a_folder_that_they_share_and_only_there(turns, 
 def test_a_stopped_holder_is_not_waited_for(tmp_path, monkeypatch):
     """After some seconds the tuning goes on without its turn, and one warning names the process."""
     monkeypatch.setattr(locks, "STOPPED_SECONDS", 0.1)
-    monkeypatch.setattr(locks, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(locks, "_POLL_SECONDS", 0.1)
     with holder(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
         turn = device_lock("cpu|one", tmp_path)

@@ -81,7 +81,7 @@ def workers(monkeypatch):
 def test_whoever_takes_the_process_down_is_out_and_the_race_goes_on(workers, monkeypatch):
     """`os._exit`, a segfault and one that sleeps for ever: each is named for it."""
     names = ["slow", "exit", "segfault", "sleep", "fast"]
-    hands, look = SimpleNamespace(ahead=0.0), Watchdog.look
+    hands, poll = SimpleNamespace(ahead=0.0), Watchdog.poll
     hands.perf_counter = lambda: time.perf_counter() + hands.ahead
 
     def hours_later(self, held, **how):
@@ -89,12 +89,12 @@ def test_whoever_takes_the_process_down_is_out_and_the_race_goes_on(workers, mon
         turn = self.at_work.get(names.index("sleep"))
         hands.ahead = 3600.0 if turn is not None and turn.doing == "check" else 0.0
         try:
-            return look(self, held, **how)
+            return poll(self, held, **how)
         finally:
             hands.ahead = 0.0
 
     monkeypatch.setattr(watchdog, "time", hands)
-    monkeypatch.setattr(Watchdog, "look", hours_later)
+    monkeypatch.setattr(Watchdog, "poll", hours_later)
     tuner = Tuner(isolate=replace(LIMITS, run_seconds=120))
 
     winner = tuner.autotune(doubling, (X,), {}, names)

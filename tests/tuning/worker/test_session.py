@@ -303,7 +303,7 @@ def test_the_end_of_a_trace_may_take_longer_than_a_run(monkeypatch, doing, limit
     watched.begin(math.inf)
     watched.starts(0, "race", 0.0)
     watched.starts(0, doing, 0.0)
-    while (ended := watched.look(0, usable=True)) is None and now[0] < 1000:
+    while (ended := watched.poll(0, usable=True)) is None and now[0] < 1000:
         now[0] += 0.5
 
     assert (ended.number, ended.status, now[0]) == (0, "timeout", limit + 0.5)
