@@ -91,6 +91,18 @@ def test_the_record_has_the_candidates_and_the_winner():
     assert (record.winner, record.heuristic, record.stop) == (1, 0, "foreign")
 
 
+def test_the_winner_is_told_from_a_cfg_that_a_message_would_show_alike():
+    """A copy of a cfg with a long text is that cfg, and not another one with the same beginning."""
+    long = ["x" * 300 + end for end in ("first", "second")]
+
+    class Copying:
+        def autotune(self, make_fn, args, kwargs, candidates):
+            return "".join(list(long[1]))
+
+    record = CustomTuner(Copying()).tune(job(candidates=long))
+    assert (record.winner, record.cfg, len(record.trials)) == (1, long[1], 2)
+
+
 def test_an_answer_that_was_not_offered_is_kept():
     """A tuner that searches on its own may find something else."""
 
