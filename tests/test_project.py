@@ -209,6 +209,17 @@ def test_the_test_of_openers_sees_them():
     assert [place.split(":")[0] for place in opened("\n".join(lines))] == ["1", "2", "4"]
 
 
+def test_nothing_is_unpickled_but_executables_of_our_own_processes():
+    """JAX's pickles of executables are read by one function, for what a worker gets through its pipe."""
+    modules = re.compile(
+        r"^(?:import|from) .*\b(?:pickle|cloudpickle|marshal|shelve|serialize_executable)\b", re.MULTILINE
+    )
+    found = offenders(lambda path: modules.findall(path.read_text(encoding="utf-8")))
+    assert list(found) == ["tuning.worker.executables"]
+    readers = offenders(lambda path: re.findall(r"(?<!def )\bread_back\(", path.read_text(encoding="utf-8")))
+    assert list(readers) == ["tuning.worker.delivered"]
+
+
 # Named tuples have their API under private names, and `os._exit` is public by its documentation.
 _NOT_PRIVATE = {"_asdict", "_fields", "_make", "_replace", "_exit"}
 
