@@ -66,6 +66,7 @@ PUBLIC = [
 DOCUMENTED = {
     "ejkernel.ops.core": "Kernel Invocation",
     "ejkernel.ops.config.cache": "ConfigCache overlay_cache _cache_overlay",
+    "ejkernel.ops.config.persistent": "PersistentCache",
     "ejkernel.ops.store.persistent": "PersistentCache",
     "ejkernel.ops.config.selection": ("AutotunePolicy ConfigSelectorChain Tuner forward_autotune_only policy_override"),
     "ejkernel.ops.registry": "record_invocation get_invocations",
@@ -220,8 +221,8 @@ def test_nothing_is_unpickled_but_executables_of_our_own_processes():
     assert list(readers) == ["tuning.worker.delivered"]
 
 
-# Named tuples have their API under private names, and `os._exit` is public by its documentation.
-_NOT_PRIVATE = {"_asdict", "_fields", "_make", "_replace", "_exit"}
+# Named tuples have their API under private names, and `os._exit` and `sys._getframe` are public by their documentation.
+_NOT_PRIVATE = {"_asdict", "_fields", "_make", "_replace", "_exit", "_getframe"}
 
 
 def reached_into(source: str) -> list[str]:
@@ -315,6 +316,33 @@ def test_a_documented_path_works(module, name):
     """The paths of the documentation lead to the very things that `ejkernel.ops` names."""
     found = getattr(importlib.import_module(module), name)
     assert name.startswith("_") or found is getattr(ejkernel.ops, name)
+
+
+@pytest.mark.parametrize(
+    ("statement", "new"),
+    [
+        ("from ejkernel.ops import GeneticSearch", "GuidedSearch"),
+        ("import ejkernel.ops; ejkernel.ops.GeneticSearch", "GuidedSearch"),
+        ("from ejkernel.ops.config.wrappers import MemoryStore", "ejkernel.ops.store.layered.MemoryStore"),
+        ("from ejkernel.ops.config import maintenance; maintenance.prune", "ejkernel.ops.store.maintenance.prune"),
+    ],
+)
+def test_what_goes_with_the_next_release_warns_once(statement, new):
+    """It works, and one warning at the line that names it says what serves instead."""
+    with pytest.warns(DeprecationWarning, match="next release") as told:
+        exec(compile(statement, "users.py", "exec"), {})
+    (warning,) = told
+    assert (warning.filename, warning.lineno) == ("users.py", 1)
+    assert new in str(warning.message)
+
+
+def test_a_module_that_has_moved_has_no_other_names():
+    """A name that was never there is the usual error, without a warning."""
+    from ejkernel.ops.config import maintenance, wrappers
+
+    for module in (maintenance, wrappers):
+        with pytest.raises(AttributeError, match="no_such_name"):
+            _ = module.no_such_name
 
 
 def test_the_package_says_that_it_is_typed():
