@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ejkernel.library import RaggedDot, RaggedDotConfig, ragged_dot
-from ejkernel.library.ragged_dot import mosaic_refuses
 from ejkernel.library.ragged_dot_tiles import most_visits, starts_of, visits_of
+from ejkernel.library.ragged_dot_ways import mosaic_refuses
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Invocation, OpsError, check
 
 # Blocks that divide none of the sizes below.
