@@ -1,4 +1,7 @@
-"""The project as a whole: public names, documented paths, the order of rooms, and what an import costs."""
+"""The project as a whole: public names, documented paths, the order of rooms, and what an import costs.
+
+Covers `_jax.py`, `_lazy.py`, `_version.py`, `config/maintenance.py`, `config/persistent.py` and `config/wrappers.py`.
+"""
 
 from __future__ import annotations
 
@@ -462,6 +465,47 @@ def test_settled_is_the_end_of_a_record_alone():
     """The word stands in files, as `Record.stop`, and no function has it for something else."""
     names = re.compile(r"\b(?:def|class) (\w*settle\w*)", re.IGNORECASE)
     assert offenders(lambda path: names.findall(path.read_text(encoding="utf-8"))) == {}
+
+
+# Tests.
+
+TESTS = Path(__file__).parent
+COVERED = re.compile(r"`([a-z_/]+\.py)`")
+
+
+def covered() -> dict[str, set[str]]:
+    """The modules that test files name after "Covers" in their docstrings, by the file."""
+    found = {}
+    for path in TESTS.rglob("test_*.py"):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        found[path.relative_to(TESTS).as_posix()] = set(COVERED.findall(text.partition("Covers ")[2]))
+    return found
+
+
+def modules() -> set[str]:
+    """Every module of the package, as test files name it: `room/module.py`, `library/...`, `cli/...`."""
+    files = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    return {path.relative_to(PACKAGE).as_posix().removeprefix("ops/") for path in files}
+
+
+def test_a_modules_tests_are_found_by_its_name():
+    """A file is named after the module, with its folder before it where two modules share a name, or names it."""
+    found = covered()
+    named_in = set().union(*found.values())
+
+    def is_found(module: str) -> bool:
+        folder, _, name = module.rpartition("/")
+        names = [f"test_{name}", f"test_{folder.rpartition('/')[2]}_{name}"]
+        return module in named_in or any(f"{folder}/{test}".lstrip("/") in found for test in names)
+
+    assert sorted(module for module in modules() if not is_found(module)) == []
+
+
+def test_what_test_files_say_that_they_cover_exists():
+    """A module that was moved or removed is not named any more."""
+    known = modules()
+    found = {path: sorted(names - known) for path, names in covered().items()}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 # Language.

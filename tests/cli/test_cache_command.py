@@ -1,4 +1,7 @@
-"""`ejkernel cache`: lists, filters, checks and changes of real stores."""
+"""`ejkernel cache`: lists, filters, checks and changes of real stores.
+
+Covers `cli/cache.py`, `cli/changing.py`, `cli/entries.py` and `cli/filters.py`.
+"""
 
 from __future__ import annotations
 

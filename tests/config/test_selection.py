@@ -1,4 +1,8 @@
-"""Choosing: which tier answers, where the answer is kept, and who is told."""
+"""Choosing: which tier answers, where the answer is kept, and who is told.
+
+Covers `config/autotune_tier.py`, `config/selector_parts.py`, `config/tiers.py`, `config/tunability.py`,
+`config/tuning_job.py`, `config/tuning_runs.py` and `core/single_flight.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One walk over the tiers, and what it takes to add a tier."""
+"""One walk over the tiers, and what it takes to add a tier.
+
+Covers `core/request.py`.
+"""
 
 from __future__ import annotations
 

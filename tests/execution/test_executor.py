@@ -1,4 +1,7 @@
-"""A call through the executor: its keywords, what the chooser is asked, what a kernel sees, who shares a program."""
+"""A call through the executor: its keywords, what the chooser is asked, what a kernel sees, who shares a program.
+
+Covers `execution/arguments.py` and `execution/kernel_run.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Processes of one program that each measure another winner run the same cfg: real processes, two to four of them."""
+"""Processes of one program that each measure another winner run the same cfg: real processes, two to four of them.
+
+Covers `fleet/report.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How processes agree, step by step: a service in memory, a clock that only waiting moves, one thread unless said."""
+"""How processes agree, step by step: a service in memory, a clock that only waiting moves, one thread unless said.
+
+Covers `fleet/kv_store.py`, `fleet/manifest.py` and `fleet/proposal.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Attention: values and gradients of every implementation, what it hides, and what it refuses."""
+"""Attention: values and gradients of every implementation, what it hides, and what it refuses.
+
+Covers `library/attention_arguments.py`, `library/attention_blocks.py` and `library/attention_sight.py`.
+"""
 
 from __future__ import annotations
 

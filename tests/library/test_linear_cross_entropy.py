@@ -1,4 +1,7 @@
-"""Cross entropy of a linear layer: values and gradients in chunks, what they hold, and what is refused."""
+"""Cross entropy of a linear layer: values and gradients in chunks, what they hold, and what is refused.
+
+Covers `library/linear_cross_entropy_chunks.py` and `library/linear_cross_entropy_ways.py`.
+"""
 
 from __future__ import annotations
 

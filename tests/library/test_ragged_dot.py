@@ -1,4 +1,7 @@
-"""Ragged products: values and gradients of every implementation for groups of every kind, and what is refused."""
+"""Ragged products: values and gradients of every implementation for groups of every kind, and what is refused.
+
+Covers `library/ragged_dot_tiles.py`, `library/ragged_dot_triton.py` and `library/ragged_dot_ways.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The kernel that reads logits once: its sums beside JAX's, what it makes of infinities, and its way to a GPU."""
+"""The kernel that reads logits once: its sums beside JAX's, what it makes of infinities, and its way to a GPU.
+
+Covers `library/linear_cross_entropy_kernel.py`, `library/linear_cross_entropy_terms.py`,
+`library/mosaic/cross_entropy.py` and `library/triton/cross_entropy.py`.
+"""
 
 from __future__ import annotations
 

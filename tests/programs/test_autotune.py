@@ -1,4 +1,7 @@
-"""Tuning whole programs: each call once, in the right order, within a budget, and what is done stays done."""
+"""Tuning whole programs: each call once, in the right order, within a budget, and what is done stays done.
+
+Covers `programs/batch.py`.
+"""
 
 from __future__ import annotations
 

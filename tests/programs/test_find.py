@@ -1,4 +1,7 @@
-"""Finding the kernel calls inside a function: by tracing alone, under every transformation; nothing is left behind."""
+"""Finding the kernel calls inside a function: by tracing alone, under every transformation; nothing is left behind.
+
+Covers `config/call_log.py` and `programs/found_call.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Explaining a choice: which tier answers, why the earlier ones do not, and what is known about the answer."""
+"""Explaining a choice: which tier answers, why the earlier ones do not, and what is known about the answer.
+
+Covers `config/preview.py` and `reporting/summary.py`.
+"""
 
 from __future__ import annotations
 

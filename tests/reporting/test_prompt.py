@@ -1,4 +1,7 @@
-"""Values at a prompt and in a notebook: every public one is one short line, and has an HTML form."""
+"""Values at a prompt and in a notebook: every public one is one short line, and has an HTML form.
+
+Covers `core/shown.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What every store promises: one suite over all of them, and what the wrappers add."""
+"""What every store promises: one suite over all of them, and what the wrappers add.
+
+Covers `store/folder.py`, `store/layered.py` and `store/store.py`.
+"""
 
 from __future__ import annotations
 

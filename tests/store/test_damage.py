@@ -1,4 +1,7 @@
-"""Damaged, merged, hostile and hand-written files: no exception, no wrong value, every other entry readable."""
+"""Damaged, merged, hostile and hand-written files: no exception, no wrong value, every other entry readable.
+
+Covers `store/snapshot.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A disk that fails at any one operation of a put, a get or a fold costs nothing that was acknowledged."""
+"""A disk that fails at any one operation of a put, a get or a fold costs nothing that was acknowledged.
+
+Covers `store/files.py`.
+"""
 
 from __future__ import annotations
 

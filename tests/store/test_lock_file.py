@@ -1,4 +1,7 @@
-"""Locked mode: calls are answered by a reviewed file alone, and one that is not in it is an error."""
+"""Locked mode: calls are answered by a reviewed file alone, and one that is not in it is an error.
+
+Covers `store/bundle.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The newest put of a key wins, also when clocks step back or differ."""
+"""The newest put of a key wins, also when clocks step back or differ.
+
+Covers `store/entry_files.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Packs: entries that somebody else tuned, found, checked and looked up after the user's own store."""
+"""Packs: entries that somebody else tuned, found, checked and looked up after the user's own store.
+
+Covers `store/packing.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A snapshot that is checked piece by piece is judged as it is when it is read as a whole."""
+"""A snapshot that is checked piece by piece is judged as it is when it is read as a whole.
+
+Covers `store/sorted_lines.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who sees what, and when: other processes, the file itself, and the state that the store is in."""
+"""Who sees what, and when: other processes, the file itself, and the state that the store is in.
+
+Covers `store/entry_log.py` and `store/entry_reader.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is compiled and checked in this process, in which order, and which candidates are cut off."""
+"""What is compiled and checked in this process, in which order, and which candidates are cut off.
+
+Covers `tuning/runner.py`.
+"""
 
 from __future__ import annotations
 

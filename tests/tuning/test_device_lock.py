@@ -1,4 +1,7 @@
-"""One tuning at a time on a device, and how much of it a process has done."""
+"""One tuning at a time on a device, and how much of it a process has done.
+
+Covers `tuning/stopped.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`Tuner.autotune`: the fastest candidate that is right."""
+"""`Tuner.autotune`: the fastest candidate that is right.
+
+Covers `tuning/job.py`.
+"""
 
 from __future__ import annotations
 

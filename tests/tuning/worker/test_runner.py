@@ -1,4 +1,7 @@
-"""Candidates that crash, hang or exhaust memory in a worker process, and what is told of them."""
+"""Candidates that crash, hang or exhaust memory in a worker process, and what is told of them.
+
+Covers `tuning/worker/limits.py` and `tuning/worker/main.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which candidate is blamed when a worker dies: fakes that die on cue, without any process."""
+"""Which candidate is blamed when a worker dies: fakes that die on cue, without any process.
+
+Covers `tuning/worker/export.py` and `tuning/worker/watchdog.py`.
+"""
 
 from __future__ import annotations
 
