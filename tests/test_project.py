@@ -517,6 +517,8 @@ PLAIN_ROOMS = (
     *(f"ops/{name}.py" for name in BESIDE),
 )
 PRONOUNS = re.compile(r"\b(who|whom|whose|nobody|somebody|anybody|everybody|whoever)\b", re.IGNORECASE)
+# In tests, where a kernel may be one whose times are known.
+PERSONS = re.compile(PRONOUNS.pattern.replace("whose|", ""), re.IGNORECASE)
 RIDDLES = re.compile(r"(What|Who|Where|How|Why|The same)\b|Nothing\.")
 # Of people, not of things.
 ABOUT_PEOPLE = ("users who turn it on", "a person who can write the file", "a user who has lost patience")
@@ -524,19 +526,26 @@ ABOUT_PEOPLE = ("users who turn it on", "a person who can write the file", "a us
 
 def riddles(source: str) -> list[str]:
     """Comments and texts that speak of a thing as of a person, and docstrings that begin with a question word."""
-    nodes = list(ast.walk(ast.parse(source)))
+    return [*filter(RIDDLES.match, docstrings(source)), *personal(source)]
+
+
+def docstrings(source: str) -> list[str]:
+    """The docstrings of a file."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented)]
-    return [*filter(RIDDLES.match, docstrings), *personal(source)]
+    return [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
+
+
+def comments(source: str) -> list[str]:
+    """The comments of a file."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return [token.string for token in tokens if token.type == tokenize.COMMENT]
 
 
 def personal(source: str) -> list[str]:
     """Comments and texts of a file with the pronouns of people."""
     nodes = ast.walk(ast.parse(source))
     texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
-    return [*filter(PRONOUNS.search, texts)]
+    return [*filter(PRONOUNS.search, texts + comments(source))]
 
 
 def test_comments_docstrings_and_messages_name_the_thing():
@@ -555,6 +564,15 @@ def test_other_programs_name_the_thing(folder):
     files = sorted((PACKAGE.parent / folder).rglob("*.py"))
     found = {path.name: personal(path.read_text(encoding="utf-8")) for path in files}
     assert found
+    assert {name: texts for name, texts in found.items() if texts} == {}
+
+
+def test_tests_name_the_thing():
+    """Their comments and docstrings do; texts there may be anything."""
+    found = {}
+    for path in TESTS.rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        found[path.name] = [*filter(PERSONS.search, docstrings(source) + comments(source))]
     assert {name: texts for name, texts in found.items() if texts} == {}
 
 

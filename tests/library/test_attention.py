@@ -136,7 +136,7 @@ FEW = ["window mask", "bias lengths"]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_eager_gradient_makes_no_infinity(way):
-    """Whoever looks for infinities and for what is no number finds none in what is hidden."""
+    """A search for infinities and for what is no number finds none in what is hidden."""
     q, k, v, _ = inputs()
 
     def loss(q, k, v):

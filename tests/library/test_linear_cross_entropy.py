@@ -194,7 +194,7 @@ def test_nothing_that_counts_is_a_loss_of_zero():
 
 
 def test_a_label_out_of_range_counts_for_nothing_under_a_trace():
-    """Where nobody can look, it is as if it were to be ignored."""
+    """Where values cannot be read, it is as if it were to be ignored."""
     hidden, weight = inputs()
     wrong = np.where(LABELS < 0, WORDS + 7, LABELS)
     for way in ("xla", "tokens", "vocab", "triton"):

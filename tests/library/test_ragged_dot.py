@@ -213,7 +213,7 @@ def test_tiles_hold_every_row_of_every_group_once(tile):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_sizes_that_do_not_fit_are_cut_under_a_trace(way):
-    """Where nobody can look, groups end at the last row."""
+    """Where values cannot be read, groups end at the last row."""
     lhs, rhs, dy = inputs()
     run = jax.jit(lambda sizes: ragged_dot(lhs, rhs, sizes, cfg=WAYS[way], executor=UNTUNED))
     close(run(jnp.array([30, 30, 30, 30])), truth(lhs, rhs, [30, 7, 0, 0], dy)[0])

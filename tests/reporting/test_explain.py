@@ -225,7 +225,7 @@ def test_a_record_is_there_without_a_store():
 
 
 def test_a_cfg_put_by_hand_has_no_figures():
-    """What nobody measured has no times."""
+    """What was not measured has no times."""
     chooser = selector()
     chooser.cache.put(*key_of(KERNEL, call_of(KERNEL, X)), Blocks(4))
     found = why(chooser)

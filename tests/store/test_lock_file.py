@@ -36,7 +36,7 @@ KERNEL = Doubling()
 
 
 def selector(**settings):
-    """A selector that would tune whatever nobody answers."""
+    """A selector that would tune whatever no tier answers."""
     return ConfigSelectorChain(ConfigCache(), tuner=TableTuner(), **settings)
 
 

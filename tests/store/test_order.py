@@ -155,7 +155,7 @@ def test_a_tie_is_broken_the_same_way_everywhere(tmp_path, clock, monkeypatch):
 
 
 def test_a_put_after_a_tie_wins(tmp_path, clock, monkeypatch):
-    """Whoever has seen both counts on from there."""
+    """A cache that has seen both counts on from there."""
     two_that_had_seen_the_same(tmp_path, clock, 0, monkeypatch)
     clock.step(-3600)
     third = store(tmp_path)

@@ -87,7 +87,7 @@ def test_a_second_thread_waits_until_the_first_is_out(tmp_path):
 
 @pytest.mark.parametrize("folder", [True, False], ids=["with a folder", "without"])
 def test_after_the_wait_one_goes_on_without_its_turn(folder, tmp_path):
-    """A deadline is a deadline; who holds the turn keeps it, and the next one still waits."""
+    """A deadline is a deadline; the holder of the turn keeps it, and the next one still waits."""
     place = tmp_path if folder else None
 
     def hurried():

@@ -406,7 +406,7 @@ def test_settings_that_mean_nothing_are_refused(make):
         make()
 
 
-# Nothing of the user's program runs again, and nobody is left behind.
+# Nothing of the user's program runs again, and no process is left behind.
 
 
 def script(tmp_path, body):
@@ -436,7 +436,7 @@ def test_the_users_program_is_not_run_again(tmp_path):
 
 
 def test_the_end_of_the_parent_is_the_end_of_its_worker(tmp_path):
-    """Killed while a candidate hangs in the worker: nobody is left."""
+    """Killed while a candidate hangs in the worker: no process is left."""
     command, env = script(
         tmp_path,
         """
