@@ -27,7 +27,7 @@ def float_rows(name: str, value: Any) -> jax.Array:
 
 
 def narrow_rows(name: str, value: Any) -> jax.Array:
-    """The same for an operation that does not compute in float64."""
+    """Rows as of `float_rows`, for an operation that does not compute in float64."""
     array = float_rows(name, value)
     return float_array(name, array, ("...",) * array.ndim)
 

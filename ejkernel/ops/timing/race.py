@@ -238,9 +238,13 @@ def _outcome(
     ]
     # What cannot be told from the heuristic is no reason to leave it.
     winner = protected if protected in declared else min(equal)
-    if protected is not None and protected in timed and winner != protected:
-        if _was_faster(lanes[protected], lanes[winner], view.gap(protected, winner), rules.slight):
-            winner = protected
+    if (
+        protected is not None
+        and protected in timed
+        and winner != protected
+        and _was_faster(lanes[protected], lanes[winner], view.gap(protected, winner), rules.slight)
+    ):
+        winner = protected
     rest = sorted((i for i in timed if i != winner), key=lambda i: (not lanes[i].running, view.levels[id(lanes[i])], i))
     tied = tuple(sorted({*declared, winner}))
     return Outcome(lanes, (winner, *rest), tied if len(tied) > 1 else (), rounds, runs, noise, finished)
