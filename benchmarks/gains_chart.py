@@ -1,7 +1,7 @@
 """Draws what users gain, from the tables of docs/performance.md: `python benchmarks/gains_chart.py [folder]`.
 
 users_gain.svg has a bar for each case of the library on an H200: the time of plain JAX over the tuned time, on a scale
-of doublings, with the best ready-made alternative as a tick. It needs the page alone, whose figures come from runs.
+of doublings, with the best ready-made alternative as a tick. It needs the page alone; the figures there come from runs.
 """
 
 from __future__ import annotations

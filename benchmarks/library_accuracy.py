@@ -100,7 +100,7 @@ def floor(wanted: np.ndarray, dtype: Any) -> np.ndarray:
     if jax.default_backend() == "gpu" and dtype == jnp.float32:
         # Tensor cores add up with fewer bits than float32 has.
         half = 2.0**-19
-    # One number may happen to be rounded by nothing; it is a sum, whose order is free.
+    # One number may happen to be rounded by nothing; it is a sum in any order.
     least = np.array([0.4 * half, half]) if wanted.size > 1 else np.array([2 * half, 2 * half])
     return np.maximum(errors(narrowed(wanted, dtype), wanted), least)
 

@@ -35,7 +35,7 @@ LAUNCHES = (
 
 
 class NormGradient:
-    """The gradient kernel as an operation, whose cfg is a launch."""
+    """The gradient kernel as an operation; its cfg is a launch."""
 
     def run(self, x: jax.Array, dy: jax.Array, *vectors: jax.Array, cfg: GradientLaunch, added: bool = False) -> Any:
         """Gradients of x and of the vectors: a weight, and for layer_norm a bias; another gradient is before them."""

@@ -185,7 +185,7 @@ def main() -> int:
     """Prints as it goes; 1 where a limit is broken or a row is missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", help="operations, or `operation: text` for the cases with that text")
-    parser.add_argument("--without", nargs="*", help="opponents whose names begin so, or a package as it is named")
+    parser.add_argument("--without", nargs="*", help="opponents with names that begin so, or a package as it is named")
     parser.add_argument("--json", help="where to write everything")
     parser.add_argument("--seconds", type=float, default=540.0, help="most that all operations may take together")
     parser.add_argument("--tune-seconds", type=float, default=6.0, help="most that one tuning may take")

@@ -90,7 +90,7 @@ def save(figure: Any, axes: Any, path: Path) -> None:
 
 
 def race(path: Path) -> None:
-    """One tuning: samples over rounds, who was dropped, who was wrong."""
+    """One tuning: samples over rounds, which candidates were dropped, which were wrong."""
     points, others = (jax.random.normal(jax.random.key(seed), (1024, 32)) for seed in (0, 1))
     record = nearest.tune(points, others).record
     print(record.table())

@@ -57,7 +57,7 @@ class Tiling:
 
 
 class LargeMatmul(Subject):
-    """A matmul whose blocks are visited in groups of rows, so that neighbours share columns."""
+    """A matmul that visits blocks in groups of rows, so that neighbours share columns."""
 
     op_id = "bench.large_matmul"
     cfg_type = Tiling

@@ -89,7 +89,7 @@ def measure(folder: str, size: int, puts: int) -> dict[str, float]:
     get = each(lambda n: cache.get(*call_key(0)), range(2000))
     missing = each(lambda n: cache.get(DEVICE, OP, f"none{n}"), range(200))
     ledger = EntryLog(path)
-    ledger.look()
+    ledger.list_entries()
     start = time.perf_counter()
     ledger.fold()
     folded = time.perf_counter() - start

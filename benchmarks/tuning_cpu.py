@@ -53,7 +53,7 @@ class Nearest(Kernel[NearestConfig, jax.Array]):
         return jax.lax.map(block, blocks).reshape(-1)
 
     def heuristic_cfg(self, inv):
-        """What anybody would write first, in blocks that fit a cache."""
+        """The obvious first version, in blocks that fit a cache."""
         return NearestConfig("differences", min(128, inv.args[0].shape[0]))
 
     def candidate_cfgs(self, inv):

@@ -13,7 +13,7 @@ from .case import Case, normal
 
 
 def plain(hidden: Any, weight: Any, labels: Any) -> jax.Array:
-    """All logits at once, as anybody would write it."""
+    """All logits at once, the obvious way."""
     logits = jnp.einsum("td,dv->tv", hidden, weight, preferred_element_type=jnp.float32)
     at_label = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=1) - at_label)

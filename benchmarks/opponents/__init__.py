@@ -16,7 +16,7 @@ SOURCES: dict[str, Source] = {
 
 
 def collected(call: Call, without: tuple[str, ...] = ()) -> tuple[list[Opponent], dict[str, str]]:
-    """The opponents of a call, without those whose name begins so, and the reason for each package left out."""
+    """The opponents of a call, without those with such a prefix, and the reason for each package left out."""
     found: list[Opponent] = []
     left_out: dict[str, str] = {}
     for package, source in SOURCES.items():

@@ -48,7 +48,7 @@ def ragged_with_gradients(forward: Any, backward: Any) -> Any:
 
 
 def matmul(a: Any, b: Any, *, config: tuple[int, int, str, int]) -> jax.Array:
-    """A product whose tiles divide it."""
+    """A product that its tiles divide."""
     kernels = gpu_kernels("hopper_matmul_mgpu")
     tile_m, tile_n, along, together = config
     chosen = kernels.TuningConfig(

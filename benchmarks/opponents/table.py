@@ -124,7 +124,7 @@ SMALL = [
 
 
 def selected(only: list[str] | None, small: bool = False) -> list[Entry]:
-    """Entries of these operations, or `operation: text` for those whose names hold the text."""
+    """Entries of these operations, or `operation: text` for those with the text in their names."""
     entries = SMALL if small else ENTRIES
     if not only:
         return entries

@@ -68,7 +68,7 @@ def fed_forward(ops: Any, s: SimpleNamespace, x: jax.Array, w: Any) -> jax.Array
 
 
 def decoder(forward: Callable[..., jax.Array]) -> Callable[[Any, SimpleNamespace], Callable[..., Any]]:
-    """The training step of a decoder whose feed-forward part this is."""
+    """The training step of a decoder with this feed-forward part."""
 
     def build(ops: Any, s: SimpleNamespace) -> Callable[..., Any]:
         def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:

@@ -21,7 +21,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class ArgumentError(OpsError, ValueError):
-    """An argument whose shape or value does not fit the call."""
+    """An argument with a shape or a value that does not fit the call."""
 
 
 class ArgumentTypeError(OpsError, TypeError):

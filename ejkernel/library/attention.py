@@ -1,4 +1,4 @@
-"""Attention: every query's weighted mean of the values whose keys it sees."""
+"""Attention: every query's weighted mean of the values of the keys that it sees."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
 from .arguments import ArgumentError, float_array
 from .attention_arguments import (
+    ARRAYS,
     check_heads,
+    floats_of,
     in_range,
+    is_float,
     lengths_of,
+    named,
+    named_args,
+    refilled,
     scale_of,
+    sight_of,
     sinks_of,
     soft_cap_of,
     spread,
@@ -45,7 +52,6 @@ from .reverse import recomputed
 from .values import were_checked
 
 _FORM = ("batch", "length", "heads", "head_dim")
-_ARRAYS = ("q", "k", "v", "mask", "bias", "query_lengths", "key_value_lengths", "sinks")
 # JAX's own, and what it does not take is refused.
 _READY = ("xla", "cudnn", "pallas")
 # More unrolled blocks than this cost more to compile than they save.
@@ -69,7 +75,7 @@ class AttentionConfig:
     backward: str | None = None
 
 
-# Whose gradient serves where cuDNN has none.
+# Its gradient serves where cuDNN has none.
 _CHUNKED = AttentionConfig("chunked", block_q=512, block_k=1024)
 
 
@@ -153,8 +159,8 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         raise ArgumentError(f"{cfg} names no implementation of attention; use {names}")
 
     def run_cpu(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> jax.Array:
-        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
-        if cfg.implementation == "xla" and _named_args(args, kwargs)["q"].dtype == jnp.float16:
+        """Attention on a CPU, where a Pallas kernel is interpreted, for tests alone."""
+        if cfg.implementation == "xla" and named_args(args, kwargs)["q"].dtype == jnp.float16:
             # JAX's own asks for a product of float16 that no CPU's compiler has; its fallback is for eager calls alone.
             args, kwargs = jax.tree.map(lambda x: x.astype(jnp.float32) if _is_half(x) else x, (args, kwargs))
             return self.run(*args, cfg=cfg, **kwargs).astype(jnp.float16)
@@ -164,10 +170,10 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
     # what a call can do must not depend on what was tuned.
     def fwd_with_residuals_gpu(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> tuple[jax.Array, Any]:
         """The output and how to pull its gradient back, by the implementation's own rules."""
-        floats, others = _floats(args)
+        floats, others = floats_of(args)
 
         def of_floats(*values: Any, way: AttentionConfig = cfg) -> jax.Array:
-            return self.run(*_refilled(others, values), cfg=way, **kwargs)
+            return self.run(*refilled(others, values), cfg=way, **kwargs)
 
         if cfg.backward == "cudnn":
             # Its gradient needs what its own forward pass keeps: another's would come on top.
@@ -183,24 +189,24 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         return jax.vjp(of_floats, *floats)
 
     def _is_forward_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        given = _named_args(args, kwargs)
-        arrays = [given.get(name) for name in _ARRAYS[:5]]
-        return bool(jax_refuses_cudnn(*arrays, sight=_sight_of(given), scale=given["scale"], gradient=True))
+        given = named_args(args, kwargs)
+        arrays = [given.get(name) for name in ARRAYS[:5]]
+        return bool(jax_refuses_cudnn(*arrays, sight=sight_of(given), scale=given["scale"], gradient=True))
 
     def vjp_gpu(
         self, residuals: Any, y: jax.Array, dy: jax.Array, *args: Any, cfg: AttentionConfig, **kwargs: Any
     ) -> tuple[Any, ...]:
         """Gradients of queries, keys, values and bias."""
         if residuals is None:
-            floats, others = _floats(args)
+            floats, others = floats_of(args)
             way = replace(cfg, implementation=cfg.backward or cfg.implementation, backward=None)
-            _, residuals = jax.vjp(lambda *values: self.run(*_refilled(others, values), cfg=way, **kwargs), *floats)
+            _, residuals = jax.vjp(lambda *values: self.run(*refilled(others, values), cfg=way, **kwargs), *floats)
         grads = iter(residuals(dy))
-        return tuple(next(grads) if _is_float(arg) else None for arg in args)
+        return tuple(next(grads) if is_float(arg) else None for arg in args)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> AttentionConfig:
         """XLA's own for small calls; blocks where holding all scores would be most of the traffic."""
-        given = _named(inv)
+        given = named(inv)
         queries, keys = given["q"].shape[1], given["k"].shape[1]
         rows = given["q"].shape[0] * given["q"].shape[2]
         if rows * queries * keys * 4 <= _MANY_SCORES:
@@ -216,7 +222,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         That is 1.6 times as fast as XLA's in float32, with the blocks that it brings. The forward pass of a short call
         is Mosaic's; where a gradient is taken, both passes are cuDNN's.
         """
-        given = _named(inv)
+        given = named(inv)
         warps = 4 if given["q"].shape[-1] <= 64 else 8
         ready = [AttentionConfig("cudnn"), AttentionConfig("pallas", 128, 128, 32, warps, 2)]
         if attends_briefly(inv, given["q"], given["k"]):
@@ -225,18 +231,18 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> AttentionConfig:
         """Blocks of queries: their scores stay in the processor's cache, and keys out of sight cost nothing."""
-        given = _named(inv)
+        given = named(inv)
         queries = given["q"].shape[1]
         # Below this a block is the whole call. Where keys may be hidden, `sliced` took 0.3 to 1.0 of the time of `xla`:
         # its zeros for them are part of a copy that its product makes anyway.
         if queries <= 64:
-            hidden = hides(given.get("mask"), _sight_of(given))
+            hidden = hides(given.get("mask"), sight_of(given))
             return AttentionConfig("sliced" if hidden or _ready_refuses(given) else "xla")
         return AttentionConfig("sliced", block_q=max(32, math.ceil(queries / 8)))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[AttentionConfig]:
         """XLA's, blocks of queries of several sizes, and a running softmax."""
-        queries = _named(inv)["q"].shape[1]
+        queries = named(inv)["q"].shape[1]
         sizes = dict.fromkeys(max(16, math.ceil(queries / parts)) for parts in (1, 2, 4, 8, _MOST_BLOCKS))
         found = [AttentionConfig("xla"), *(AttentionConfig("sliced", block_q=size) for size in sizes)]
         if queries >= 256:
@@ -252,13 +258,13 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         tiles = [(128, 128, 2), (128, 64, 3), (128, 64, 2)]
         found += [AttentionConfig("mosaic", q, k, num_stages=s, backward="cudnn") for q, k, s in tiles]
         found += [AttentionConfig("pallas", q, k, back, warps, 2) for q, k, back in blocks for warps in (4, 8)]
-        queries = _named(inv)["q"].shape[1]
+        queries = named(inv)["q"].shape[1]
         found += [AttentionConfig("xla"), AttentionConfig("sliced", block_q=max(128, math.ceil(queries / 8)))]
         return [*found, _CHUNKED]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: AttentionConfig) -> bool | str:
         """Refuses what an implementation does not take, with the reason."""
-        refused = _ready_refuses(_named(inv)) if {cfg.implementation, cfg.backward} & {*_READY} else ""
+        refused = _ready_refuses(named(inv)) if {cfg.implementation, cfg.backward} & {*_READY} else ""
         if refused:
             return refused
         if (
@@ -267,9 +273,9 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         ):
             return f"{cfg.backward} cannot compute the gradient of this call"
         if cfg.implementation == "mosaic":
-            given = _named(inv)
-            names = (*_ARRAYS[3:], "window", "logits_soft_cap")
-            q, k, v = (given[name] for name in _ARRAYS[:3])
+            given = named(inv)
+            names = (*ARRAYS[3:], "window", "logits_soft_cap")
+            q, k, v = (given[name] for name in ARRAYS[:3])
             stages = cfg.num_stages or 2
             refused = attention_tiles.refuses(q, k, v, map(given.get, names), _mosaic_blocks(cfg), stages)
             return refused or served.refuses(inv, q.size, k.size, v.size, hopper=True) or True
@@ -278,9 +284,9 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         device = device_of(inv)
         if get_device_platform(device) != "gpu":
             return f"{cfg.implementation} runs on GPUs alone"
-        given = _named(inv)
-        sight = _sight_of(given)
-        arrays = [given.get(name) for name in _ARRAYS[:5]]
+        given = named(inv)
+        sight = sight_of(given)
+        arrays = [given.get(name) for name in ARRAYS[:5]]
         if cfg.implementation == "pallas":
             if any(_jax.varying_axes(x) for x in arrays if x is not None):
                 return "JAX's Pallas kernel does not say over which mesh axes it varies; use check_vma=False"
@@ -292,7 +298,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Lengths between half and all of the places, where a trace hides the real ones."""
-        given = _named(inv)
+        given = named(inv)
         sizes = {"query_lengths": given["q"].shape[1], "key_value_lengths": given["k"].shape[1]}
 
         def real(name: str, value: Any) -> Any:
@@ -301,7 +307,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
             return drawn(rng, value, sizes[name] // 2, sizes[name] + 1)
 
         kwargs = {name: real(name, value) for name, value in inv.kwargs.items()}
-        return tuple(real(*pair) for pair in zip(_ARRAYS, inv.args, strict=False)), kwargs
+        return tuple(real(*pair) for pair in zip(ARRAYS, inv.args, strict=False)), kwargs
 
     def reference(self, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> jax.Array:
         """In float32, in chunks: large calls need little memory for it."""
@@ -377,19 +383,6 @@ def attention(
     return plan(Attention(), *arrays, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
 
 
-def _named(inv: Invocation[Any, Any]) -> dict[str, Any]:
-    return _named_args(inv.args, inv.kwargs)
-
-
-def _named_args(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(zip(_ARRAYS, args, strict=False)) | dict(kwargs)
-
-
-def _sight_of(given: dict[str, Any]) -> Sight:
-    places = [given.get(name) for name in ("query_lengths", "key_value_lengths")]
-    return Sight(given.get("causal", False), given.get("window"), *places)
-
-
 def _mosaic_blocks(cfg: AttentionConfig) -> tuple[int, int]:
     return cfg.block_q or 128, cfg.block_k or 128
 
@@ -402,18 +395,5 @@ def _pallas_blocks(cfg: AttentionConfig) -> tuple[int, int, int]:
     return cfg.block_q or 128, cfg.block_k or 128, cfg.block_back or 32
 
 
-def _is_float(arg: Any) -> bool:
-    return arg is not None and bool(jnp.issubdtype(arg.dtype, jnp.floating))
-
-
 def _is_half(arg: Any) -> bool:
     return hasattr(arg, "dtype") and arg.dtype == jnp.float16
-
-
-def _floats(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-    return [arg for arg in args if _is_float(arg)], [None if _is_float(arg) else (arg,) for arg in args]
-
-
-def _refilled(others: list[Any], floats: Iterable[Any]) -> list[Any]:
-    values = iter(floats)
-    return [next(values) if other is None else other[0] for other in others]

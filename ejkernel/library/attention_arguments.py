@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ..ops import Invocation
 from .arguments import ArgumentError, ArgumentTypeError, as_array, as_int32, integers, known_values, same, same_dtype
+from .attention_sight import Sight
+
+# The arrays of a call by their positions.
+ARRAYS = ("q", "k", "v", "mask", "bias", "query_lengths", "key_value_lengths", "sinks")
 
 
 def check_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
@@ -108,3 +114,35 @@ def lengths_of(name: str, value: Any, batch: int, most: int) -> jax.Array | None
         raise ArgumentError(f"{name} must be from 0 to {most}, got {known.min()} to {known.max()}")
     # Under a trace nothing can be read: what is beyond the places counts as all of them.
     return jnp.clip(as_int32(lengths), 0, most)
+
+
+def named(inv: Invocation[Any, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return named_args(inv.args, inv.kwargs)
+
+
+def named_args(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by their names."""
+    return dict(zip(ARRAYS, args, strict=False)) | dict(kwargs)
+
+
+def sight_of(given: Mapping[str, Any]) -> Sight:
+    """The rules that hide keys, of a call's arguments."""
+    places = [given.get(name) for name in ("query_lengths", "key_value_lengths")]
+    return Sight(given.get("causal", False), given.get("window"), *places)
+
+
+def is_float(arg: Any) -> bool:
+    """Is this an array with a gradient?"""
+    return arg is not None and bool(jnp.issubdtype(arg.dtype, jnp.floating))
+
+
+def floats_of(args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The arrays with gradients, and all the others in their places, for `refilled`."""
+    return [arg for arg in args if is_float(arg)], [None if is_float(arg) else (arg,) for arg in args]
+
+
+def refilled(others: Sequence[Any], floats: Iterable[Any]) -> list[Any]:
+    """The arguments with these arrays in the places of those with gradients."""
+    values = iter(floats)
+    return [next(values) if other is None else other[0] for other in others]

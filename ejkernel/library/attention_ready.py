@@ -86,7 +86,7 @@ def capability_of(device: Any) -> tuple[int, ...]:
 
 
 def ready_made_refuses(q: Any, v: Any, sinks: Any, cap: float | None) -> str:
-    """Why none of JAX's own takes this call; empty where one may."""
+    """The reason why none of JAX's own takes this call; empty where one may."""
     if cap is not None or sinks is not None:
         return "JAX's own attention has no soft cap and no sinks"
     return "" if v.shape[-1] == q.shape[-1] else f"JAX's own has values as wide as keys, not {v.shape[-1]}"
@@ -95,7 +95,7 @@ def ready_made_refuses(q: Any, v: Any, sinks: Any, cap: float | None) -> str:
 def cudnn_refuses(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float, capability: tuple[int, ...]
 ) -> str:
-    """Why cuDNN cannot compute this call on a GPU of this capability; empty where it can."""
+    """The reason why cuDNN cannot compute this call on a GPU of this capability; empty where it can."""
     depth, widest = q.shape[-1], 256 if capability >= (9, 0) else 128
     if q.dtype.name not in ("bfloat16", "float16"):
         return f"cuDNN takes bfloat16 and float16, not {q.dtype.name}"
@@ -113,9 +113,9 @@ def cudnn_refuses(
 def jax_refuses_cudnn(
     q: Any, k: Any, v: Any, mask: Any, bias: Any, *, sight: Sight, scale: float, gradient: bool
 ) -> str:
-    """What JAX itself says against cuDNN here, from shapes: no cuDNN, too old a one, a call that it does not take.
+    """JAX's own reason against cuDNN, from shapes: no cuDNN, too old a one, or a call that it does not take.
 
-    It takes some calls, such as those of odd lengths, without their gradient.
+    cuDNN takes some calls, such as those of odd lengths, without their gradient.
     """
     leaves, tree = jax.tree_util.tree_flatten((q, k, v, mask, bias, sight.query_lengths, sight.key_value_lengths))
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
@@ -164,7 +164,7 @@ def by_pallas(
 
 
 def pallas_refuses(q: Any, k: Any, mask: Any, bias: Any, *, sight: Sight, blocks: tuple[int, int, int]) -> str:
-    """Why JAX's Pallas kernel, which Triton compiles, cannot compute this call; empty where it can."""
+    """The reason why JAX's Pallas kernel, which Triton compiles, cannot compute this call; empty where it can."""
     if missing():
         return missing()
     if mask is not None or bias is not None or sight.window is not None:

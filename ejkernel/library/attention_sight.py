@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Sight:
-    """What hides keys by their place: the order, a window of keys around the query's own place, and lengths."""
+    """Rules that hide keys by their place: the order, a window of keys around the query's own place, and lengths."""
 
     causal: bool = False
     # So many keys to the left and to the right; None: all.
@@ -22,12 +22,12 @@ class Sight:
 
     @property
     def right(self) -> int | None:
-        """How many keys after its own place a query sees; None: all."""
+        """The number of keys after its own place that a query sees; None: all."""
         return 0 if self.causal else self.window and self.window[1]
 
     @property
     def left(self) -> int | None:
-        """How many keys before its own place a query sees; None: all."""
+        """The number of keys before its own place that a query sees; None: all."""
         return self.window and self.window[0]
 
     def key_range(self, start: int, stop: int, keys: int) -> tuple[int, int]:
@@ -37,7 +37,7 @@ class Sight:
         return low, max(low, high)
 
     def allowed(self, rows: Any, columns: Any) -> jax.Array | None:
-        """What queries at these places see of keys at these: of shape (batch or 1, 1, rows, columns); None: all."""
+        """Tells which keys at `columns` queries at `rows` see, as (batch or 1, 1, rows, columns); None: all."""
         rows, columns = jnp.reshape(rows, (1, 1, -1, 1)), jnp.reshape(columns, (1, 1, 1, -1))
         conditions = []
         if self.right is not None:
@@ -106,7 +106,7 @@ def without_hidden(
 
 
 def all_of(*conditions: jax.Array | None) -> jax.Array | None:
-    """Where all of them hold; None stands for everywhere."""
+    """All conditions in one; None stands for a condition that always holds."""
     met = None
     for condition in conditions:
         if condition is not None:

@@ -90,7 +90,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
     def run_cpu(
         self, hidden: Any, weight: Any, labels: Any, *, cfg: LinearCrossEntropyConfig, **kwargs: Any
     ) -> jax.Array:
-        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        """The loss on a CPU, where a Pallas kernel is interpreted, for tests alone."""
         return self.run(hidden, weight, labels, cfg=cfg, interpret=True, **kwargs)
 
     def fwd_with_residuals(
@@ -119,7 +119,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         return _reduced(losses, counted, reduction), kept
 
     def fwd_with_residuals_cpu(self, *args: Any, cfg: LinearCrossEntropyConfig, **kwargs: Any) -> tuple[jax.Array, Any]:
-        """The same."""
+        """The loss and its residuals on a CPU, where a Pallas kernel is interpreted."""
         return self.fwd_with_residuals(*args, cfg=cfg, interpret=True, **kwargs)
 
     def vjp(
@@ -156,7 +156,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         return grads[0].astype(dtypes[0]), grads[1].astype(dtypes[1]), None
 
     def vjp_cpu(self, *args: Any, cfg: LinearCrossEntropyConfig, **kwargs: Any) -> tuple[jax.Array, jax.Array, None]:
-        """The same."""
+        """The gradients on a CPU, where a Pallas kernel is interpreted."""
         return self.vjp(*args, cfg=cfg, interpret=True, **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
@@ -176,7 +176,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
-        """The same, with smaller chunks."""
+        """Chunks of tokens, smaller than elsewhere."""
         return by_chunks(*_sizes(inv), CPU_BYTES)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
@@ -190,7 +190,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         return [*by_xla(*_sizes(inv)), *by_kernel(*_sizes(inv)), *mosaic]
 
     def candidate_cfgs_cpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
-        """The same with smaller chunks, and for narrow inputs in float32 too: not every CPU has narrow products."""
+        """Smaller chunks than elsewhere, for narrow inputs in float32 too: not every CPU has narrow products."""
         found = by_xla(*_sizes(inv), CPU_BYTES)
         if _named(inv)["hidden"].dtype.itemsize == 4:
             return found
@@ -364,7 +364,7 @@ def _words(weight: Any, terms: Terms) -> int:
 
 
 def _way(cfg: LinearCrossEntropyConfig, tokens: int, interpret: bool) -> dict[str, Any]:
-    """How `by_tokens` goes about it."""
+    """The chunk and the passes of `by_tokens` for a cfg."""
     if cfg.implementation in ("triton", "mosaic"):
         from .linear_cross_entropy_kernel import passes
 

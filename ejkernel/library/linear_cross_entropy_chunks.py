@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .linear_cross_entropy_terms import Slopes, Sums, Terms, looked_up, narrowed, sloped
+from .linear_cross_entropy_terms import Slopes, Sums, Terms, narrowed, sloped, summed
 from .varying import varying_like
 
 
 class Passes(NamedTuple):
-    """The two passes over a chunk's logits: `looked_up` and `sloped`, or what computes the same."""
+    """The two passes over a chunk's logits: `summed` and `sloped`, or what computes the same."""
 
-    look: Callable[[jax.Array, jax.Array, Terms], Sums] = looked_up
+    sums: Callable[[jax.Array, jax.Array, Terms], Sums] = summed
     slope: Callable[[jax.Array, jax.Array, Sums, jax.Array, Any, Terms], Slopes] = sloped
 
 
@@ -23,9 +23,9 @@ _BY_XLA = Passes()
 
 
 def at_once(hidden: Any, weight: Any, labels: Any, *, terms: Terms) -> Any:
-    """Losses of tokens from all logits, as anybody would write it."""
+    """Losses of tokens from all logits at once: the obvious way."""
     logits = terms.logits(hidden, weight)
-    return terms.losses(looked_up(logits, labels, terms), logits.shape[1])
+    return terms.losses(summed(logits, labels, terms), logits.shape[1])
 
 
 def by_tokens(
@@ -59,7 +59,7 @@ def by_tokens(
         start = jnp.minimum(number * chunk, tokens - chunk)
         mine, label, scale = (jax.lax.dynamic_slice_in_dim(x, start, chunk) for x in (hidden, labels, scales))
         logits = terms.logits(mine, weight)
-        sums = passes.look(logits, label, terms)
+        sums = passes.sums(logits, label, terms)
         losses = jax.lax.dynamic_update_slice_in_dim(losses, terms.losses(sums, words), start, 0)
         if grads is not None:
             slopes = passes.slope(logits, label, sums, scale * lift, hidden.dtype, terms)

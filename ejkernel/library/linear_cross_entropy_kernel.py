@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .linear_cross_entropy_chunks import Passes
-from .linear_cross_entropy_terms import Slopes, Sums, Terms, looked_up, sloped
+from .linear_cross_entropy_terms import Slopes, Sums, Terms, sloped, summed
 from .narrow import rounded
 from .reverse import recomputed
 
@@ -22,13 +22,13 @@ def passes(block: int, num_warps: int, interpret: bool, backend: str = "triton")
     """Both passes by one of the backends; the launch is that of the sums."""
     kernels = importlib.import_module(f".{backend}.cross_entropy", __package__)
 
-    def look(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
+    def sums(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
         def kernel(logits: jax.Array, labels: jax.Array) -> Any:
             launch: dict[str, Any] = {"block": block, "num_warps": num_warps, "interpret": interpret}
             return kernels.row_sums(logits, labels, total=bool(terms.smoothing), **launch)
 
         def plain(logits: jax.Array, labels: jax.Array) -> Any:
-            return tuple(looked_up(logits, labels, terms))
+            return tuple(summed(logits, labels, terms))
 
         # For gradients of gradients.
         return Sums(*recomputed(kernel, plain)(logits, labels))
@@ -54,4 +54,4 @@ def passes(block: int, num_warps: int, interpret: bool, backend: str = "triton")
         values, lost = recomputed(kernel, plain)(logits, labels, *numbers)
         return Slopes(values, lost, lift)
 
-    return Passes(look, slope)
+    return Passes(sums, slope)

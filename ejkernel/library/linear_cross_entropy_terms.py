@@ -1,4 +1,4 @@
-"""What a token's loss is made of, and its derivatives by logits, as products of narrow numbers take them."""
+"""The terms of a token's loss and its derivatives by logits, as products of narrow numbers take them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAMPLE = 256
 
 
 class Sums(NamedTuple):
-    """What losses need of logits: their maximum, the sum of exponentials once that is taken off, the label's, the sum.
+    """Numbers of the logits: maximum, the sum of exponentials once that is taken off, the label's logit, the sum.
 
     Maximum and sum of exponentials are kept apart: the logarithm of both is too coarse for gradients of large logits.
     The label's logit may be any for a label out of range; the sum is there where all words share the label.
@@ -54,7 +54,7 @@ class Terms:
         return (sums.top - target) + jnp.log(sums.norm) + self.z_loss * sums.normaliser**2
 
     def shares(self, sums: Sums) -> jax.Array:
-        """What a token's exponentials are multiplied with to be derivatives."""
+        """The factors that make derivatives of a token's exponentials."""
         return self._steepness(sums) / sums.norm
 
     def slopes(self, logits: jax.Array, top: Any, share: Any, is_label: jax.Array, words: int) -> jax.Array:
@@ -106,7 +106,7 @@ class Terms:
         return jnp.mean(some, axis=axis, dtype=jnp.float32)
 
 
-def looked_up(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
+def summed(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
     """The sums as JAX computes them."""
     highest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
     top = jnp.where(jnp.isfinite(highest), highest, 0)

@@ -61,7 +61,7 @@ def launch_of(cfg: LinearCrossEntropyConfig) -> tuple[int, int]:
 
 
 def _fitting(many: int, each: int, size: int) -> int:
-    """A chunk of the first, a power of two, whose logits with all of the second take about this many bytes."""
+    """A chunk of the first, a power of two: its logits with all of the second take about this many bytes."""
     chunk = max(16, size // (4 * each))
     # At most half of them: a chunk of everything would be all logits at once.
     return int(min(1 << (chunk.bit_length() - 1), max(1, -(-many // 2))))

@@ -38,12 +38,12 @@ def numbers_of(keys: jax.Array, dtype: Any) -> jax.Array:
 def largest_with(enough: Callable[[jax.Array], jax.Array], like: jax.Array, bits: int) -> jax.Array:
     """The largest key of each row for which `enough(keys)` holds, where it holds up to some key and not beyond.
 
-    `enough` takes keys of shape (rows, some) and answers for each. Each pass over the row settles so many bits.
+    `enough` takes keys of shape (rows, some) and answers for each. Each pass over the row finds so many bits.
     """
     info = jnp.iinfo(like.dtype)
     digits = jnp.arange(1, 1 << bits, dtype=like.dtype)
 
-    def settle(number: Any, low: jax.Array) -> jax.Array:
+    def next_bits(number: Any, low: jax.Array) -> jax.Array:
         # From the least key on the digits only add, so no sum leaves the dtype.
         place = jnp.asarray(info.bits - bits * (number + 1), like.dtype)
         step = jax.lax.shift_left(jnp.ones((), like.dtype), place)
@@ -51,7 +51,7 @@ def largest_with(enough: Callable[[jax.Array], jax.Array], like: jax.Array, bits
         return low + jnp.sum(enough(tried), axis=-1, dtype=like.dtype) * step
 
     start = jnp.full_like(like[:, 0], info.min)
-    found: jax.Array = jax.lax.fori_loop(0, info.bits // bits, settle, start)
+    found: jax.Array = jax.lax.fori_loop(0, info.bits // bits, next_bits, start)
     return found
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +19,8 @@ from .extent import too_large
 from .mosaic import served, tiles
 from .mosaic.guess import is_measured
 from .narrow import split
-from .ragged_dot_tiles import in_parts, masked, masked_outer, starts_of, tiled, tiled_outer
-from .ready_made import gpu_kernels
-from .reverse import recomputed
+from .ragged_dot_tiles import masked
+from .ragged_dot_ways import mosaic_refuses, outer, product
 from .triton.served import missing as triton_missing
 from .values import were_checked
 
@@ -66,7 +64,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
     ) -> jax.Array:
         """The product by the cfg's implementation."""
         dtype = jnp.dtype(preferred_element_type or lhs.dtype)
-        return _product(cfg, interpret=False)(lhs, rhs, group_sizes, transposed=False, dtype=dtype)
+        return product(cfg, interpret=False)(lhs, rhs, group_sizes, transposed=False, dtype=dtype)
 
     # Its arguments are named once more: the executor turns those given by name into positions, by this signature.
     def run_cpu(
@@ -78,16 +76,16 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         preferred_element_type: str | None = None,
         cfg: RaggedDotConfig,
     ) -> jax.Array:
-        """The same; a Pallas kernel is interpreted there, which is for tests alone."""
+        """The product on a CPU, where a Pallas kernel is interpreted, for tests alone."""
         dtype = jnp.dtype(preferred_element_type or lhs.dtype)
-        return _product(cfg, interpret=True)(lhs, rhs, group_sizes, transposed=False, dtype=dtype)
+        return product(cfg, interpret=True)(lhs, rhs, group_sizes, transposed=False, dtype=dtype)
 
     def fwd_with_residuals(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, tuple[()]]:
         """The product; its gradient needs the arguments alone."""
         return self.run(*args, cfg=cfg, **kwargs), ()
 
     def fwd_with_residuals_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, tuple[()]]:
-        """The same."""
+        """The product on a CPU; its gradient needs the arguments alone."""
         return self.run_cpu(*args, cfg=cfg, **kwargs), ()
 
     def vjp(
@@ -104,20 +102,20 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         interpret: bool = False,
     ) -> tuple[jax.Array, jax.Array, None]:
         """Two products of the same kind: with the matrices transposed, and of each group's rows with its gradients."""
-        back, outer = _product(cfg, interpret), _outer(cfg, interpret)
+        back, across = product(cfg, interpret), outer(cfg, interpret)
         if jnp.promote_types(dy.dtype, lhs.dtype) == lhs.dtype:
             dy = dy.astype(lhs.dtype)
             d_lhs = back(dy, rhs, group_sizes, transposed=True, dtype=lhs.dtype)
-            return d_lhs, outer(lhs, dy, group_sizes, dtype=rhs.dtype), None
+            return d_lhs, across(lhs, dy, group_sizes, dtype=rhs.dtype), None
         # A gradient wider than the factors would be rounded, and be infinite where it is too large for them.
         near, rest, lift = split(dy, lhs.dtype)
         dtypes = (lhs.dtype, rhs.dtype) if isinstance(lift, float) else (jnp.float32, jnp.float32)
         d_lhs = back(near, rhs, group_sizes, rest, transposed=True, dtype=dtypes[0]) / lift
-        d_rhs = outer(lhs, near, group_sizes, rest, dtype=dtypes[1]) / lift
+        d_rhs = across(lhs, near, group_sizes, rest, dtype=dtypes[1]) / lift
         return d_lhs.astype(lhs.dtype), d_rhs.astype(rhs.dtype), None
 
     def vjp_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, jax.Array, None]:
-        """The same."""
+        """The gradients on a CPU, where a Pallas kernel is interpreted."""
         return self.vjp(*args, cfg=cfg, interpret=True, **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
@@ -146,7 +144,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
-        """The same, with smaller tiles: what is in the cache is enough there."""
+        """Smaller tiles than elsewhere: on a CPU a tile need not be larger than the cache."""
         return RaggedDotConfig("tiled", block_m=_average(inv, least=16, most=256))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[RaggedDotConfig]:
@@ -268,145 +266,6 @@ def ragged_dot(
         return jnp.zeros((lhs.shape[0], rhs.shape[2]), wanted or lhs.dtype)
     static = {"preferred_element_type": wanted}
     return plan(RaggedDot(), lhs, rhs, as_int32(given), cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
-
-
-def mosaic_refuses(lhs: Any, rhs: Any, wanted: str | None, cfg: RaggedDotConfig, capability: str) -> str:
-    """Why JAX's kernel for Hopper GPUs cannot compute this call; empty where it can."""
-    if not capability.startswith("9."):
-        return f"the Mosaic kernel is for GPUs of capability 9, not {capability}"
-    if lhs.dtype.name not in ("bfloat16", "float16") or wanted not in (None, lhs.dtype.name):
-        return f"the Mosaic kernel takes and gives bfloat16 or float16, not {lhs.dtype.name} and {wanted}"
-    (rows, depth), width = lhs.shape, rhs.shape[2]
-    block_m, block_n, block_k = cfg.block_m or 128, cfg.block_n or 128, cfg.block_k or 64
-    # The gradient swaps the two.
-    if any(size % block for size in (depth, width) for block in (block_n, block_k)):
-        return f"blocks of {block_n} and {block_k} do not divide both {depth} and {width}"
-    return f"a block of {block_m} is more than the {rows} rows" if rows < block_m else ""
-
-
-def _product(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
-    """`f(lhs, rhs, sizes, transposed=..., dtype=...)` of this implementation; a fourth array is added to `lhs`."""
-    way = _way(cfg, interpret)
-    return _differentiable(way if cfg.implementation == "triton" else in_parts(way, 0), in_parts(masked, 0))
-
-
-def _outer(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
-    """`f(lhs, out, sizes, dtype=...)` of this implementation; a fourth array is added to `out`."""
-    way = _outer_way(cfg, interpret)
-    has_parts = cfg.implementation in ("triton", "mosaic_jax")
-    return _differentiable(way if has_parts else in_parts(way, 1), in_parts(masked_outer, 1))
-
-
-def _differentiable(way: Callable[..., jax.Array], plain: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The same, for gradients of gradients: no way but the plain one has derivatives."""
-
-    def made(*arrays: Any, **how: Any) -> Any:
-        return recomputed(functools.partial(way, **how), functools.partial(plain, **how))(*arrays)
-
-    return made
-
-
-def _way(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
-    if cfg.implementation == "xla":
-        return _xla
-    if cfg.implementation == "masked":
-        return masked
-    if cfg.implementation == "tiled":
-        return lambda *args, **kwargs: tiled(*args, tile=cfg.block_m or 128, **kwargs)
-    if cfg.implementation == "triton":
-        from .ragged_dot_triton import triton
-
-        return lambda *args, **kwargs: triton(*args, tile=_tile(cfg), interpret=interpret, **kwargs)
-    if cfg.implementation == "mosaic":
-        from .mosaic import ragged_dot as kernels
-
-        return functools.partial(kernels.product, tile=_mosaic_tile(cfg), interpret=interpret)
-    if cfg.implementation == "mosaic_jax":
-        return lambda *args, **kwargs: _mosaic(*args, cfg=cfg, **kwargs)
-    names = "xla, masked, tiled, triton, mosaic or mosaic_jax"
-    raise ArgumentError(f"{cfg} names no implementation of ragged_dot; use {names}")
-
-
-def _outer_way(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
-    if cfg.implementation == "xla":
-        return _xla_outer
-    if cfg.implementation == "masked":
-        return masked_outer
-    if cfg.implementation == "tiled":
-        return lambda *args, **kwargs: tiled_outer(*args, tile=cfg.block_m or 128, **kwargs)
-    # JAX 0.10.0 cannot take a part of what tensor cores read.
-    if cfg.implementation == "mosaic" and jax.__version_info__ >= (0, 10, 2):
-        from .mosaic import ragged_dot as kernels
-
-        return functools.partial(kernels.outer, tile=_mosaic_tile(cfg), interpret=interpret)
-    if cfg.implementation == "mosaic" or triton_missing():
-        # Whole tiles of rows: their matrices are added up in memory, so few are better.
-        way = functools.partial(tiled_outer, tile=512)
-        return way if cfg.implementation == "mosaic" else in_parts(way, 1)
-    from .ragged_dot_triton import TritonTile, triton_outer
-
-    # Its blocks are of the matrix, so the rows of a group, however few, do not bound them.
-    tile = TritonTile(128, 128, 64 if cfg.block_k == 64 else 32, 8, 3)
-    return lambda *args, **kwargs: triton_outer(*args, tile=tile, interpret=interpret, **kwargs)
-
-
-# JAX maps its ragged products over some arguments alone, so a vmap of them is a loop. They are never differentiated.
-def _xla(lhs: Any, rhs: Any, sizes: Any, *, transposed: bool, dtype: Any) -> jax.Array:
-    matrices = jnp.swapaxes(rhs, 1, 2) if transposed else rhs
-    dot = jax.custom_batching.sequential_vmap(functools.partial(jax.lax.ragged_dot, preferred_element_type=dtype))
-    made: jax.Array = dot(lhs, matrices, _cut(sizes, lhs.shape[0]))
-    return made
-
-
-def _xla_outer(lhs: Any, out: Any, sizes: Any, *, dtype: Any) -> jax.Array:
-    # The rows are what is summed over, and what is in groups.
-    contracted = (((0,), (0,)), ((), ()))
-    numbers = jax.lax.RaggedDotDimensionNumbers(
-        dot_dimension_numbers=contracted, lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
-    )
-
-    def general(lhs: Any, out: Any, sizes: Any) -> jax.Array:
-        return jax.lax.ragged_dot_general(lhs, out, sizes, numbers, preferred_element_type=dtype)
-
-    made: jax.Array = jax.custom_batching.sequential_vmap(general)(lhs, out, _cut(sizes, lhs.shape[0]))
-    return made
-
-
-def _mosaic(lhs: Any, rhs: Any, sizes: Any, *, transposed: bool, dtype: Any, cfg: RaggedDotConfig) -> jax.Array:
-    def dot(lhs: Any, rhs: Any, sizes: Any) -> Any:
-        return gpu_kernels("ragged_dot_mgpu").ragged_dot(
-            lhs,
-            rhs,
-            group_sizes=sizes,
-            block_m=cfg.block_m or 128,
-            block_n=cfg.block_n or 128,
-            block_k=cfg.block_k or 64,
-            max_concurrent_steps=cfg.num_stages or 4,
-            grid_block_n=1,
-            transpose_rhs=transposed,
-        )
-
-    # A vmap of it fails, and one that is outside of a jit is not known when it is guessed: a loop.
-    made: jax.Array = jax.custom_batching.sequential_vmap(dot)(lhs, rhs, _cut(sizes, lhs.shape[0]))
-    # It leaves rows of no group as they are.
-    written = jnp.arange(lhs.shape[0]) < starts_of(sizes, lhs.shape[0])[1][-1]
-    return jnp.where(written[:, None], made, 0).astype(dtype)
-
-
-def _cut(sizes: Any, rows: int) -> jax.Array:
-    starts, stops = starts_of(sizes, rows)
-    return (stops - starts).astype(jnp.int32)
-
-
-def _mosaic_tile(cfg: RaggedDotConfig) -> tiles.Tile:
-    return tiles.Tile(cfg.block_m or 128, cfg.block_n or 128, cfg.block_k or 64, cfg.num_stages or 4)
-
-
-def _tile(cfg: RaggedDotConfig) -> Any:
-    from .ragged_dot_triton import TritonTile
-
-    blocks = (cfg.block_m or 64, cfg.block_n or 128, cfg.block_k or 32)
-    return TritonTile(*blocks, cfg.num_warps or 4, cfg.num_stages or 3)
 
 
 def _named(inv: Invocation[Any, Any]) -> dict[str, Any]:

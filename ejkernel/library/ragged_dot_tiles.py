@@ -28,7 +28,7 @@ def most_visits(rows: int, groups: int, tile: int) -> int:
 
 
 def starts_of(sizes: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Where each group's rows start and stop; sizes that do not fit are cut at the last row."""
+    """The first row of each group, and the row after its last; sizes that do not fit are cut at the last row."""
     stops = jnp.minimum(jnp.cumsum(jnp.clip(sizes, 0, rows)), rows)
     if sizes.shape[0] * rows >= 1 << 31:
         # Only then can a sum be too large for 32 bits, and that is after it has passed the last row.
@@ -105,7 +105,7 @@ def masked(lhs: Any, rhs: Any, sizes: Any, *, transposed: bool, dtype: Any) -> j
 
 
 def masked_outer(lhs: Any, out: Any, sizes: Any, *, dtype: Any) -> jax.Array:
-    """The same for the gradient of the matrices."""
+    """The gradient of the matrices, with every row masked for every group."""
     row = jnp.arange(lhs.shape[0])
 
     def of_group(group: Any) -> Any:
@@ -117,7 +117,7 @@ def masked_outer(lhs: Any, out: Any, sizes: Any, *, dtype: Any) -> jax.Array:
 
 
 def in_parts(way: Callable[..., jax.Array], place: int) -> Callable[..., jax.Array]:
-    """The same, for a factor at this place that may be two arrays: the fourth argument is added to it."""
+    """A way with a factor, at this place, that may be the sum of two arrays: the fourth argument is the second."""
 
     def summed(one: Any, other: Any, sizes: Any, rest: Any = None, *, dtype: Any, **how: Any) -> jax.Array:
         if rest is None:

@@ -32,7 +32,7 @@ class TritonTile:
     stages: int
 
     def holding(self, elements: int, itemsize: int) -> TritonTile:
-        """The same, with a smaller inner block where so many elements of each step do not fit its stages."""
+        """This tile, with a smaller inner block where so many elements of each step do not fit its stages."""
         held = elements * self.k * itemsize * self.stages
         return self if held <= _SHARED_BYTES else replace(self, k=max(16, self.k // 2))
 

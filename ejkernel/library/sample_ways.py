@@ -89,7 +89,7 @@ def by_recomputing(
     """The least key that is kept, digit by digit as by bits; keys and weights are computed again in each pass.
 
     A pass reads the logits alone, in place of keys and weights, which are twice as many bytes or three times as many.
-    Rows are added up in parts, and the parts by the small program that settles the digit.
+    Rows are added up in parts, and the parts by the small program that finds the digit.
     """
     keys = ordered(logits)
     most, lowest = jnp.max(keys, axis=-1), jnp.full(logits.shape[:1], jnp.iinfo(keys.dtype).min, keys.dtype)
@@ -107,7 +107,7 @@ def by_recomputing(
         parts = [jnp.sum(one, axis=-1, dtype=one.dtype) for one in counted]
         return [functools.reduce(operator.add, [part[:, at] for at in range(part.shape[1])]) for part in parts]
 
-    def settled(weigh: _Weigh, wanted: Callable[[jax.Array], Any]) -> jax.Array:
+    def digit_by_digit(weigh: _Weigh, wanted: Callable[[jax.Array], Any]) -> jax.Array:
         low, left, enough = lowest, jnp.iinfo(keys.dtype).bits, None
         # One after the other, not in a loop, which has programs of its own for its counter and its digits.
         while left:
@@ -119,7 +119,7 @@ def by_recomputing(
             low = low + functools.reduce(operator.add, reached) * _wrapped(1 << left, low)
         return low
 
-    least = lowest if k is None else settled(lambda x, found: jnp.int32(1), lambda everything: k)
+    least = lowest if k is None else digit_by_digit(lambda x, found: jnp.int32(1), lambda everything: k)
     if top_p is None:
         return least
 
@@ -128,7 +128,7 @@ def by_recomputing(
         return weights if k is None else jnp.where(found >= least[:, None, None], weights, 0)
 
     # The most likely word is always kept, also where no share is asked for.
-    found = jnp.minimum(settled(weigh, lambda everything: top_p * everything), most)
+    found = jnp.minimum(digit_by_digit(weigh, lambda everything: top_p * everything), most)
     return jnp.where(top_p < 1, jnp.maximum(found, least), least)
 
 

@@ -143,10 +143,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _leaving() -> Any:
+    import sys
     import warnings
 
     from .tuning.search.genetic import GeneticSearch
 
-    message = "GeneticSearch goes with the next release: GuidedSearch, the default, finds more with less"
-    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    # `from ejkernel.ops import GeneticSearch` asks twice, first in the machinery of imports: one warning is enough.
+    if "importlib._bootstrap" not in sys._getframe(2).f_code.co_filename:
+        message = "GeneticSearch goes with the next release: GuidedSearch, the default, finds more with less"
+        warnings.warn(message, DeprecationWarning, stacklevel=3)
     return GeneticSearch

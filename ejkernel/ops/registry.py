@@ -31,14 +31,14 @@ def record_invocation(
         _calls.setdefault(dev, {}).setdefault(op_id_v, {})[call_key] = call
 
 
-def record_call(key: Key, kernel: Any, inv: Invocation[Any, Any], surroundings: TraceContext | None = None) -> None:
+def record_call(key: Key, kernel: Any, inv: Invocation[Any, Any], trace_context: TraceContext | None = None) -> None:
     """Remembers a call as the executor makes it, with the settings around it."""
     record_invocation(*key, kernel, inv.args, inv.kwargs)
     with _lock:
-        _seen[key] = (kernel, inv, surroundings)
+        _seen[key] = (kernel, inv, trace_context)
 
 
-def surroundings_of(key: Key) -> TraceContext | None:
+def trace_context_of(key: Key) -> TraceContext | None:
     """The settings around a recorded call; None where the executor did not see it."""
     found = _seen.get(key)
     return None if found is None else found[2]

@@ -84,7 +84,7 @@ def in_terminal(*words: str, columns: int = 80, stop_after: str = "", **more: st
     while True:
         try:
             part = os.read(ours, 4096)
-        # How a terminal says that nobody is left on its other side.
+        # How a terminal says that no process is left on its other side.
         except OSError:
             part = b""
         if not part:

@@ -1,4 +1,7 @@
-"""`ejkernel cache`: lists, filters, checks and changes of real stores."""
+"""`ejkernel cache`: lists, filters, checks and changes of real stores.
+
+Covers `cli/cache.py`, `cli/changing.py`, `cli/entries.py` and `cli/filters.py`.
+"""
 
 from __future__ import annotations
 
@@ -201,7 +204,7 @@ def test_a_sound_store_verifies(shell, stores):
 
 
 def test_a_store_of_a_newer_format_is_read_and_never_written(shell, folder):
-    """One sentence says who can write it."""
+    """One sentence says which user can write it."""
     path = write_store(folder / "op.json", {("op@v1", "aaaa"): raw()}, form=9)
     before = path.read_bytes()
     done = shell("cache", "list")

@@ -1,4 +1,7 @@
-"""The command line itself: help, wrong names, statuses and errors."""
+"""The command line itself: help, wrong names, statuses and errors.
+
+Covers `cli/__main__.py`, `cli/demo.py`, `cli/errors.py`, `cli/main.py` and `cli/parsing.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The page about the command: every example in it runs, and has the lines that the page shows."""
+"""The page about the command: every example in it runs, and has the lines that the page shows.
+
+Covers `cli/profile.py` and `cli/report.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`ejkernel doctor`: what it finds, and what it says to do."""
+"""`ejkernel doctor`: what it finds, and what it says to do.
+
+Covers `cli/examining.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""record, tune, freeze, explain and pack, against real programs and real tunings."""
+"""record, tune, freeze, explain and pack, against real programs and real tunings.
+
+Covers `cli/explain.py`, `cli/freeze.py`, `cli/pack.py`, `cli/program.py`, `cli/record.py` and `cli/tune.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The command in terminals and pipes: colours, narrow windows, Ctrl-C, readers that go away, full disks."""
+"""The command in terminals and pipes: colours, narrow windows, Ctrl-C, readers that go away, full disks.
+
+Covers `cli/screen.py`.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ KEY = ("gpu|NVIDIA H200", "matmul@v2", "9f3c52e01b7ad844")
 
 
 def test_an_unknown_key_is_none():
-    """A key that nobody put has no cfg."""
+    """A key that was never put has no cfg."""
     assert ConfigCache().get(*KEY) is None
 
 

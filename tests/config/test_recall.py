@@ -1,4 +1,7 @@
-"""Choices that are recalled while programs are traced are told as ever, and never outlive a change."""
+"""Choices that are recalled while programs are traced are told as ever, and never outlive a change.
+
+Covers `config/kept_answers.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Choosing: which tier answers, where the answer is kept, and who is told."""
+"""Choosing: which tier answers, where the answer is kept, and which listener is told.
+
+Covers `config/autotune_tier.py`, `config/selector_parts.py`, `config/tiers.py`, `config/tunability.py`,
+`config/tuning_job.py`, `config/tuning_runs.py` and `core/single_flight.py`.
+"""
 
 from __future__ import annotations
 
@@ -459,7 +463,7 @@ def test_a_backward_tuning_is_not_repeated(tmp_path):
 
 
 def test_a_cfg_put_by_hand_is_enough_for_backward():
-    """A cfg that somebody put into memory is taken as it is."""
+    """A cfg that was put into memory by hand is taken as it is."""
     w = world(policy=AutotunePolicy(validate_backward=True))
     w.selector.cache.put(*w.key, Blocks(4))
 
@@ -833,7 +837,7 @@ class CountingStore(DictStore):
 
 
 class WaitingTuner(TableTuner):
-    """Does not finish before everybody has missed."""
+    """Does not finish before all threads have missed."""
 
     def __init__(self, store):
         super().__init__()
@@ -1256,7 +1260,7 @@ def test_seconds_bound_the_tuning_of_a_process(monkeypatch):
 
 
 def test_the_reason_names_the_bound(monkeypatch):
-    """Who gets a guess for lack of seconds is told so."""
+    """A caller that gets a guess for lack of seconds is told so."""
     monkeypatch.setenv("EJKERNEL_OPS_TUNE_SECONDS", "0")
     w = world()
     w.choose()

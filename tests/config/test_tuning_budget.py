@@ -1,4 +1,7 @@
-"""The default budget of tunings that calls begin, and Ctrl-C in one of them."""
+"""The default budget of tunings that calls begin, and Ctrl-C in one of them.
+
+Covers `tuning/interrupted.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One walk over the tiers, and what it takes to add a tier."""
+"""One walk over the tiers, and what it takes to add a tier.
+
+Covers `core/request.py`.
+"""
 
 from __future__ import annotations
 
@@ -291,7 +294,7 @@ def test_looking_promotes_nothing_and_choosing_does(around):
     top, below = MemoryStore(), MemoryStore()
     below.keep(request().key, StoredEntry(Blocks(8), environment(request().device), "autotune", "forward"))
     chain = ConfigSelectorChain(ConfigCache(), persistent=around(LayeredStore(top, below)))
-    assert chain.look(CALL, KERNEL).cfg == chain.preview(CALL, KERNEL).hit.cfg == Blocks(8)
+    assert chain.decide_untuned(CALL, KERNEL).cfg == chain.preview(CALL, KERNEL).hit.cfg == Blocks(8)
     assert top.keys() == []
     assert chain.choose(CALL, KERNEL) == Blocks(8)
     assert top.keys() == [request().key]

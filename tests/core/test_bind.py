@@ -155,6 +155,6 @@ def test_a_sharded_call_without_what_it_needs_is_named(mesh, missing):
 
 
 def test_an_unknown_method_is_refused():
-    """A method that nobody knows is an error that names the kernel and the method."""
+    """An unknown method is an error that names the kernel and the method."""
     with pytest.raises(TypeError, match=r"'magic'.*scale@v0"):
         bind(Scale(), 3, Invocation("scale", (X,), {}, method="magic"), "cpu")(X)

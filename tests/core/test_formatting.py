@@ -1,4 +1,7 @@
-"""Tables of text: rows, times and the candidates of a record."""
+"""Tables of text: rows, times and the candidates of a record.
+
+Covers `core/table.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a kernel class may and must define, and what it is called."""
+"""What a kernel class may and must define, and what it is called.
+
+Covers `core/typevars.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Fingerprints of kernels' code: which edits change one, and that it is the same on every Python."""
+"""Fingerprints of kernels' code: which edits change one, and that it is the same on every Python.
+
+Covers `core/source.py`.
+"""
 
 from __future__ import annotations
 

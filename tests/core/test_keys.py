@@ -1,4 +1,7 @@
-"""What the key of a call depends on, and what not."""
+"""What the key of a call depends on, and what not.
+
+Covers `core/key.py`.
+"""
 
 from __future__ import annotations
 

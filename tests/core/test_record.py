@@ -1,4 +1,7 @@
-"""Records of tunings: lossless JSON that needs no JAX to be read."""
+"""Records of tunings: lossless JSON that needs no JAX to be read.
+
+Covers `core/record_shape.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The small public functions around keys: shapes of calls, fingerprints, hashes, canonical text, shared parameters."""
+"""The small public functions around keys: shapes of calls, fingerprints, hashes, canonical text, shared parameters.
+
+Covers `core/abstract.py` and `core/params.py`.
+"""
 
 from __future__ import annotations
 

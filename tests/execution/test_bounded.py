@@ -1,4 +1,7 @@
-"""Memory stays bounded: programs of changing static values and shapes leave, and no array is kept alive."""
+"""Memory stays bounded: programs of changing static values and shapes leave, and no array is kept alive.
+
+Covers `execution/table.py`.
+"""
 
 from __future__ import annotations
 

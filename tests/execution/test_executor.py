@@ -1,4 +1,7 @@
-"""A call through the executor: its keywords, what the chooser is asked, what a kernel sees, who shares a program."""
+"""A call through the executor: its keywords, what the chooser is asked, what a kernel sees, shared programs.
+
+Covers `execution/arguments.py` and `execution/kernel_run.py`.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +145,7 @@ def test_the_other_spelling_never_reaches_the_kernel():
 
 
 def test_two_spellings_at_once_are_an_error():
-    """`cfg=` and `_cfg=` together: nobody could say which was meant."""
+    """`cfg=` and `_cfg=` together: which was meant is not known."""
     with pytest.raises(TypeError, match=r"times@v0.*cfg= and _cfg="):
         executor_with()(Times.fresh()(), X, cfg=1, _cfg=2)
 

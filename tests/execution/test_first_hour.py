@@ -1,4 +1,7 @@
-"""Errors of the first hour: each says what is wrong and what to write, before anything about tuning."""
+"""Errors of the first hour: each says what is wrong and what to write, before anything about tuning.
+
+Covers `core/errors.py`.
+"""
 
 from __future__ import annotations
 

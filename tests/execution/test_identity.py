@@ -1,4 +1,7 @@
-"""Which calls share a program, which must not, and what reaches a program that was compiled before."""
+"""Which calls share a program, which must not, and what reaches a program that was compiled before.
+
+Covers `execution/short_key.py`.
+"""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class TestLabelsToConfigs:
         return lower(labelled(self.known, self.unknown))
 
     def test_the_cache_answers(self):
-        """A cfg in memory is found; a call that nobody knows is left out."""
+        """A cfg in memory is found; an unknown call is left out."""
         cache = ConfigCache()
         cache.put(device_fingerprint(), "matmul@v2", KEY, "cfg")
         assert labels_to_configs(self.lowered(), ConfigSelectorChain(cache)) == {self.known: "cfg"}

@@ -1,4 +1,7 @@
-"""Functions that plan: options by position, numbers that stand for arrays, random keys, and programs of any kernels."""
+"""Functions that plan: options by position, numbers that stand for arrays, random keys, and programs of any kernels.
+
+Covers `execution/plan.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What reaches which function when: overlays, puts, clears, policies, finished tunings; what is never traced again."""
+"""What reaches which function when: overlays, puts, clears, policies, finished tunings; what is never traced again.
+
+Covers `core/invalidation.py`.
+"""
 
 from __future__ import annotations
 

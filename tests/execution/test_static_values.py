@@ -1,4 +1,7 @@
-"""Static values: which calls share a program, which values may be static, and what is said when there are too many."""
+"""Static values: which calls share a program, which values may be static, and what is said when there are too many.
+
+Covers `execution/advice.py`.
+"""
 
 from __future__ import annotations
 

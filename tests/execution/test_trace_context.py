@@ -1,4 +1,7 @@
-"""What may be around a call: devices, contexts, kinds of arguments, threads, other kernels."""
+"""What may be around a call: devices, contexts, kinds of arguments, threads, other kernels.
+
+Covers `core/trace_context.py`.
+"""
 
 from __future__ import annotations
 

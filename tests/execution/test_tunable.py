@@ -1,4 +1,7 @@
-"""A function as a tuned kernel: what it does, what is kept, and which declarations are refused."""
+"""A function as a tuned kernel: what it does, what is kept, and which declarations are refused.
+
+Covers `execution/tunable_space.py`.
+"""
 
 from __future__ import annotations
 

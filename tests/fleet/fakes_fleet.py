@@ -19,7 +19,7 @@ SIZES = (1, 2, 4, 8, 16)
 
 
 class Clock:
-    """Stands still until somebody waits."""
+    """Stands still until a thread waits."""
 
     def __init__(self) -> None:
         self.now = 0.0

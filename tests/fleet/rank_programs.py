@@ -179,7 +179,7 @@ def different_memories(rank: Rank) -> dict[str, Any]:
 
 
 def slow(rank: Rank) -> dict[str, Any]:
-    """Rank 0 tunes until everybody else has an answer."""
+    """Rank 0 tunes until all other ranks have an answer."""
     os.environ["EJKERNEL_OPS_AGREE_SECONDS"] = "0.5"
 
     def dawdle() -> None:
@@ -241,7 +241,7 @@ def own_folders(rank: Rank) -> dict[str, Any]:
 
 
 def program_text(rank: Rank) -> dict[str, Any]:
-    """What the program says itself is nobody else's business, and leaves the agreement alone."""
+    """What the program says itself concerns no other rank, and leaves the agreement alone."""
     kernel, inv = Doubling(SIZES), call_of(Doubling(SIZES), jnp.ones(380))
     selector = selector_of(rank)
     given = selector.choose(dataclasses.replace(inv, override_cfg=Blocks(50 + rank.rank)), kernel).size
@@ -265,7 +265,7 @@ def put_later(rank: Rank) -> dict[str, Any]:
 
 
 def tuned_offline(rank: Rank) -> dict[str, Any]:
-    """Explicit tunings are agreed as well, each by itself; one that a single rank makes waits for nobody."""
+    """Explicit tunings are agreed as well, each by itself; one that a single rank makes waits for no other."""
     kernel, inv = Doubling(SIZES), call_of(Doubling(SIZES), jnp.ones(400))
     selector = selector_of(rank)
     first = selector.tune(inv, kernel)
@@ -290,7 +290,7 @@ class Broken(Doubling):
 
 
 def broken(rank: Rank) -> dict[str, Any]:
-    """Each rank is told, and nobody waits for one that was."""
+    """Each rank is told, and none waits for one that was."""
     kernel = Broken(SIZES)
     return {"error": error_of(lambda: size_of(selector_of(rank), 410, kernel))}
 
@@ -423,7 +423,7 @@ def heuristics_only(rank: Rank) -> dict[str, Any]:
 
 
 def other_candidates(rank: Rank) -> dict[str, Any]:
-    """The last rank has another list; whoever was faster than it hears of that at its next decision."""
+    """The last rank has another list; a rank that was faster hears of that at its next decision."""
     # What follows reaches every decision of the program.
     rank.meet("before-other-candidates")
     sizes = SIZES if rank.rank < rank.ranks - 1 else (*SIZES[:-1], 17)
@@ -448,7 +448,7 @@ def agrees(rank: Rank) -> None:
 
 
 def killed(rank: Rank) -> list[int]:
-    """The last of more than two ranks is killed while it waits, then rank 1 while it tunes; who is left."""
+    """The last of more than two ranks is killed while it waits, then rank 1 while it tunes; the ranks that are left."""
     start(rank)
     if rank.ranks > 2:
         rank.say("killed_waiting", **killed_waiting(rank))
@@ -568,7 +568,7 @@ def spread(mesh: jax.sharding.Mesh, spec: Any, shape: tuple[int, ...]) -> jax.Ar
 
 
 def global_arrays(rank: Rank, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Arrays over all processes, called by themselves and in a function that JAX shards: nobody measures alone."""
+    """Arrays over all processes, called by themselves and in a function that JAX shards: no rank measures alone."""
     executor = Executor(selector_of(rank))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -112,7 +112,7 @@ def run_program(program: str, count: int, folder: Path, **options: Any) -> dict[
 
 
 def once(folder: Path, name: str, make: Callable[[], Any]) -> Any:
-    """The same result for all workers of a test run: whoever comes first makes it."""
+    """The same result for all workers of a test run: the first one makes it."""
     # A worker's folder lies in the one of the whole run.
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     path = folder / f"{name}.json"

@@ -1,4 +1,7 @@
-"""Processes of one program that each measure another winner run the same cfg: real processes, two to four of them."""
+"""Processes of one program that each measure another winner run the same cfg: real processes, two to four of them.
+
+Covers `fleet/report.py`.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +160,7 @@ def test_a_later_put_of_one_rank_does_not_part_it_from_the_others(said):
 
 
 def test_explicit_tunings_are_agreed_each_by_itself(said):
-    """`selector.tune` measures in one process and gives all the same; a process that tunes alone waits for nobody."""
+    """`selector.tune` measures in one process and gives all the same; a process that tunes alone waits for no other."""
     found = said["tuned_offline"]
     sizes = the_one(values(found, "sizes"))
     assert the_one(values(found, "tiers")) == ["autotune", "autotune"]

@@ -1,4 +1,4 @@
-"""Processes that are killed, and programs that begin again: nobody hangs, and those that live run one cfg."""
+"""Processes that are killed, and programs that begin again: none hangs, and those that live run one cfg."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def killed(request, tmp_path_factory):
 
 
 def test_the_others_run_one_cfg_when_ranks_die(killed):
-    """Killed with -9 while it waits, a process takes nobody along; killed while it tunes, the heuristic cfg holds."""
+    """Killed with -9 while it waits, a process takes no other along; killed while it tunes, the heuristic cfg holds."""
     if "killed_waiting" in killed:
         assert {data["size"] for data in killed["killed_waiting"].values()} == {2}
         assert 1 in killed["killed_waiting"]

@@ -1,4 +1,7 @@
-"""How processes agree, step by step: a service in memory, a clock that only waiting moves, one thread unless said."""
+"""How processes agree, step by step: a service in memory, a clock that only waiting moves, one thread unless said.
+
+Covers `fleet/kv_store.py`, `fleet/manifest.py` and `fleet/proposal.py`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def size(agreement, saying, seconds=60.0):
     return agreement.decide(saying, seconds).cfg.size
 
 
-# Who decides.
+# The process that decides.
 
 
 def test_the_first_one_decides_and_the_second_follows(client):
@@ -158,7 +161,7 @@ def test_explicit_tunings_are_counted(client):
     assert [size(second, Saying(tuned=8, is_tuning=True)) for _ in range(2)] == [2, 4]
 
 
-# Nobody waits for ever.
+# No process waits for ever.
 
 
 def test_a_dead_process_is_noticed(client):
@@ -206,7 +209,7 @@ def test_a_restarted_process_decides_what_it_had_begun(client):
 
 
 def test_a_slow_process_follows_what_was_published_meanwhile(client):
-    """Whoever decides after the others' patience runs what they run, and keeps it."""
+    """A process that decides after the others' patience runs what they run, and keeps it."""
     other = process(client, 1)
 
     def give_up():
@@ -220,7 +223,7 @@ def test_a_slow_process_follows_what_was_published_meanwhile(client):
 
 
 def test_without_heuristics_a_wait_ends_in_an_error(client):
-    """Where the policy forbids guesses the error says who was waited for, and why nothing else serves."""
+    """Where the policy forbids guesses the error says which process was waited for, and why nothing else serves."""
     saying = Saying(guess=None)
     claim(client, saying, 3)
 
@@ -443,6 +446,6 @@ def test_threads_as_processes_agree_on_random_keys(seed):
 
 
 def test_the_errors_are_of_the_one_tree():
-    """Whoever catches `OpsError` catches these as well."""
+    """Code that catches `OpsError` catches these as well."""
     assert issubclass(AgreementError, OpsError)
     assert issubclass(AgreementError, RuntimeError)

@@ -1,4 +1,4 @@
-"""A training step over the devices of two processes: one program, whoever measured."""
+"""A training step over the devices of two processes: one program, whichever process measured."""
 
 from __future__ import annotations
 

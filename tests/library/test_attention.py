@@ -1,4 +1,7 @@
-"""Attention: values and gradients of every implementation, what it hides, and what it refuses."""
+"""Attention: values and gradients of every implementation, what it hides, and what it refuses.
+
+Covers `library/attention_arguments.py`, `library/attention_blocks.py` and `library/attention_sight.py`.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +136,7 @@ FEW = ["window mask", "bias lengths"]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_eager_gradient_makes_no_infinity(way):
-    """Whoever looks for infinities and for what is no number finds none in what is hidden."""
+    """A search for infinities and for what is no number finds none in what is hidden."""
     q, k, v, _ = inputs()
 
     def loss(q, k, v):

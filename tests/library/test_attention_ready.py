@@ -1,4 +1,7 @@
-"""cuDNN's attention without a GPU: which copies of keys and values its programs make, and what gradients see."""
+"""cuDNN's attention without a GPU: which copies of keys and values its programs make, and what gradients see.
+
+Covers `library/folding.py` and `library/ready_made.py`.
+"""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize(("act", "theirs", "ours"), NUMBERS.values(), ids=NUMBERS)
 def test_a_number_of_numpy_is_a_number(act, theirs, ours):
-    """An option makes the same call, with the same key, whoever's number it is."""
+    """An option makes the same call, with the same key, by a number of Python's or of numpy's."""
     with calls_made() as calls:
         for number in (theirs, ours):
             act(UNTUNED, number)

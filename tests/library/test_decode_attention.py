@@ -1,4 +1,7 @@
-"""Attention of new tokens to pages of keys: every way against float64, and pages that hold anything else."""
+"""Attention of new tokens to pages of keys: every way against float64, and pages that hold anything else.
+
+Covers `library/decode_attention_pages.py`, `library/decode_attention_ways.py` and `library/triton/decode.py`.
+"""
 
 from __future__ import annotations
 

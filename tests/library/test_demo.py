@@ -1,4 +1,7 @@
-"""The demo: what it shows the first time and the second, in a log and on a terminal."""
+"""The demo: what it shows the first time and the second, in a log and on a terminal.
+
+Covers `library/demo_step.py`.
+"""
 
 from __future__ import annotations
 

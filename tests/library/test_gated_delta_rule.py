@@ -1,4 +1,7 @@
-"""The gated delta rule and its kin: step by step in float64, and every way with its gradients."""
+"""The gated delta rule and its kin: step by step in float64, and every way with its gradients.
+
+Covers `library/gated_delta_ways.py` and `library/recurrence.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a GPU gets without tuning: measured on one kind, safe on every other."""
+"""What a GPU gets without tuning: measured on one kind, safe on every other.
+
+Covers `library/extent.py` and `library/mosaic/guess.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Row kernels in Triton's language: computed here by a stand-in for the language, and lowered where Triton is."""
+"""Row kernels in Triton's language: computed here by a stand-in for the language, and lowered where Triton is.
+
+Covers `library/provided/jax_triton.py` and `library/provided/jax_triton_kernels.py`.
+"""
 
 from __future__ import annotations
 

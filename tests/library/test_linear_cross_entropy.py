@@ -1,4 +1,7 @@
-"""Cross entropy of a linear layer: values and gradients in chunks, what they hold, and what is refused."""
+"""Cross entropy of a linear layer: values and gradients in chunks, what they hold, and what is refused.
+
+Covers `library/linear_cross_entropy_chunks.py` and `library/linear_cross_entropy_ways.py`.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +194,7 @@ def test_nothing_that_counts_is_a_loss_of_zero():
 
 
 def test_a_label_out_of_range_counts_for_nothing_under_a_trace():
-    """Where nobody can look, it is as if it were to be ignored."""
+    """Where values cannot be read, it is as if it were to be ignored."""
     hidden, weight = inputs()
     wrong = np.where(LABELS < 0, WORDS + 7, LABELS)
     for way in ("xla", "tokens", "vocab", "triton"):

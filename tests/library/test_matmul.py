@@ -1,4 +1,7 @@
-"""matmul: every implementation against float64, values and gradients."""
+"""matmul: every implementation against float64, values and gradients.
+
+Covers `library/triton/launch.py` and `library/triton/matmul.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Experts: rows to their groups and back, the whole layer, and gradients without scatters that add."""
+"""Experts: rows to their groups and back, the whole layer, and gradients without scatters that add.
+
+Covers `library/moe_dispatch.py` and `library/permutation.py`.
+"""
 
 from __future__ import annotations
 

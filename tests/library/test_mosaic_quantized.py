@@ -1,4 +1,8 @@
-"""Weights of 8 and 4 bits by Mosaic GPU: interpreted with races looked for, beside float64, and lowered for a GPU."""
+"""Weights of 8 and 4 bits by Mosaic GPU: interpreted with races looked for, beside float64, and lowered for a GPU.
+
+Covers `library/mosaic/quantized.py`, `library/mosaic/quantized_ahead.py`, `library/mosaic/quantized_blocks.py`,
+`library/mosaic/quantized_tiles.py` and `library/mosaic/words.py`.
+"""
 
 from __future__ import annotations
 

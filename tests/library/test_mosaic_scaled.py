@@ -1,4 +1,7 @@
-"""float8 with scales by Mosaic GPU: interpreted with races looked for, beside float64, and lowered for a GPU."""
+"""float8 with scales by Mosaic GPU: interpreted with races looked for, beside float64, and lowered for a GPU.
+
+Covers `library/mosaic/scaled.py` and `library/mosaic/scaled_tiles.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Softmax of wide rows in shared memory by Mosaic GPU: interpreted with races looked for, and lowered for a GPU."""
+"""Softmax of wide rows in shared memory by Mosaic GPU: interpreted with races looked for, and lowered for a GPU.
+
+Covers `library/mosaic/shelf.py`, `library/mosaic/staged.py` and `library/mosaic/staging.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Gradients of rms_norm and layer_norm as the Triton kernel computes them: interpreted, against float64."""
+"""Gradients of rms_norm and layer_norm as the Triton kernel computes them: interpreted, against float64.
+
+Covers `library/triton/norm_gradients.py`.
+"""
 
 from __future__ import annotations
 

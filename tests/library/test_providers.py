@@ -1,4 +1,7 @@
-"""Implementations from other packages: raced, checked, named, and never imported unless asked for."""
+"""Implementations from other packages: raced, checked, named, and never imported unless asked for.
+
+Covers `library/provided/tokamax.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Few bits and scales: what is lost, products against float64, and gradients."""
+"""Few bits and scales: what is lost, products against float64, and gradients.
+
+Covers `library/quantize.py`, `library/quantized_matmul.py`, `library/scaled_matmul.py` and
+`library/triton/quantized.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ragged products: values and gradients of every implementation for groups of every kind, and what is refused."""
+"""Ragged products: values and gradients of every implementation for groups of every kind, and what is refused.
+
+Covers `library/ragged_dot_tiles.py`, `library/ragged_dot_triton.py` and `library/ragged_dot_ways.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ejkernel.library import RaggedDot, RaggedDotConfig, ragged_dot
-from ejkernel.library.ragged_dot import mosaic_refuses
 from ejkernel.library.ragged_dot_tiles import most_visits, starts_of, visits_of
+from ejkernel.library.ragged_dot_ways import mosaic_refuses
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Invocation, OpsError, check
 
 # Blocks that divide none of the sizes below.
@@ -210,7 +213,7 @@ def test_tiles_hold_every_row_of_every_group_once(tile):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_sizes_that_do_not_fit_are_cut_under_a_trace(way):
-    """Where nobody can look, groups end at the last row."""
+    """Where values cannot be read, groups end at the last row."""
     lhs, rhs, dy = inputs()
     run = jax.jit(lambda sizes: ragged_dot(lhs, rhs, sizes, cfg=WAYS[way], executor=UNTUNED))
     close(run(jnp.array([30, 30, 30, 30])), truth(lhs, rhs, [30, 7, 0, 0], dy)[0])

@@ -1,4 +1,7 @@
-"""Residual add and norm: both results and gradients against float64, in every way."""
+"""Residual add and norm: both results and gradients against float64, in every way.
+
+Covers `library/triton/residual.py`.
+"""
 
 from __future__ import annotations
 

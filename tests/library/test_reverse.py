@@ -1,4 +1,7 @@
-"""Gradients as they are on a GPU: reverse mode alone, whatever was tuned."""
+"""Gradients as they are on a GPU: reverse mode alone, whatever was tuned.
+
+Covers `library/varying.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The kernel that reads logits once: its sums beside JAX's, what it makes of infinities, and its way to a GPU."""
+"""The kernel that reads logits once: its sums beside JAX's, what it makes of infinities, and its way to a GPU.
+
+Covers `library/linear_cross_entropy_kernel.py`, `library/linear_cross_entropy_terms.py`,
+`library/mosaic/cross_entropy.py` and `library/triton/cross_entropy.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from ejkernel.library import LinearCrossEntropy, LinearCrossEntropyConfig, linear_cross_entropy
 from ejkernel.library.linear_cross_entropy_kernel import passes
-from ejkernel.library.linear_cross_entropy_terms import Terms, looked_up
+from ejkernel.library.linear_cross_entropy_terms import Terms, summed
 from ejkernel.library.triton.cross_entropy import refuses, row_sums
 from ejkernel.ops import Invocation, PersistentCache
 
@@ -96,7 +100,7 @@ def test_derivatives_are_rounded_and_what_that_takes_is_known(words, dtype):
     labels = jnp.asarray(rng.integers(0, words, 5))
     terms = Terms(z_loss=0.1, smoothing=0.2, vocab_first=False)
     dtype = jnp.dtype(dtype)
-    sums, scales = looked_up(logits, labels, terms), jnp.linspace(0.0, 2.0, 5)
+    sums, scales = summed(logits, labels, terms), jnp.linspace(0.0, 2.0, 5)
     scales = scales * terms.lift(scales, dtype)
     made = jax.jit(lambda *a: passes(1024, 4, True).slope(*a, dtype, terms))(logits, labels, sums, scales)
     share = np.exp(np.asarray(logits, np.float64) - np.asarray(sums.normaliser)[:, None])

@@ -1,4 +1,8 @@
-"""rms_norm, layer_norm and softmax: every implementation against float64, values and gradients."""
+"""rms_norm, layer_norm and softmax: every implementation against float64, values and gradients.
+
+Covers `library/layer_norm.py`, `library/reduce.py`, `library/rms_norm.py`, `library/softmax.py` and
+`library/triton/rows.py`.
+"""
 
 from __future__ import annotations
 

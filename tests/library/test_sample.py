@@ -1,4 +1,7 @@
-"""Draws from logits: the distribution is exact, and every way draws the same words."""
+"""Draws from logits: the distribution is exact, and every way draws the same words.
+
+Covers `library/sample_ways.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The largest of each row: values, indices and ties as JAX has them, in every way."""
+"""The largest of each row: values, indices and ties as JAX has them, in every way.
+
+Covers `library/order.py`, `library/top_k_ways.py`, `library/triton/lists.py` and `library/triton/select.py`.
+"""
 
 from __future__ import annotations
 

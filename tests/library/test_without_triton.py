@@ -1,4 +1,7 @@
-"""The library without Pallas-Triton: by the setting, and on a JAX that has it no more."""
+"""The library without Pallas-Triton: by the setting, and on a JAX that has it no more.
+
+Covers `library/mosaic/served.py` and `library/triton/served.py`.
+"""
 
 from __future__ import annotations
 

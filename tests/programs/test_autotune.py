@@ -1,4 +1,7 @@
-"""Tuning whole programs: each call once, in the right order, within a budget, and what is done stays done."""
+"""Tuning whole programs: each call once, in the right order, within a budget, and what is done stays done.
+
+Covers `programs/batch.py`.
+"""
 
 from __future__ import annotations
 
@@ -366,7 +369,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
 
 
 class Stopping(Counting):
-    """Somebody presses Ctrl-C while its last candidate is traced."""
+    """The user presses Ctrl-C while its last candidate is traced."""
 
     op_id = "stopping"
     armed = True

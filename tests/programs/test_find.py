@@ -1,4 +1,7 @@
-"""Finding the kernel calls inside a function: by tracing alone, under every transformation; nothing is left behind."""
+"""Finding the kernel calls inside a function: by tracing alone, under every transformation; nothing is left behind.
+
+Covers `config/call_log.py` and `programs/found_call.py`.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +174,7 @@ def test_looking_leaves_no_program_behind():
 
 
 def test_a_program_that_was_compiled_before_stays_as_it_is():
-    """Looking has nobody trace again outside."""
+    """Looking makes no function outside trace again."""
     executor, kernel = executor_with(), Times.fresh()()
     step = jax.jit(lambda x: executor(kernel, x))
     step(X)
@@ -230,7 +233,7 @@ def test_a_call_with_a_given_cfg_is_the_callers_own():
 
 
 def test_a_call_of_another_chooser_is_counted_and_no_more():
-    """A chooser of the user's own answers as always, and nobody can tune for it."""
+    """A chooser of the user's own answers as always, and cannot be tuned for."""
     asked = Asked(3)
     found = find(lambda x: Executor(asked)(Times.fresh()(), x), (X,), {})
     assert (found.calls, found.unseen, asked.count) == ((), 1, 1)

@@ -151,7 +151,7 @@ def test_kernels_inside_candidates_are_not_the_programs(path):
 
 
 def test_a_guess_is_frozen_as_a_guess(path):
-    """The reviewer sees which decisions nobody measured."""
+    """The reviewer sees which decisions were not measured."""
     executor = executor_with()
     freeze(path, lambda x: executor(Scale(), x), X)
     (raw,) = [raw for name, raw in json.loads(path.read_text()).items() if name != "~lock"]

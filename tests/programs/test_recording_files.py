@@ -1,4 +1,7 @@
-"""Recording that survives the process: a file of calls, written by many, tuned by another."""
+"""Recording that survives the process: a file of calls, written by many, tuned by another.
+
+Covers `execution/signatures.py`.
+"""
 
 from __future__ import annotations
 

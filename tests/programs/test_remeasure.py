@@ -1,4 +1,7 @@
-"""Stored entries, measured again: rebuilt from their records, judged by paired rounds, tuned again where stale."""
+"""Stored entries, measured again: rebuilt from their records, judged by paired rounds, tuned again where stale.
+
+Covers `programs/rebuilt.py` and `cli/remeasure.py`.
+"""
 
 from __future__ import annotations
 

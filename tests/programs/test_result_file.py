@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import get_args
 
 import jax.numpy as jnp
@@ -94,6 +95,20 @@ entries = st.builds(
 def test_any_result_comes_back_as_it_was(result):
     """Whatever JSON can hold."""
     assert AutotuningResult.loads(result.dumps()) == result
+
+
+def test_a_file_of_an_older_version_still_loads():
+    """Written by the first version that had results: fields that came later are empty."""
+    old = AutotuningResult.load(Path(__file__).parent / "old_result.json")
+    tuned, guessed = old.entries
+    assert (old.device, old.notes, old.workers, old.confirmation) == ("cpu|x", ("something: not tuned",), (), None)
+    assert (tuned.op_id_v, tuned.call_key, tuned.cfg, tuned.count) == ("op@v0", "00", {"size": 2}, 3)
+    assert (guessed.cfg, guessed.record, guessed.note) == (7, None, "nothing to measure")
+    assert [trial.status for trial in tuned.record.trials] == ["ok", "ok", "wrong"]
+    assert tuned.record.trials[1].samples_s == (1e-3, 1.5e-3)
+    assert (tuned.record.winner, tuned.record.gain, tuned.record.conditions) == (1, (2.0, 1.6, 2.2), "")
+    assert (tuned.record.cost, tuned.record.phases, tuned.record.trials[2].check) == ({}, {}, None)
+    assert AutotuningResult.loads(old.dumps()) == old
 
 
 def test_a_file_has_one_entry_a_line():

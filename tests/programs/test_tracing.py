@@ -1,4 +1,8 @@
-"""Candidates that other processes trace: taken where they are the same programs, and never believed where not."""
+"""Candidates that other processes trace: taken where they are the same programs, and never believed where not.
+
+Covers `programs/tracing/ahead.py`, `programs/tracing/tasks.py`, `programs/tracing/tracer.py`,
+`programs/tracing/tracers.py` and `tuning/worker/tracing.py`.
+"""
 
 from __future__ import annotations
 

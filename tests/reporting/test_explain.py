@@ -1,4 +1,7 @@
-"""Explaining a choice: which tier answers, why the earlier ones do not, and what is known about the answer."""
+"""Explaining a choice: which tier answers, why the earlier ones do not, and what is known about the answer.
+
+Covers `config/preview.py` and `reporting/summary.py`.
+"""
 
 from __future__ import annotations
 
@@ -222,7 +225,7 @@ def test_a_record_is_there_without_a_store():
 
 
 def test_a_cfg_put_by_hand_has_no_figures():
-    """What nobody measured has no times."""
+    """What was not measured has no times."""
     chooser = selector()
     chooser.cache.put(*key_of(KERNEL, call_of(KERNEL, X)), Blocks(4))
     found = why(chooser)

@@ -1,4 +1,8 @@
-"""A page: what it answers, what it leaves out and says so, and that nothing in it comes from elsewhere."""
+"""A page: what it answers, what it leaves out and says so, and that nothing in it comes from elsewhere.
+
+Covers `reporting/charts.py`, `reporting/compare.py`, `reporting/gather.py`, `reporting/markup.py`,
+`reporting/page_style.py` and `reporting/sections.py`.
+"""
 
 from __future__ import annotations
 

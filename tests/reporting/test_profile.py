@@ -1,4 +1,7 @@
-"""Profiles: the time of a trace by kernel call, with its cfg, its state and what tuning would be worth."""
+"""Profiles: the time of a trace by kernel call, with its cfg, its state and what tuning would be worth.
+
+Covers `reporting/xplane.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Values at a prompt and in a notebook: every public one is one short line, and has an HTML form."""
+"""Values at a prompt and in a notebook: every public one is one short line, and has an HTML form.
+
+Covers `core/shown.py`.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def values():
     yield AutotuneData([Measurement(LONG, 1e-3)] * 50)
     yield explain(kernel, X, selector=selector)
     yield explain(kernel, X, selector=selector, cfg=Blocks(2))
-    yield selector.look(inv, kernel)
+    yield selector.decide_untuned(inv, kernel)
     yield inv
     yield counters()
     yield AutotunePolicy(allow_autotune=False)

@@ -91,7 +91,7 @@ def told() -> Iterator[list[str]]:
 
 
 def never_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every store counts as large: entries stay in their files until somebody folds."""
+    """Every store counts as large: entries stay in their files until a process folds."""
     monkeypatch.setattr(entry_reader, "SMALL", -1)
 
 

@@ -1,4 +1,7 @@
-"""What every store promises: one suite over all of them, and what the wrappers add."""
+"""What every store promises: one suite over all of them, and what the wrappers add.
+
+Covers `store/folder.py`, `store/layered.py` and `store/store.py`.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,7 @@ def test_every_store_has_the_interface(doors):
 
 
 def test_an_unknown_key_has_no_answer(doors):
-    """`get` and `lookup` of a key that nobody put are None."""
+    """`get` and `lookup` of a key that was never put are None."""
     assert doors.of.get(DEV, OP, "unknown") is None
     assert doors.of.lookup(key("unknown")) is None
 
@@ -225,7 +228,7 @@ def test_an_entry_keeps_all_that_is_known_about_it(doors):
 
 
 def test_a_put_notes_its_environment(doors):
-    """An entry put by hand says which versions it was put under, and that nobody measured it."""
+    """An entry put by hand says which versions it was put under, and that it was not measured."""
     doors.to.put(DEV, OP, "one", 1)
     entry = doors.of.lookup(key("one"))
 
@@ -268,7 +271,7 @@ def test_a_store_has_a_name_for_messages(doors):
 
 @pytest.mark.parametrize("make", [small, large], ids=["small", "large"])
 def test_an_entry_says_when_and_by_what_it_was_put(tmp_path, make):
-    """Where nobody gave them, time and version are filled in, and survive reopening."""
+    """Where they were not given, time and version are filled in, and survive reopening."""
     doors = make(tmp_path)
     doors.to.put(DEV, OP, "one", 1)
     entry = store(tmp_path).lookup(key("one"))
@@ -338,7 +341,7 @@ def test_a_promoted_entry_survives_on_disk(tmp_path):
 
 
 def test_an_untrusted_entry_is_not_promoted():
-    """What somebody else brought stays theirs, since a copy would pass for the user's own."""
+    """What another user brought stays theirs, since a copy would pass for the user's own."""
     top, pack = MemoryStore(), MemoryStore()
     pack.keep(key("one"), replace(WHOLE, trusted=False))
     found = LayeredStore(top, pack).lookup(key("one"))

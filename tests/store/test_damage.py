@@ -1,4 +1,7 @@
-"""Damaged, merged, hostile and hand-written files: no exception, no wrong value, every other entry readable."""
+"""Damaged, merged, hostile and hand-written files: no exception, no wrong value, every other entry readable.
+
+Covers `store/snapshot.py`.
+"""
 
 from __future__ import annotations
 
@@ -349,7 +352,7 @@ def test_a_damaged_double_does_not_hide_the_whole_line(tmp_path):
 
 
 def hostile(tmp_path, raw):
-    """A file with one whole entry and, after it, one as somebody wrote it."""
+    """A file with one whole entry and, after it, one as a person wrote it."""
     path = tmp_path / "ops.json"
     good = spell(key("good"))
     rows = ["{", line(good, {"cfg": "good"}), f'"{DEV}|{OP}|bad": {raw},', '"~format": 1', "}", ""]
@@ -567,7 +570,7 @@ def test_a_put_beside_hand_written_entries_keeps_them(tmp_path, how):
 @pytest.mark.parametrize("how", [{}, {"indent": 2}], ids=["one line", "pretty"])
 @pytest.mark.parametrize("name", ["64x128,f32", "a/b", "größe", "50%", "(1, 2)"])
 def test_a_key_may_be_written_in_clear(tmp_path, name, how):
-    """A key builder's string is found as somebody would write it, though the file would spell it otherwise."""
+    """A key builder's string is found as a person would write it, though the file would spell it otherwise."""
     cache = by_hand(tmp_path, {f"{DEV}|{OP}|{name}": {"cfg": 1}, "~format": 1}, **how)
     assert value(cache, name) == 1
     keep(cache, name, 2)
@@ -577,7 +580,7 @@ def test_a_key_may_be_written_in_clear(tmp_path, name, how):
 
 
 def test_an_edited_line_without_its_checksum_is_believed(tmp_path):
-    """Who removes `sha256` has made the entry theirs."""
+    """A user that removes `sha256` has made the entry theirs."""
     path = filled(tmp_path)
     whole = json.loads(path.read_text(encoding="utf-8"))
     raw = whole[spell(key("call1"))]
@@ -601,7 +604,7 @@ def test_an_edited_line_with_its_checksum_is_passed_over_and_says_what_to_do(tmp
 
 
 def test_an_edit_wins_over_an_entry_file_that_a_cut_short_fold_left(tmp_path, monkeypatch):
-    """The same put lies in the file and in the folder; the line, which somebody edited, is the answer."""
+    """The same put lies in the file and in the folder; the line, which was edited by hand, is the answer."""
     never_small(monkeypatch)
     cache = store(tmp_path)
     keep(cache, "one", "put")

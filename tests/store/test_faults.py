@@ -1,4 +1,7 @@
-"""A disk that fails at any one operation of a put, a get or a fold costs nothing that was acknowledged."""
+"""A disk that fails at any one operation of a put, a get or a fold costs nothing that was acknowledged.
+
+Covers `store/files.py`.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,7 @@ def one_try(folder, act, number, code, *, on_fault="warn", stays=False, late=Fal
 
 
 def check(attempt, before):
-    """Everything acknowledged is there for the next process, and nothing else than what somebody put."""
+    """Everything acknowledged is there for the next process, and nothing else than what was put."""
     fresh = store(attempt.folder)
     for name, cfg in attempt.kept.items():
         allowed = [cfg] + ([attempt.maybe[name]] if name in attempt.maybe else [])
@@ -155,7 +158,7 @@ def recovers(attempt, cache):
         assert value(cache, name) == cfg
         assert value(fresh, name) == cfg
     assert set(expected) <= {name.rsplit("|", 1)[1] for name in entries(attempt.folder / "ops.json")}
-    # An open that fails after the deed leaves a file that nobody knows of; a fold sweeps it when it is old.
+    # An open that fails after the deed leaves a file that no process knows of; a fold sweeps it when it is old.
     assert attempt.late or [p.name for p in attempt.folder.rglob("*.tmp")] == []
     assert entry_files(cache.path) == []
 

@@ -107,7 +107,7 @@ answer = value(store(folder), "one")
 
 @as_root
 def test_a_snapshot_does_not_take_over_the_mode_of_another_users_file(shared):
-    """A file that everybody may write, left by another member, does not make the next one so."""
+    """A file that all users may write, left by another member, does not make the next one so."""
     as_member(
         shared, 'cache = store(folder)\nkeep(cache, "a", 1)\ncache.fold()\nos.chmod(cache.path, 0o666)\nanswer = None'
     )

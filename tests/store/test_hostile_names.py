@@ -1,4 +1,7 @@
-"""Links, pipes, sockets, folders and huge files planted at every name of a store: no hang, no harm, puts go on."""
+"""Links, pipes, sockets, folders and huge files planted at every name of a store: no hang, no harm, puts go on.
+
+Covers `core/folder_walk.py` and `core/plain_file.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Locked mode: calls are answered by a reviewed file alone, and one that is not in it is an error."""
+"""Locked mode: calls are answered by a reviewed file alone, and one that is not in it is an error.
+
+Covers `store/bundle.py`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ KERNEL = Doubling()
 
 
 def selector(**settings):
-    """A selector that would tune whatever nobody answers."""
+    """A selector that would tune whatever no tier answers."""
     return ConfigSelectorChain(ConfigCache(), tuner=TableTuner(), **settings)
 
 

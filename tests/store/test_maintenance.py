@@ -144,7 +144,7 @@ def test_old_entries_are_pruned_by_age(tmp_path):
 
 
 def test_an_entry_without_a_date_is_not_pruned_by_age(tmp_path):
-    """Nobody knows how old a hand-written entry is."""
+    """The age of a hand-written entry is not known."""
     (tmp_path / "ops.json").write_text(f'{{"{DEV}|{OP}|one": {{"cfg": 1, "when": "yesterday"}}}}', encoding="utf-8")
     cache = store(tmp_path)
 
@@ -279,7 +279,7 @@ def test_a_merge_brings_what_is_missing(two):
 
 
 def test_what_was_not_measured_is_imported(two):
-    """An entry that somebody set by hand says, in our store, that it was brought here."""
+    """An entry that was set by hand says, in our store, that it was brought here."""
     ours, theirs = two
     theirs.keep(key("one"), StoredEntry(1, source="hand"))
     merge(ours, theirs)
@@ -324,7 +324,7 @@ def test_equal_cfgs_are_no_conflict(two):
 
 
 def test_every_conflict_is_listed(two):
-    """All keys on which both sides had an answer, whoever won."""
+    """All keys on which both sides had an answer, whichever side won."""
     ours, theirs = two
     for number in range(3):
         ours.keep(key(number), measured("ours", 1.0, 2 * number))

@@ -1,4 +1,7 @@
-"""The newest put of a key wins, also when clocks step back or differ."""
+"""The newest put of a key wins, also when clocks step back or differ.
+
+Covers `store/entry_files.py`.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ def test_an_edited_file_has_been_seen_too(tmp_path, clock):
 def blind(cache):
     """Has a cache put as if another process had been faster by a moment: it does not look before."""
     cache._ledger.unchanged = lambda: True
-    cache._ledger.look = lambda: None
+    cache._ledger.list_entries = lambda: None
     return cache
 
 
@@ -152,7 +155,7 @@ def test_a_tie_is_broken_the_same_way_everywhere(tmp_path, clock, monkeypatch):
 
 
 def test_a_put_after_a_tie_wins(tmp_path, clock, monkeypatch):
-    """Whoever has seen both counts on from there."""
+    """A cache that has seen both counts on from there."""
     two_that_had_seen_the_same(tmp_path, clock, 0, monkeypatch)
     clock.step(-3600)
     third = store(tmp_path)

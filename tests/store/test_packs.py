@@ -1,4 +1,7 @@
-"""Packs: entries that somebody else tuned, found, checked and looked up after the user's own store."""
+"""Packs: entries that other users tuned, found, checked and looked up after the user's own store.
+
+Covers `store/packing.py`.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def pack(tmp_path):
 
 
 def selector(monkeypatch, *paths, **settings):
-    """A selector that looks into packs and would tune what nobody answers."""
+    """A selector that looks into packs and would tune what no tier answers."""
     monkeypatch.setenv("EJKERNEL_OPS_PACKS", ":".join(map(str, paths)))
     return ConfigSelectorChain(ConfigCache(), tuner=TableTuner(), **settings)
 
@@ -247,7 +250,7 @@ def test_a_pack_is_made_of_a_devices_entries_of_some_operations(tmp_path):
 
 
 def test_an_entry_keeps_its_provenance(pack):
-    """Environment, source, objective, time, figures and the call come along; it is trusted by nobody."""
+    """Environment, source, objective, time, figures and the call come along; no user trusts it."""
     found = Pack(pack).lookup(KEY)
     assert found == replace(entry(), cfg={"size": 4}, trusted=False)
 

@@ -1,4 +1,4 @@
-"""Who may read and write, and what another user can and cannot do to a store."""
+"""The users that may read and write, and what another user can and cannot do to a store."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ answer = [cache.status, value(fresh, "one"), cache.fold(), value(store(folder / 
 
 @pytest.mark.parametrize(("given", "expected"), [(0o600, 0o600), (0o640, 0o640), (0o644, 0o644)], ids=oct)
 def test_permissions_to_read_that_a_user_gave_the_file_stay(tmp_path, umask, given, expected):
-    """A fold replaces the content of the file, not who may read it."""
+    """A fold replaces the content of the file, not the permission to read it."""
     cache = store(tmp_path)
     keep(cache, "one", 1)
     os.chmod(cache.path, given)
@@ -182,7 +182,7 @@ def test_a_link_at_an_entrys_name_is_not_followed(tmp_path, monkeypatch):
 
 
 def test_a_link_where_an_entry_is_written_is_replaced_and_not_followed(tmp_path, monkeypatch):
-    """A put does not write through a link that somebody planted under the very name."""
+    """A put does not write through a link that another user planted under the very name."""
     never_small(monkeypatch)
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -241,7 +241,7 @@ def test_a_link_at_the_counter_is_not_followed(tmp_path):
 
 
 def test_the_modes_of_what_a_link_points_to_are_not_taken_over(tmp_path, umask):
-    """A link put in the file's place does not make the next file writable for everybody."""
+    """A link put in the file's place does not make the next file writable for all users."""
     open_to_all = tmp_path / "open"
     open_to_all.write_text("{}")
     open_to_all.chmod(0o666)
@@ -353,7 +353,7 @@ def test_a_relative_cache_folder_is_fixed_when_the_cache_is_made(tmp_path, monke
 
 
 def test_without_a_home_no_folder_named_after_it_appears(tmp_path, monkeypatch):
-    """Where nobody knows the user's home the store is memory-only or elsewhere, never `~` in the working folder."""
+    """Where the user's home is not known the store is memory-only or elsewhere, never `~` in the working folder."""
     import pwd
 
     monkeypatch.delenv("EJKERNEL_PERSISTENT_CACHE_DIR")
@@ -421,7 +421,7 @@ def test_a_second_users_put_erases_nothing(shared):
 @as_root
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_entries_of_another_user_are_not_trusted(shared, size, monkeypatch):
-    """Whose file it is decides; folding somebody's entry does not make it one's own."""
+    """The file's owner decides; folding another user's entry does not make it one's own."""
     shared.chmod(0o777)
     old = os.umask(0)
     try:
@@ -517,7 +517,7 @@ answer = [cache.status, value(cache, "one"), value(cache, "unknown")]
 
 @as_root
 def test_an_unreadable_file_is_never_replaced(shared):
-    """A file that one may not read is somebody's, even in a folder that one may write."""
+    """A file that one may not read is another user's, even in a folder that one may write."""
     shared.chmod(0o777)
     keep(store(shared), "theirs", 1)
     path = shared / "ops.json"
@@ -572,7 +572,7 @@ answer = [cache.status, value(cache, "open"), value(cache, "private"), value(cac
 
 @as_root
 def test_a_folder_with_the_sticky_bit_works_without_folding(shared):
-    """Where users may not replace each other's files, everybody's entries are read from their own files."""
+    """Where users may not replace each other's files, the entries of all users are read from their own files."""
     shared.chmod(0o1777)
     old = os.umask(0)
     try:

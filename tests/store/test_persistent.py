@@ -282,7 +282,7 @@ def test_the_order_of_the_entries_does_not_depend_on_the_order_of_the_puts(tmp_p
 
 
 def test_an_entry_shows_its_key_and_cfg_in_clear(tmp_path):
-    """Somebody who opens the file finds device, operation, call and cfg."""
+    """A person that opens the file finds device, operation, call and cfg."""
     cache = store(tmp_path)
     cache.put(DEV, OP, "abc123", {"block": 4711})
     text = Path(cache.path).read_text(encoding="utf-8")
@@ -838,7 +838,7 @@ def unreadable(monkeypatch, path):
 
 
 def test_an_unreadable_file_is_never_replaced(tmp_path, monkeypatch):
-    """A file that this user may not read is somebody's: a put leaves it, warns once and serves from memory."""
+    """A file that this user may not read is another's: a put leaves it, warns once and serves from memory."""
     store(tmp_path).put(DEV, OP, "theirs", 1)
     path = tmp_path / "ops.json"
     before = path.read_bytes()
@@ -952,7 +952,7 @@ def test_in_a_groups_folder_the_group_may_write_what_putting_needs_and_no_entry(
 
 
 def test_existing_permissions_are_kept(tmp_path, umask):
-    """A put does not change the mode that somebody gave the file."""
+    """A put does not change the mode that a user gave the file."""
     cache = store(tmp_path)
     cache.put(*KEY, 1)
     os.chmod(cache.path, 0o640)

@@ -52,7 +52,7 @@ def test_eight_processes_with_200_puts_each_lose_nothing(campaign, one_key, larg
 
 
 def test_threads_of_two_caches_lose_nothing(tmp_path):
-    """Threads that share two caches on one file: every put is there for everybody."""
+    """Threads that share two caches on one file: every put is there for all of them."""
     caches = [store(tmp_path), store(tmp_path)]
     start = threading.Barrier(8)
 
@@ -68,7 +68,7 @@ def test_threads_of_two_caches_lose_nothing(tmp_path):
         thread.join()
 
     assert all(value(cache, f"{who}-{n}") == n for cache in caches for who in range(8) for n in range(10))
-    # Who found the lock taken left its entry to whoever held it.
+    # A thread that found the lock taken left its entry to the one that held it.
     assert len(cfgs(caches[0].path)) == 80
 
 

@@ -1,4 +1,7 @@
-"""A snapshot that is checked piece by piece is judged as it is when it is read as a whole."""
+"""A snapshot that is checked piece by piece is judged as it is when it is read as a whole.
+
+Covers `store/sorted_lines.py`.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,7 @@ def test_a_fold_holds_one_file_at_a_time(tmp_path, monkeypatch):
     tracemalloc.start()
     try:
         cache.get(*filler(1))
-        cache._ledger.look()
+        cache._ledger.list_entries()
         cache._ledger._load()
         assert cache.fold()
         peak = tracemalloc.get_traced_memory()[1]

@@ -1,4 +1,7 @@
-"""Who sees what, and when: other processes, the file itself, and the state that the store is in."""
+"""What is seen, and when: by other processes, in the file itself, and the state that the store is in.
+
+Covers `store/entry_log.py` and `store/entry_reader.py`.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def test_what_was_pruned_and_put_again_is_found_by_a_reader_with_an_old_listing(
     reader, peer = store(folder), store(folder)
     for number in range(5):
         keep(peer, "one", number)
-    reader._ledger.look()
+    reader._ledger.list_entries()
     peer._ledger.fold(lambda key, raw: True)
     keep(store(folder), "one", "again")
 
@@ -144,7 +147,7 @@ def test_a_file_replaced_twice_within_a_tick_is_seen(tmp_path):
 
 
 def test_a_hand_edited_file_is_seen_for_keys_that_are_not_in_memory(tmp_path):
-    """An editor moves no counter; a key that nobody asked for yet is found all the same."""
+    """An editor moves no counter; a key that was not asked for yet is found all the same."""
     cache = store(tmp_path)
     keep(cache, "one", 1)
     path = Path(cache.path)
@@ -383,7 +386,7 @@ def test_on_fault_has_two_values(tmp_path):
 
 
 def test_a_removed_folder_is_made_again(folder):
-    """Somebody who removes everything under an open cache loses what was there, and the cache goes on."""
+    """A user that removes everything under an open cache loses what was there, and the cache goes on."""
     import shutil
 
     cache = store(folder)

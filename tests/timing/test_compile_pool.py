@@ -1,4 +1,4 @@
-"""Compiling many programs at once: what comes back, and who is not waited for."""
+"""Compiling many programs at once: what comes back, and which programs are not waited for."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_settings_do_not_reach_the_callers_thread():
     assert jax.config.jax_enable_x64 == before
 
 
-# Who is not waited for.
+# Programs that are not waited for.
 
 
 def test_after_the_deadline_one_program_is_still_waited_for(held):
@@ -320,7 +320,7 @@ leave_process(3)
 
 @pytest.mark.parametrize("state", ["busy", "idle"])
 def test_a_command_leaves_with_its_status_while_something_compiles(state):
-    """Nobody waits for the compiler, and what is registered for the end is done all the same, once."""
+    """No thread waits for the compiler, and what is registered for the end is done all the same, once."""
     with child(LEAVING, state) as process:
         said, _ = process.communicate(timeout=240)
 

@@ -194,7 +194,7 @@ def test_rounds_in_one_trace_are_told_apart_by_time(monkeypatch, quiet_profiler)
 
 
 def test_the_end_of_a_trace_is_told_from_the_last_run(monkeypatch, quiet_profiler):
-    """Whoever ran last is done before the session is closed, which takes seconds the first time."""
+    """The program that ran last is done before the session is closed, which takes seconds the first time."""
     trace_says(monkeypatch, {"one": 6.0})
     log = []
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: log.append("stop"))

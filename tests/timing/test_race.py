@@ -51,7 +51,7 @@ def counts(outcome):
     return [len(lane.samples) for lane in outcome.lanes]
 
 
-# Who wins.
+# The winner.
 
 
 def test_the_fastest_is_first_and_the_others_follow():
@@ -103,7 +103,7 @@ def test_the_protected_candidate_wins_ties(protected):
 
 
 def test_nobody_beats_the_protected_candidate_by_less_than_nothing():
-    """On a machine with spikes: whoever wins was as fast in the rounds that had both, which is what a gain tells."""
+    """On a machine with spikes: the winner was as fast in the rounds that had both, which is what a gain tells."""
     told = []
     for seed in range(300):
         noise = random.Random(seed)
@@ -149,7 +149,7 @@ def test_a_candidate_alone_wins_without_a_tie():
 
 
 def test_a_race_without_candidates_ends():
-    """Nobody wins and nothing is asked."""
+    """No candidate wins and nothing is asked."""
     outcome, table = run()
 
     assert (outcome.order, outcome.rounds, outcome.runs, table.orders) == ((), 0, 0, [])
@@ -188,7 +188,7 @@ def test_without_noise_the_winner_is_as_good_as_the_best(times, effects, seed, q
     assert math.log(times[outcome.order[0]] / min(times)) <= rules.tie + 1e-9
 
 
-# Who drops out, and when.
+# Candidates that drop out, and when.
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_gap_within_its_standard_error_does_not_drop():
 
 
 def test_what_a_round_does_to_all_is_divided_out():
-    """Rounds that are slower by half for everybody leave no noise and drop the same candidates at the same time."""
+    """Rounds that are slower by half for all candidates leave no noise and drop the same ones at the same time."""
     rows = [1.0, 1.02, 1.3]
     plain, _ = run(*rows, least_rounds=6)
     shaken, _ = run(*rows, least_rounds=6, effects=[1.0, 1.5, 0.9, 1.4, 1.1, 1.6])
@@ -279,14 +279,14 @@ def test_the_last_one_left_gets_its_rounds(least_rounds):
 
 
 def test_equals_without_noise_end_after_the_least_rounds():
-    """Where everybody left is surely as good as the leader there is nothing more to learn."""
+    """Where every candidate left is surely as good as the leader there is nothing more to learn."""
     outcome, _ = run(1.0, 1.0, 1.001, least_rounds=3)
 
     assert (outcome.rounds, outcome.finished) == (3, True)
 
 
 def test_what_cannot_be_told_apart_goes_on_to_the_most_rounds():
-    """Noise that hides who is better is worth more rounds, not without end."""
+    """Noise that hides which candidate is better is worth more rounds, not without end."""
     noisy = random.Random(1)
     rows = [[noisy.uniform(1.0, 1.3) for _ in range(200)] for _ in range(3)]
     outcome, _ = run(*rows, least_rounds=3, rules=Rules(quantile=0.5, most_rounds=15))
@@ -333,7 +333,7 @@ def test_having_enough_never_takes_from_the_least_rounds(least_rounds):
 
 
 def test_a_round_that_is_cut_short_is_the_last():
-    """Who had no turn has no sample and cannot win; the others are judged by what there is."""
+    """A candidate that had no turn has no sample and cannot win; the others are judged by what there is."""
 
     def cut(order):
         return {i: 1.0 + i for i in order if i != 0}
@@ -364,7 +364,7 @@ def test_everybody_has_one_turn_in_each_round():
 
 
 def test_turns_are_shuffled():
-    """Nobody is always first."""
+    """No candidate is always first."""
     _, table = run(*[1.0] * 6, least_rounds=8)
 
     assert len({tuple(order) for order in table.orders}) > 1

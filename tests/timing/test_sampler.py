@@ -438,7 +438,7 @@ def test_a_deadline_that_has_passed_leaves_one_to_time():
 
 
 def test_a_deadline_that_passes_within_a_round_ends_it(monkeypatch):
-    """Who has not been timed by then is left out."""
+    """A candidate that has not been timed by then is left out."""
     ticking = Ticking()
     monkeypatch.setattr("ejkernel.ops.timing.sampler.time", ticking)
     found = watch([program(name, "cpu") for name in "abcd"], Calls(1.0), deadline=5.5).round([3, 2, 1, 0])

@@ -1,4 +1,7 @@
-"""What is compiled and checked in this process, in which order, and which candidates are cut off."""
+"""What is compiled and checked in this process, in which order, and which candidates are cut off.
+
+Covers `tuning/runner.py`.
+"""
 
 from __future__ import annotations
 
@@ -360,7 +363,7 @@ def test_one_that_was_left_behind_does_not_hold_up_the_next_batch(monkeypatch, p
 
 
 def test_the_first_candidate_is_the_reference_however_late_it_comes(monkeypatch):
-    """Without a reference nobody is judged before the first has run: it is the second one that is wrong."""
+    """Without a reference no candidate is judged before the first has run: it is the second one that is wrong."""
     hold(monkeypatch, "compile", waits=0, for_whom=1)
     found = runner_of({"a": lambda x: x * 2, "b": lambda x: x * 3, "c": lambda x: x + x})
     found.check()

@@ -38,7 +38,7 @@ def test_our_own_tuner_is_used_as_it_is():
 
 
 def test_a_subclass_with_its_own_autotune_is_asked_through_it():
-    """Who overrides `autotune` means it."""
+    """A class that overrides `autotune` means it."""
 
     class Mine(Tuner):
         def autotune(self, make_fn, args, kwargs, candidates):
@@ -84,11 +84,23 @@ def test_it_is_told_about_gradients_by_the_tag(objective, tag):
 
 
 def test_the_record_has_the_candidates_and_the_winner():
-    """What it measured stays its own; who won and what was offered is recorded."""
+    """What it measured stays its own; the winner and what was offered are recorded."""
     record = CustomTuner(TableTuner()).tune(job())
 
     assert [trial.cfg for trial in record.trials] == [Blocks(1), Blocks(2), Blocks(4)]
     assert (record.winner, record.heuristic, record.stop) == (1, 0, "foreign")
+
+
+def test_the_winner_is_told_from_a_cfg_that_a_message_would_show_alike():
+    """A copy of a cfg with a long text is that cfg, and not another one with the same beginning."""
+    long = ["x" * 300 + end for end in ("first", "second")]
+
+    class Copying:
+        def autotune(self, make_fn, args, kwargs, candidates):
+            return "".join(list(long[1]))
+
+    record = CustomTuner(Copying()).tune(job(candidates=long))
+    assert (record.winner, record.cfg, len(record.trials)) == (1, long[1], 2)
 
 
 def test_an_answer_that_was_not_offered_is_kept():

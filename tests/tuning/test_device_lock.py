@@ -1,4 +1,7 @@
-"""One tuning at a time on a device, and how much of it a process has done."""
+"""One tuning at a time on a device, and how much of it a process has done.
+
+Covers `tuning/stopped.py`.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def test_a_second_thread_waits_until_the_first_is_out(tmp_path):
 
 @pytest.mark.parametrize("folder", [True, False], ids=["with a folder", "without"])
 def test_after_the_wait_one_goes_on_without_its_turn(folder, tmp_path):
-    """A deadline is a deadline; who holds the turn keeps it, and the next one still waits."""
+    """A deadline is a deadline; the holder of the turn keeps it, and the next one still waits."""
     place = tmp_path if folder else None
 
     def hurried():
@@ -235,7 +238,7 @@ def test_two_users_take_turns_in_a_folder_that_they_share_and_only_there(turns, 
 def test_a_stopped_holder_is_not_waited_for(tmp_path, monkeypatch):
     """After some seconds the tuning goes on without its turn, and one warning names the process."""
     monkeypatch.setattr(locks, "STOPPED_SECONDS", 0.1)
-    monkeypatch.setattr(locks, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(locks, "_POLL_SECONDS", 0.1)
     with holder(tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
         turn = device_lock("cpu|one", tmp_path)

@@ -58,7 +58,7 @@ def test_the_line_is_written_over_and_taken_away(monkeypatch):
     line(Step("compiling", 2, 8))
     line.close()
 
-    assert stream.getvalue() == "\rtuning a-name-that-\x1b[K\r\x1b[K"
+    assert stream.getvalue() == "\r\x1b[Ktuning a-name-that-\r\x1b[K"
 
 
 def test_a_line_that_was_never_shown_is_not_taken_away():

@@ -1,4 +1,7 @@
-"""`Tuner.autotune`: the fastest candidate that is right."""
+"""`Tuner.autotune`: the fastest candidate that is right.
+
+Covers `tuning/job.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def status_of(tuner):
     return {str(trial.cfg): trial.status for trial in tuner.record.trials}
 
 
-# Who wins.
+# The winner.
 
 
 @pytest.mark.parametrize("fastest", ["a", "b", "c"])
@@ -142,7 +145,7 @@ def test_clearly_slower_candidates_are_dropped_earlier():
     assert (winner.dropped_round, len(winner.samples_s) >= 8) == (None, True)
 
 
-# Who is right.
+# Right answers.
 
 
 def wrong_tile(x):
@@ -434,7 +437,7 @@ class Counting:
 
 
 def test_equal_programs_are_measured_once():
-    """Candidates that are lowered to the same text share one measurement, and the record says with whom."""
+    """Candidates that are lowered to the same text share one measurement, and the record says with which."""
     clock = Counting()
     tuner = Tuner(clock=clock)
     tuner.autotune(lambda cfg: lambda x: x * (2 if cfg < 4 else 3) / 2, (X,), {}, [1, 2, 3], reference=lambda x: x)
@@ -709,11 +712,11 @@ def test_without_the_heuristic_in_time_nothing_is_better(held):
 
 @pytest.mark.parametrize("count", [2, 40], ids=["race", "search"])
 def test_candidates_that_all_had_no_time_did_not_fail(held, monkeypatch, count):
-    """Nothing is wrong with them, nobody is told to correct the kernel, and none is waited for beyond the deadline."""
+    """Nothing is wrong with them, no user is told to correct the kernel, and none is waited for beyond the deadline."""
     monkeypatch.setattr("ejkernel.ops.timing.compile_pool._STRAGGLER_SECONDS", 3600.0)
     cfgs = [(n,) for n in range(count)]
     tuner = Tuner(seconds=0.2, strategy=RandomSearch())
-    # Who waits all the same gets an answer, in the end.
+    # A caller that waits all the same gets an answer, in the end.
     rescue = threading.Timer(60.0, held.release.set)
     rescue.start()
 
@@ -744,7 +747,7 @@ def test_a_reference_that_is_not_compiled_in_time_ends_the_tuning(held, count, i
 
 
 def test_a_compilation_that_never_ends_is_left_behind_without_a_deadline(held, monkeypatch):
-    """Nobody waits for one that takes many times as long as the others."""
+    """No thread waits for one that takes many times as long as the others."""
     # Three times that for the third one, which another test may not have compiled before.
     monkeypatch.setattr("ejkernel.ops.timing.compile_pool._STRAGGLER_SECONDS", 1.0)
     functions = {"quick": lambda x: x * 2, "endless": lambda x: held(x) * 2, "other": lambda x: x + x}
@@ -801,7 +804,7 @@ class Slow:
 
 
 def test_a_deadline_that_passes_while_candidates_are_timed_keeps_what_there_is(monkeypatch):
-    """Who had no turn by then is told as such and cannot win; the tuning overruns by a run, not by a round."""
+    """A candidate that had no turn by then is told as such and cannot win; a tuning overruns by a run, not a round."""
     clock = Slow()
     for name in ("tuning.prepared", "timing.sampler", "tuning.runner", "tuning.compile", "timing.compile_pool"):
         monkeypatch.setattr(f"ejkernel.ops.{name}.time", clock)

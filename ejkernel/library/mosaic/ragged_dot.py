@@ -197,8 +197,8 @@ def _by_chunks(made: jax.Array, buffer: Any, copy: Callable[[Any], None], first:
 def _visits(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, ...]:
     """Of each visit the group, the first line of its tile, and the first and last of its rows that are the group's.
 
-    A group's tiles follow each other from the line of rows that its first one is in: copies start at lines. One more group has the rows that
-    belong to none. A visit that is not needed has no rows.
+    A group's tiles follow each other from the line of rows that its first one is in: copies start at lines. One more
+    group has the rows that belong to none. A visit that is not needed has no rows.
     """
     starts, stops = starts_of(sizes, rows)
     starts = jnp.append(starts, stops[-1])

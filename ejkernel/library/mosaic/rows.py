@@ -135,7 +135,7 @@ def by_rows(
         # Chunks that may reach over the row's end come last, and are masked.
         whole = lying.unmasked
 
-        def look(number: Any, state: Numbers) -> Numbers:
+        def next_chunk(number: Any, state: Numbers) -> Numbers:
             values = row.load(mine, number).astype(jnp.float32)
             return recipe.step(state, values, None, number.astype(jnp.float32))
 
@@ -143,7 +143,7 @@ def by_rows(
         if not interpret:
             state = tuple(plgpu.layout_cast(one, row.layout) for one in state)
         if whole:
-            state = loop(whole, look, state, interpret=interpret)
+            state = loop(whole, next_chunk, state, interpret=interpret)
         seen: Any = jnp.float32(whole)
         for number in range(whole, lying.count):
             counted = row.counted(number)

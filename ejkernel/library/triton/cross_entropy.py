@@ -1,4 +1,4 @@
-"""What cross entropy needs of logits: each row's maximum, normaliser, label and sum, and then their derivatives."""
+"""The passes of cross entropy over logits: each row's maximum, normaliser, label and sum, then their derivatives."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def row_slopes(
 
 
 def refuses(block: int, num_warps: int) -> str:
-    """Why rows cannot be read so; empty where they can."""
+    """The reason why rows cannot be read so; empty where they can."""
     if missing():
         return missing()
     if block < 1 or num_warps < 1 or block & (block - 1) or num_warps & (num_warps - 1):

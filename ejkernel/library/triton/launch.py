@@ -1,4 +1,4 @@
-"""How a Pallas kernel is handed to Triton, and what Triton asks of its blocks."""
+"""Hands a Pallas kernel to Triton, and holds what Triton asks of its blocks."""
 
 from __future__ import annotations
 

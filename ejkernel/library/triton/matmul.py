@@ -42,7 +42,7 @@ def tiled(
         i, j = pl.program_id(0), pl.program_id(1)
 
         def part(ref: Any, step: Any, axis: int) -> jax.Array:
-            """One step's tile of a factor, whose inner dimension is this axis."""
+            """One step's tile of a factor with this axis as its inner dimension."""
             shape = (block_m, block_k) if axis == 1 else (block_k, block_n)
             outer, size, limit, ragged = (i, block_m, m, ragged_m) if axis == 1 else (j, block_n, n, ragged_n)
             masks = []
@@ -88,7 +88,7 @@ def tiled(
 
 
 def refuses(blocks: tuple[int | None, int | None, int | None], num_stages: int | None, itemsize: int) -> str:
-    """Why tiles of these sizes cannot run; empty where they can."""
+    """The reason why tiles of these sizes cannot run; empty where they can."""
     m, n, k = blocks
     if missing():
         return missing()

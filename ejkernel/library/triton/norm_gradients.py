@@ -35,7 +35,7 @@ def norm_gradients(
     interpret: bool,
     name: str,
 ) -> tuple[jax.Array, ...]:
-    """What x gets and then each vector that is given; `centred` rows had their mean taken off.
+    """The gradients of x and of each vector that is given; `centred` rows had their mean taken off.
 
     `added` is another gradient of x, which comes on top.
     """

@@ -102,7 +102,7 @@ def is_measured(inv: Invocation[Any, Any]) -> bool:
 
 
 def refuses(width: int, rows: int | None, num_warps: int | None) -> str:
-    """Why rows of this width cannot be computed so; empty where they can."""
+    """The reason why rows of this width cannot be computed so; empty where they can."""
     if missing():
         return missing()
     if rows is None or num_warps is None or rows < 1 or num_warps < 1:

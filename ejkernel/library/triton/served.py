@@ -1,4 +1,4 @@
-"""Where Pallas-Triton serves: JAX will remove it, and a setting leaves it out before that."""
+"""Says whether Pallas-Triton serves: JAX will remove it, and a setting leaves it out before that."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The kernel calls of a program, as selectors see them while JAX traces.
 
-`looking` looks through a program: selectors answer with what is known, nothing is tuned, kept or told, and a `CallLog`
-has every call with its place in the program. `calls_made` lets selectors choose as ever, and has every decision.
+`noting_calls` looks through a program: selectors answer with what is known, nothing is tuned, kept or told, and a
+`CallLog` has every call with its place in the program. `calls_made` lets selectors choose as ever, and has every
+decision.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class SeenCall:
     selector: Any
     request: Request
     decision: Decision
-    surroundings: TraceContext
+    trace_context: TraceContext
     frames: tuple[policy.Frame, ...]
     # The calls with kernels that this one is inside of.
     outer: tuple[int, ...]
@@ -98,7 +99,7 @@ def in_force() -> CallLog | None:
 
 
 @contextlib.contextmanager
-def looking(finder: CallLog) -> Iterator[None]:
+def noting_calls(finder: CallLog) -> Iterator[None]:
     """Has the calls of a `with` block noted instead of tuned."""
     token = _finder.set(finder)
     try:

@@ -109,7 +109,7 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
         log = call_log.in_force()
         if log is not None:
             # A program is looked through, not run.
-            return log.saw(self, request, self._look(request, policy))
+            return log.saw(self, request, self._decide_untuned(request, policy))
         lock = self.lock_file
         tiers = self._tiers(policy, lock)
         # A lock is the same file for all processes, and what stands in the program is the same text.
@@ -117,7 +117,7 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
             decision = self._agree(_Proposal(self, request, tiers))
         else:
             with self._flights.on_demand(request.key) as flight:
-                decision = self._settle(
+                decision = self._accept(
                     walk(tiers, request, hold=lambda: flight.hold() or request.key in self._kept.tuned)
                 )
         call_log.collect(request, decision, lock)
@@ -125,12 +125,12 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
             self._recall.keep(question, decision, epoch)
         return decision
 
-    def look(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
+    def decide_untuned(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out]) -> Decision:
         """The answer without tuning, heuristics if need be; nothing is kept or told."""
         policy = self.policy
-        return self._look(ask(inv, kernel, objective_of(policy)), policy)
+        return self._decide_untuned(ask(inv, kernel, objective_of(policy)), policy)
 
-    def _look(self, request: Request, policy: AutotunePolicy) -> Decision:
+    def _decide_untuned(self, request: Request, policy: AutotunePolicy) -> Decision:
         quiet = replace(policy, allow_autotune=False, allow_heuristics=True)
         seen = self._preview(request, quiet)
         if seen.hit is None:
@@ -261,7 +261,7 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
 
     def _propose(self, request: Request, tiers: Sequence[Tier]) -> Decision:
         with self._flights.on_demand(request.key) as flight:
-            return self._settle(walk(tiers, request, hold=lambda: flight.hold() or request.key in self._kept.tuned))
+            return self._accept(walk(tiers, request, hold=lambda: flight.hold() or request.key in self._kept.tuned))
 
     def _repeat(self, request: Request, repetitions: int) -> Decision:
         decisions = []
@@ -273,7 +273,7 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
             self._kept.accept(request, tuned(request, best.record, best.cfg), ())
         return best
 
-    def _settle(self, walked: Walked) -> Decision:
+    def _accept(self, walked: Walked) -> Decision:
         """Keeps and tells the answer of a walk; without one, an error."""
         request, hit = walked.request, walked.hit
         if hit is None:

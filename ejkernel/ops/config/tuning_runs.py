@@ -57,7 +57,7 @@ class TuningRuns:
         ahead = self._prepared.pop(request.key, None)
 
         def answered() -> tuple[Any] | None:
-            return None if again else self._settled(request)
+            return None if again else self._answer_in_store(request)
 
         self._parts.tell("autotune_start", request.key, None, candidates=len(job.candidates), objective=job.objective)
         start = time.perf_counter()
@@ -148,6 +148,6 @@ class TuningRuns:
         found = Trial(first[0], "skipped", "found by another process meanwhile")
         return replace(record, stop="settled", trials=(*record.trials, found), winner=len(record.trials))
 
-    def _settled(self, request: Request) -> tuple[Any] | None:
+    def _answer_in_store(self, request: Request) -> tuple[Any] | None:
         found = None if self._parts.store is None else StoreTier(self._parts.store).find(request)
         return (found.cfg,) if isinstance(found, Hit) else None

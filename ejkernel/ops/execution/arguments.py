@@ -73,8 +73,8 @@ class Taken:
 
     leaves: list[Any]
     rebuild: Rebuild
-    # The same with static values as they are now, for what outlives the call: the caller may change its own.
-    settled: Callable[[], Rebuild]
+    # As `rebuild`, with static values as they are now, for what outlives the call: the caller may change its own.
+    with_copied_statics: Callable[[], Rebuild]
     # Structure and static values: equal for calls that differ in arrays alone.
     shape: Hashable
     # The static values by the path to them.
@@ -105,10 +105,12 @@ def take(kernel: Kernel[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
         return rebuild
 
-    def settled() -> Rebuild:
+    def with_copied_statics() -> Rebuild:
         return with_constants([as_it_is_now(constant) for constant in constants])
 
-    return Taken([flat[i] for i in places], with_constants(constants), settled, (tree, names, statics), statics)
+    return Taken(
+        [flat[i] for i in places], with_constants(constants), with_copied_statics, (tree, names, statics), statics
+    )
 
 
 def _path(path: Any, names: tuple[str, ...]) -> str:
@@ -178,10 +180,10 @@ def _batch_after_prepare(kernel: Kernel[Any, Any], args: Any, kwargs: Any, batch
     taken = take(kernel, args, kwargs)
     found: list[BatchAxes | None] = []
 
-    def look(*leaves: Any) -> int:
+    def note_batch(*leaves: Any) -> int:
         found.append(find_batch(array_leaves(*_prepared(kernel, *taken.rebuild(leaves)))))
         return 0
 
     with _jax.clean_room():
-        jax.eval_shape(over_batch(look, batch), *batched_leaves(taken.leaves, batch))
+        jax.eval_shape(over_batch(note_batch, batch), *batched_leaves(taken.leaves, batch))
     return found[0]

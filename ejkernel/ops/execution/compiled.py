@@ -48,7 +48,7 @@ class Compiled:
         taken = take(self._kernel, args, {**self._defaults, **kwargs})
         program = self._programs.get(taken.shape)
         if program is None:
-            rebuild = taken.settled()
+            rebuild = taken.with_copied_statics()
 
             def call(*leaves: Any) -> Any:
                 return self._run(*rebuild(leaves))

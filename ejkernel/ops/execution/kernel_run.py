@@ -100,13 +100,13 @@ class KernelRun:
         return Decision(self.chooser.choose(inv, kernel), "")
 
     def _record(self, key: Key, kernel: Kernel[Any, Any], inv: Invocation[Any, Any]) -> None:
-        surroundings = TraceContext.now()
-        record_call(key, kernel, inv, surroundings)
+        trace_context = TraceContext.now()
+        record_call(key, kernel, inv, trace_context)
         if self._recording is not None:
             chooser: object = self.chooser
             # A chooser of the user's own does not say what it tunes for.
             objective = objective_of(chooser.policy) if isinstance(chooser, ConfigSelectorChain) else None
-            self._recording.add(key, kernel, inv, surroundings, objective)
+            self._recording.add(key, kernel, inv, trace_context, objective)
 
     def _with_values(
         self,
@@ -172,7 +172,7 @@ class EntryBuilder:
         device: jax.Device,
     ) -> CompiledEntry:
         """The entry of calls with these static values and so many arrays."""
-        rebuild = taken.settled()
+        rebuild = taken.with_copied_statics()
         # As it is now: the caller may change its own, and other kernels with these attributes share the entry.
         kernel = snapshot(kernel)
 
@@ -212,7 +212,7 @@ class EntryBuilder:
         self, executor: Any, front: Callable[..., Any], kernel: Kernel[Any, Any], taken: Taken, device: jax.Device
     ) -> CompiledEntry:
         """The entry of a function that plans its calls, which holds the function itself."""
-        rebuild = taken.settled()
+        rebuild = taken.with_copied_statics()
 
         def body(*leaves: Any) -> Any:
             plan, self.now.given = self.now.given, None

@@ -49,7 +49,7 @@ class Recording:
         key: Key,
         kernel: Kernel[Any, Any],
         inv: Invocation[Any, Any],
-        surroundings: TraceContext,
+        trace_context: TraceContext,
         objective: Objective | None = None,
     ) -> None:
         """Writes a call and what it is tuned for, where that is known, or says once why it cannot be written."""
@@ -58,7 +58,7 @@ class Recording:
                 return
             self._seen.add((key, objective))
             try:
-                signature = signatures.written(kernel, inv, surroundings)
+                signature = signatures.written(kernel, inv, trace_context)
                 check_round_trip(signature, key)
                 signature |= {} if objective is None else {"objective": objective}
             except SignatureError as error:
@@ -82,8 +82,8 @@ def check_round_trip(signature: Mapping[str, Any], key: Key) -> None:
     # A program is being traced around this, and has nothing to do with it.
     with _jax.clean_room():
         read_back = json.loads(json.dumps(signature))
-        kernel, inv, surroundings = signatures.rebuilt(read_back, key.device.partition("|")[0])
-        with surroundings.entered():
+        kernel, inv, trace_context = signatures.rebuilt(read_back, key.device.partition("|")[0])
+        with trace_context.entered():
             found = call_key_of(kernel, inv)
     if found != key.call_key:
         raise SignatureError(f"read back it has another key, {found} instead of {key.call_key}")

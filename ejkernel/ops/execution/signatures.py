@@ -23,9 +23,9 @@ from ..timing.transforms import on_local_devices
 _OPTIONS = ("batch_axes", "method", "mesh", "in_specs", "out_specs", "check_vma")
 
 
-def written(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], surroundings: TraceContext) -> dict[str, Any]:
+def written(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], trace_context: TraceContext) -> dict[str, Any]:
     """The JSON of a call; a `SignatureError` names what has none."""
-    around = surroundings.mesh
+    around = trace_context.mesh
     return {
         "kernel": _importable(kernel),
         "state": {name: _form(value, f"attribute {name}") for name, value in vars(kernel).items()},
@@ -34,14 +34,14 @@ def written(kernel: Kernel[Any, Any], inv: Invocation[Any, Any], surroundings: T
         **{name: _form(getattr(inv, name), name) for name in _OPTIONS},
         "around": {
             "mesh": None if around is None else mesh_form(around),
-            "precision": surroundings.precision,
-            "x64": surroundings.x64,
+            "precision": trace_context.precision,
+            "x64": trace_context.x64,
         },
     }
 
 
 def rebuilt(data: Mapping[str, Any], platform: str) -> tuple[Any, Invocation[Any, Any], TraceContext]:
-    """Kernel, call and surroundings behind such JSON; imports the kernel's module."""
+    """Kernel, call and trace context behind such JSON; imports the kernel's module."""
     try:
         return _rebuilt(data, platform)
     # The file was changed by hand, or a value has another form here.

@@ -93,7 +93,7 @@ class Agreement:
 
     def _agree(self, asking: Round) -> Decision:
         start = self.member.clock()
-        verdict, decision = asking.settle()
+        verdict, decision = asking.agree()
         key = asking.request.key
         waited = 0.0 if decision is not None else self.member.clock() - start
         agreed = Agreed(

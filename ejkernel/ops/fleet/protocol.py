@@ -67,7 +67,7 @@ def topic_of(request: Request, tuning: int = 0) -> Topic:
 
 
 # A verdict, and this process's own decision where that became the verdict.
-Settled = tuple[Verdict, Decision | None]
+VerdictAndDecision = tuple[Verdict, Decision | None]
 
 
 class Round:
@@ -89,7 +89,7 @@ class Round:
         # Gives the earlier decisions, for messages.
         self.report = report
 
-    def settle(self) -> Settled:
+    def agree(self) -> VerdictAndDecision:
         """The verdict for all processes, and this process's decision where that became the verdict, kept already."""
         self._stop_at_a_conflict()
         found = self.service.under(self.topic.folder)
@@ -101,12 +101,12 @@ class Round:
             verdict, is_ours = self._publish(known)
             return verdict, self.proposal.keep(known) if is_ours else None
         while True:
-            settled = self._wait(Claim.loads(found["claim"])) if "claim" in found else self._lead()
-            if settled is not None:
-                return settled
+            agreed = self._wait(Claim.loads(found["claim"])) if "claim" in found else self._lead()
+            if agreed is not None:
+                return agreed
             found = self.service.under(self.topic.folder)
 
-    def _lead(self) -> Settled | None:
+    def _lead(self) -> VerdictAndDecision | None:
         """Claims the topic and decides for all; None where another process claimed it first."""
         mine = Claim(self.member.process, self.member.life, self.manifest)
         with self.member.pulse.beating():
@@ -127,7 +127,7 @@ class Round:
         # If this process was too slow, the verdict of another one stands, and holds here, too.
         return verdict, decision if is_ours else None
 
-    def _wait(self, claim: Claim) -> Settled | None:
+    def _wait(self, claim: Claim) -> VerdictAndDecision | None:
         """The verdict of the process that claimed the topic; None where the claim is gone."""
         self._compare(claim.process, claim.manifest)
         if claim.process == self.member.process:
@@ -149,7 +149,7 @@ class Round:
             if not watch.alive():
                 return self._fall_back(f"process {claim.process} stopped answering while it was deciding")
 
-    def _fall_back(self, why: str) -> Settled:
+    def _fall_back(self, why: str) -> VerdictAndDecision:
         try:
             guess = self.proposal.guess()
         except NoConfigError as error:

@@ -23,7 +23,7 @@ from ..core.key import Key
 from ..core.request import ask
 from ..execution.labels import find_labels_in_lowered, parse_label
 from ..programs.recorded import check_there, read_calls
-from ..registry import recorded_calls, surroundings_of
+from ..registry import recorded_calls, trace_context_of
 from ..timing.inputs import is_concrete
 from ..tuning.tuner import Tuner
 from .batch import AutotuneOptions as AutotuneOptions
@@ -114,32 +114,30 @@ def _tune_function(
 ) -> AutotuningResult:
     _refuse_misplaced(fn, kwargs)
     confirms = _would_be_confirmed(args, kwargs) if options.confirm is None else options.confirm
-    campaign = _campaign(options, confirms=confirms)
+    tuner = _batch_tuner(options, confirms=confirms)
     found = find(fn, args, kwargs)
     for _ in range(_ROUNDS):
-        changed = len(campaign.changed)
-        campaign.run([_as_asked(call, options) for call in found.calls if not campaign.has_seen(call.key)])
-        late = time.perf_counter() >= campaign.deadline
-        if campaign.interrupted or len(campaign.changed) == changed or late:
+        changed = len(tuner.changed)
+        tuner.run([_as_asked(call, options) for call in found.calls if not tuner.has_seen(call.key)])
+        late = time.perf_counter() >= tuner.deadline
+        if tuner.interrupted or len(tuner.changed) == changed or late:
             break
         # The program is another one now, and may hold other calls.
         try:
             found = find(fn, args, kwargs)
         except KeyboardInterrupt:
-            campaign.interrupted = True
+            tuner.interrupted = True
             break
-    if not campaign.entries and not found.calls and not found.unseen and not campaign.interrupted:
+    if not tuner.entries and not found.calls and not found.unseen and not tuner.interrupted:
         nothing = f"{_name(fn)} makes no kernel call that a selector answers; there is nothing to tune"
-        campaign.say(
-            f"{nothing}. Functions of ejkernel.library and of @tunable make such calls, and so does an executor"
-        )
+        tuner.say(f"{nothing}. Functions of ejkernel.library and of @tunable make such calls, and so does an executor")
     if found.unseen:
-        campaign.notes.append(f"calls of an executor with a chooser of its own: {found.unseen}, not tuned")
-    if confirms and not campaign.interrupted and (options.confirm or campaign.changed):
-        campaign.confirm(fn, args, kwargs)
-    if campaign.changed and options.refresh:
+        tuner.notes.append(f"calls of an executor with a chooser of its own: {found.unseen}, not tuned")
+    if confirms and not tuner.interrupted and (options.confirm or tuner.changed):
+        tuner.confirm(fn, args, kwargs)
+    if tuner.changed and options.refresh:
         refresh()
-    return campaign.finish()
+    return tuner.finish()
 
 
 def _would_be_confirmed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -156,13 +154,13 @@ def _name(fn: Callable[..., Any]) -> str:
 
 def tune_calls(calls: Iterable[FoundCall], options: AutotuneOptions, left_out: Iterable[str] = ()) -> AutotuningResult:
     """Tunes calls that were found elsewhere; notes name what was left out of them."""
-    campaign = _campaign(options)
-    campaign.notes += left_out
-    campaign.run([call.tuned_for(options.objective) for call in calls])
-    return campaign.finish()
+    tuner = _batch_tuner(options)
+    tuner.notes += left_out
+    tuner.run([call.tuned_for(options.objective) for call in calls])
+    return tuner.finish()
 
 
-def _campaign(options: AutotuneOptions, *, confirms: bool = False) -> BatchTuner:
+def _batch_tuner(options: AutotuneOptions, *, confirms: bool = False) -> BatchTuner:
     deadline = math.inf if options.seconds is None else time.perf_counter() + options.seconds
     if options.pool is not None:
         # A process without a pool imports none of it.
@@ -180,7 +178,7 @@ def _as_asked(call: FoundCall, options: AutotuneOptions) -> FoundCall:
 def _registered(selector: Any) -> list[FoundCall]:
     device = default_device()
     calls = recorded_calls(device_fingerprint(device))
-    return [FoundCall(key, kernel, inv, (selector,), device, surroundings_of(key)) for key, kernel, inv in calls]
+    return [FoundCall(key, kernel, inv, (selector,), device, trace_context_of(key)) for key, kernel, inv in calls]
 
 
 def _given(program: Any, selector: Any) -> list[FoundCall]:

@@ -190,7 +190,7 @@ class BatchTuner:
 
     def _known(self, call: FoundCall) -> Entry | None:
         with call.restored():
-            found = call.selectors[0].look(call.inv, call.kernel)
+            found = call.selectors[0].decide_untuned(call.inv, call.kernel)
         # An entry that is good enough answers before the tier that tunes is asked.
         if not found.measured or "autotune" in dict(found.misses):
             return None
@@ -259,11 +259,11 @@ class BatchTuner:
     def _tuned(self, call: FoundCall, seconds: float | None) -> Entry:
         first, *others = call.selectors
         with call.restored():
-            before = first.look(call.inv, call.kernel)
+            before = first.decide_untuned(call.inv, call.kernel)
             decision = first.tune(call.inv, call.kernel, self.options.repetitions, seconds=seconds)
             if decision.record is None:
                 # In an overlay a guess would stand before what is known already.
-                found, why = first.look(call.inv, call.kernel), dict(decision.misses).get("autotune", "")
+                found, why = first.decide_untuned(call.inv, call.kernel), dict(decision.misses).get("autotune", "")
                 failed = None if decision.failed is None else replace(decision.failed, winner=None)
                 return self._entry(call, found.cfg, record=failed, source=found.tier, note=why)
             for other in others:

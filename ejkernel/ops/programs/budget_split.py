@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config.cache import traced_anew
-from ..config.call_log import CallLog, looking
+from ..config.call_log import CallLog, noting_calls
 from ..config.tunability import untunable_because
 from ..config.tuning_job import job_for
 from ..core.cfg import distinct
@@ -52,7 +52,7 @@ def share_of(call: FoundCall) -> Share:
     if selector.tuning_is_off():
         return Share(0.0)
     # Nothing is tuned yet, kernels inside this one neither.
-    with call.restored(), traced_anew(), looking(CallLog()):
+    with call.restored(), traced_anew(), noting_calls(CallLog()):
         objective: Objective = "forward+backward" if selector.policy.validate_backward else "forward"
         request = ask(replace(call.inv, override_cfg=None), call.kernel, objective)
         cfgs = candidates(request)

@@ -20,7 +20,7 @@ from typing import Any, final
 import jax
 
 from ..config.cache import overlay_cache, traced_anew
-from ..config.call_log import CallLog, looking
+from ..config.call_log import CallLog, noting_calls
 from ..core import formatting
 from ..core.device import default_device
 from ..core.errors import ProgramArgumentError
@@ -161,7 +161,7 @@ class ProgramStep:
         if time.perf_counter() >= self._deadline:
             raise NotConfirmedError("the time was up before the program was compiled")
         # A call that has not been tuned has its heuristic cfg here: the tuning is over.
-        with overlay_cache(dict(cfgs.items())), traced_anew(), looking(CallLog()):
+        with overlay_cache(dict(cfgs.items())), traced_anew(), noting_calls(CallLog()):
             try:
                 # Inside another jitted function a donation means nothing. A profiler's trace knows it by its name.
                 program, name = of_arrays(self._call), f"ejk_step_{secrets.token_hex(4)}"

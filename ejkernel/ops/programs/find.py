@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _jax
 from ..config.cache import traced_anew
-from ..config.call_log import MARK, CallLog, SeenCall, looking
+from ..config.call_log import MARK, CallLog, SeenCall, noting_calls
 from ..core.key import Key
 from ..timing.program import UNTRACEABLE
 from .found_call import FoundCall
@@ -20,14 +20,14 @@ class FoundCalls:
     """The calls of a program, each key once, and how many calls are beyond reach."""
 
     calls: tuple[FoundCall, ...]
-    # Answered by a chooser of the user's own, which nobody can tune for.
+    # Answered by a chooser of the user's own, which cannot be tuned for.
     unseen: int = 0
 
 
 def find(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> FoundCalls:
     """Traces a function under a key of its own in JAX's caches, so that no program of it is left behind."""
     finder = CallLog()
-    with traced_anew(), looking(finder):
+    with traced_anew(), noting_calls(finder):
         try:
             traced = trace(fn, args, kwargs)
         except UNTRACEABLE as error:
@@ -43,7 +43,7 @@ def find(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
 def find_while(run: Callable[[], Any]) -> tuple[FoundCalls, Any]:
     """Runs a function and notes the calls that it makes, jitted or not; also gives what it returned."""
     finder = CallLog()
-    with traced_anew(), looking(finder):
+    with traced_anew(), noting_calls(finder):
         made = run()
     # How often a call ran cannot be seen from here: each counts once.
     return FoundCalls(_by_key(finder, {}, set()), finder.unseen), made
@@ -76,7 +76,7 @@ def _call(
         first.request.inv,
         tuple(selectors.values()),
         first.request.device,
-        first.surroundings,
+        first.trace_context,
         first.frames,
         # JAX may trace a loop's body more than once and keep one of the traces.
         count=max(1, sum(runs.get(seen.number, 0) for seen in group)),

@@ -27,7 +27,7 @@ class FoundCall:
     selectors: tuple[Any, ...]
     device: jax.Device
     # None: whatever is in force where it is tuned.
-    surroundings: TraceContext | None = None
+    trace_context: TraceContext | None = None
     frames: tuple[policy.Frame, ...] = ()
     # Runs of it in one run of the program, as far as the program shows them.
     count: int = 1
@@ -63,8 +63,8 @@ class FoundCall:
         """Puts back what was around the call, for a `with` block."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(target_device(self.device))
-            if self.surroundings is not None:
-                stack.enter_context(self.surroundings.entered())
+            if self.trace_context is not None:
+                stack.enter_context(self.trace_context.entered())
             token = policy.frames.set((*policy.frames.get(), *self.frames))
             stack.callback(policy.frames.reset, token)
             yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any, TextIO
 from ..core import formatting
 from ..core.key import Key
 from ..core.standing import verdict
-from ..tuning.progress import NotebookLine, notebook_display
+from ..tuning.progress import NotebookLine, notebook_display, write_line
 from .results import AutotuningResult, Entry
 
 # A line that changes more often than this cannot be read; a notebook's travels through two processes.
@@ -96,15 +95,8 @@ class Progress:
         return f"{self._number} of {self.total}"
 
     def _line(self, text: str, *, passing: bool = False) -> None:
-        if self._stream is None or (passing and not self._live):
-            return
-        # Back to the beginning of the line, and the rest of it cleared.
-        before, after = ("\r\x1b[K" if self._live else ""), ("" if passing else "\n")
-        if passing:
-            # A line that wraps cannot be written over.
-            text = text[: shutil.get_terminal_size().columns - 1]
-        self._stream.write(f"{before}{text}{after}")
-        self._stream.flush()
+        if self._live or not passing:
+            write_line(self._stream, text, live=self._live, passing=passing)
 
 
 def _outcome(entry: Entry) -> str:

@@ -50,12 +50,12 @@ def rebuilt_call(key: Key, record: Record, selector: Any) -> FoundCall:
     if versioned(kernel) != key.op_id:
         raise SignatureError(f"the kernel is {versioned(kernel)} now, and the entry is of {key.op_id}")
     inv = _invocation(kernel.op_id, parts)
-    surroundings = TraceContext(None, parts.get("matmul_precision"), bool(_jax.setting("jax_enable_x64")))
-    with surroundings.entered():
+    trace_context = TraceContext(None, parts.get("matmul_precision"), bool(_jax.setting("jax_enable_x64")))
+    with trace_context.entered():
         found = call_key_of(kernel, inv)
     if found != key.call_key:
         raise SignatureError(f"made again it has another key, {found}; it was called with more than its parts show")
-    return FoundCall(key, kernel, inv, (selector,), default_device(), surroundings)
+    return FoundCall(key, kernel, inv, (selector,), default_device(), trace_context)
 
 
 def _invocation(op_id: str, parts: Mapping[str, str]) -> Invocation[Any, Any]:

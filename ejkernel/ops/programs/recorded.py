@@ -44,8 +44,8 @@ def read_calls(
             left_out.append(f"{key}: not tuned: recorded on another kind of device than {name}")
             continue
         try:
-            kernel, inv, surroundings = signatures.rebuilt(signature, get_device_platform(device))
-            with surroundings.entered():
+            kernel, inv, trace_context = signatures.rebuilt(signature, get_device_platform(device))
+            with trace_context.entered():
                 found = call_key_of(kernel, inv)
             if found != key.call_key:
                 raise SignatureError(f"the kernel makes another key of it now, {found}")
@@ -53,7 +53,7 @@ def read_calls(
             left_out.append(f"{key}: not tuned: {error}")
             continue
         current = Key(key.device, versioned(kernel), key.call_key)
-        calls.append(FoundCall(current, kernel, inv, (selector,), device, surroundings, _frames(selector, signature)))
+        calls.append(FoundCall(current, kernel, inv, (selector,), device, trace_context, _frames(selector, signature)))
     return calls, left_out
 
 

@@ -145,7 +145,7 @@ class _Known:
         selector = default_selector()
         self._platform = platform
         self._stores: list[Store] = selector.stores() if store is None else [as_store(store)]
-        self._lock = selector.lock_file
+        self._lock_file = selector.lock_file
         self._entries: dict[tuple[str, str], StoredEntry] = {}
         self._gains: dict[str, list[float]] = {}
         for place in reversed(self._stores):
@@ -164,8 +164,8 @@ class _Known:
         programs = {one.program for one in some}
         runs = sum(min(one.runs for one in some if one.program == program) for program in programs)
         locked = None
-        if self._lock is not None:
-            locked = next((e for key, e in self._lock.entries.items() if key[1:] == name), None)
+        if self._lock_file is not None:
+            locked = next((e for key, e in self._lock_file.entries.items() if key[1:] == name), None)
         entry = self._entries.get(name)
         if locked is not None:
             return CallTime(*name, seconds, runs, "locked", locked.cfg, locked.call)

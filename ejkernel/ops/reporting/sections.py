@@ -115,12 +115,12 @@ def _grid(record: Record, most: int) -> str:
     body = []
     for row in grid.row_values:
         ratios = [grid.best.get((row, column)) for column in grid.column_values]
-        body.append((cell(row), *(_heat(ratio) for ratio in ratios)))
+        body.append((cell(row), *(_shaded(ratio) for ratio in ratios)))
     header = (f"{grid.rows} \\ {grid.columns}", *grid.column_values)
     return table(f"{grid.rows} and {grid.columns}: best time over the winner's", header, body, kind="m")
 
 
-def _heat(ratio: float | None) -> Cell:
+def _shaded(ratio: float | None) -> Cell:
     # Darker is faster; beyond three times the winner's time there is no colour.
     steps = (1.05, 1.25, 1.75, 3.0)
     strength = next((i for i, limit in enumerate(steps) if ratio is not None and ratio <= limit), None)

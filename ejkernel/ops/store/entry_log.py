@@ -67,7 +67,7 @@ class EntryLog(EntryReader):
         """Writes an entry; when this returns it is on disk."""
         # A file that was edited or checked out meanwhile does not move the counter; what it holds has been seen too.
         if self.is_edited():
-            self.look()
+            self.list_entries()
         if self.newer:
             raise RecordFormatError(self.newer)
         seq = self.next_seq(key)
@@ -115,7 +115,7 @@ class EntryLog(EntryReader):
             return True
         found = self._find(name)
         if not isinstance(found, StoredText) or order(found.raw) < order(sealed):
-            self.look()
+            self.list_entries()
             found = self._find(name)
         return isinstance(found, StoredText) and order(found.raw) >= order(sealed)
 
@@ -157,7 +157,7 @@ class EntryLog(EntryReader):
             except Timeout:
                 return done
             self._tell()
-            self.look()
+            self.list_entries()
             if seen is None:
                 continue
             done = True
@@ -169,7 +169,7 @@ class EntryLog(EntryReader):
     def _fold(self, drop: Callable[[Key, Raw], bool] | None) -> set[str] | None:
         """Folds once; returns the entry files that it saw, or None where the snapshot was edited meanwhile."""
         began = time.monotonic()
-        self.look()
+        self.list_entries()
         if self.newer:
             raise RecordFormatError(self.newer)
         if self._snapshot.damage == "kept in place":

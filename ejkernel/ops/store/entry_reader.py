@@ -32,7 +32,7 @@ from .snapshot import Raw, Snapshot, key_hash, order, read, read_key, read_thoro
 SMALL = 64 * 1024
 # Up to this size the old snapshot stays in memory until the new one was read.
 _HELD_TWICE = 1 << 24
-# Another process may fold between two looks; more often than this in a row something else is wrong.
+# Another process may fold between two listings; more often than this in a row something else is wrong.
 TRIES = 8
 
 
@@ -45,8 +45,8 @@ class EntryReader:
     # Called with a message about a damaged file.
     report: Callable[[str], None] = lambda message: None
     writer: str = field(default_factory=lambda: secrets.token_hex(8))
-    # Counts the looks that worked: an entry that was read before the last one may be old.
-    looks: int = 0
+    # Counts the listings that worked: an entry that was read before the last one may be old.
+    listings: int = 0
     _pending: dict[str, list[str]] = field(default_factory=dict)
     # Entry files that were folded, with the folder before their names; and those known to be in the snapshot.
     _folded: dict[str, list[str]] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class EntryReader:
         self.writer = secrets.token_hex(8)
         self._count = None
 
-    def look(self) -> None:
+    def list_entries(self) -> None:
         """Lists the entry files, and reads the snapshot if it is another one."""
         count = files.length(self.counter) or False
         # The folders before the snapshot: an entry that a fold takes from the folder is in the snapshot by then.
@@ -109,7 +109,7 @@ class EntryReader:
             self._retired = [name for chain in self._folded.values() for name in chain]
             self._folded = {}
         self._count = count
-        self.looks += 1
+        self.listings += 1
 
     def _is_by_a_fold(self) -> bool:
         if self._snapshot_id is None:
@@ -195,7 +195,7 @@ class EntryReader:
             found = self._find(name)
             if not isinstance(found, Removed):
                 return found
-            self.look()
+            self.list_entries()
         raise OSError(f"entries of {self.path} vanish faster than they can be read")
 
     def _find(self, name: str) -> StoredText | Removed | None:

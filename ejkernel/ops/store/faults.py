@@ -61,10 +61,10 @@ class DegradingStore:
         try:
             if self._ledger.unchanged():
                 # A put or a fold of this process may have looked, and seen changes of other processes.
-                if self._kept_since == self._ledger.looks:
+                if self._kept_since == self._ledger.listings:
                     return True
             else:
-                self._ledger.look()
+                self._ledger.list_entries()
         except OSError as error:
             self._degrade("memory-only", f"{self.path} cannot be read ({why(error)})")
             return True
@@ -74,7 +74,7 @@ class DegradingStore:
     def _forget(self) -> None:
         """Forgets what was read from disk."""
         self._kept = {key: self._kept[key] for key in self._unwritten}
-        self._kept_since = self._ledger.looks
+        self._kept_since = self._ledger.listings
 
     def _find(self, key: Key) -> StoredText | None:
         if key in self._unwritten:
@@ -82,7 +82,7 @@ class DegradingStore:
         try:
             # A hand-edited file does not move the counter; on this path there is time to look for one.
             if self._ledger.is_edited():
-                self._ledger.look()
+                self._ledger.list_entries()
             found = self._ledger.find(key)
         except OSError as error:
             self._degrade("memory-only", f"{self.path} cannot be read ({why(error)})")
@@ -128,13 +128,13 @@ class DegradingStore:
             return
         if self._ledger.wants_folding:
             self._fold()
-        if self._look_after(written) and not is_second and self.status == "read-write":
+        if self._take_back_lost(written) and not is_second and self.status == "read-write":
             # Another process has pruned it this very moment. Twice in a row is no accident.
             self._flush(is_second=True)
         elif self._unwritten and self.status == "read-write":
             self._degrade("memory-only", f"{self._ledger.folder} does not keep what is written there")
 
-    def _look_after(self, written: Mapping[Key, tuple[dict[str, Any], Record | None, Raw]]) -> bool:
+    def _take_back_lost(self, written: Mapping[Key, tuple[dict[str, Any], Record | None, Raw]]) -> bool:
         """Takes back the acknowledgement of puts that a reader would not get; were there any?"""
         try:
             gone = [key for key, (_, _, sealed) in written.items() if not self._ledger.holds(key, sealed)]

@@ -74,7 +74,7 @@ def compact(cache: PersistentCache[Any]) -> int:
         # Listed first: a record is written after its entry, so each of these has one by now, if it ever will.
         records = [name for name in files.names(folder) if name.endswith(".json")]
         cache.fold()
-        log.look()
+        log.list_entries()
         # Without records there is nothing to look for, among a million entries least of all.
         for key, raw in log.entries() if records else ():
             wanted.add(os.path.basename(log.record_path(key, raw)))
@@ -176,7 +176,7 @@ def export_store(cache: PersistentCache[Any], path: str | os.PathLike[str]) -> i
     if files.identity(target.path) is not None:
         raise StoreError(f"{target.path} exists; give the path of a new file")
     with cache.locked() as log:
-        log.look()
+        log.list_entries()
         merged, _ = log.merge()
     files.make_folder(os.path.dirname(target.path))
     files.write(target.path, *merged.pieces(), durable=cache.durable)

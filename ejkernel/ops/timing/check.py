@@ -29,7 +29,7 @@ _SLIGHT = 0.25
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison came to; without a reason the answer is right."""
+    """The outcome of a comparison; without a reason the answer is right."""
 
     # The largest difference over the root mean square of what is right.
     error: float = 0.0
@@ -61,7 +61,7 @@ def compare(answer: Any, right: Any, tolerance: float | None = None, **about: An
 
 @final
 class Standard:
-    """What is right for one set of inputs, with what of it every comparison needs: made once."""
+    """The right answer for one set of inputs, with the numbers that every comparison needs, made once."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Standard:
         return comparing.numbers(measured, self._wants, self._scales, self._about, self._device)
 
     def end(self, begun: Any) -> Comparison:
-        """What it came to; raises what the device has to say of the computations before."""
+        """The outcome of a comparison that was begun; raises errors of the computations before it on the device."""
         if isinstance(begun, Comparison):
             return begun
         error, nearest = 0.0, None
@@ -161,7 +161,9 @@ def builders(
     tolerance: float | None = None,
     plain: bool = False,
 ) -> list[Callable[[], Any]]:
-    """What compiles, on any thread, the programs that comparisons of such answers need; none where the host compares.
+    """Functions that compile the programs which comparisons of such answers need; none where the host compares.
+
+    They may be called on any thread.
 
     `plain`: there will be a plain run of the output.
     """
@@ -199,7 +201,7 @@ def _limits(want: Any, inputs: tuple[Any, ...], tolerance: float | None) -> Limi
 
 
 def _other_form(got: Any, want: Any) -> str:
-    """What of its form is wrong; values that are no arrays must be equal."""
+    """The difference in type, shape or dtype, if there is one; values that are no arrays must be equal."""
     if not hasattr(want, "dtype") or not hasattr(got, "dtype"):
         if hasattr(want, "dtype") != hasattr(got, "dtype"):
             return f"{type(got).__qualname__} instead of {type(want).__qualname__}"

@@ -26,7 +26,7 @@ def traffic_and_operations(fn: Callable[..., Any], args: Any, kwargs: Any) -> tu
 
 
 # Each look costs about a millisecond, and most programs of a tuning count alike.
-_LOOKS = 4
+_MOST_READ = 4
 
 
 def least_cost(executables: Iterable[Any]) -> dict[str, float]:
@@ -35,7 +35,7 @@ def least_cost(executables: Iterable[Any]) -> dict[str, float]:
     It counts the body of a loop once, and nothing of a kernel in another language, so the largest count is taken.
     """
     found: dict[str, float] = {}
-    for executable in itertools.islice((e for e in executables if e is not None), _LOOKS):
+    for executable in itertools.islice((e for e in executables if e is not None), _MOST_READ):
         try:
             memory, counted = executable.memory_analysis(), executable.cost_analysis()
         # Not every backend tells, and a figure for a page is no reason to fail.

@@ -107,7 +107,7 @@ def race(
     shuffled = random.Random(seed)
     rounds = runs = 0
     late = False
-    while not late and not _settled(lanes, rounds, least_rounds, rules):
+    while not late and not _is_decided(lanes, rounds, least_rounds, rules):
         order = [i for i, lane in enumerate(lanes) if lane.running]
         had = min(len(lanes[i].samples) for i in order)
         late = had > 0 and out_of_time()
@@ -142,7 +142,7 @@ def conclude(
     return _outcome(lanes, len(rows), 0, rules, protected, finished=False)
 
 
-def _settled(lanes: Sequence[Lane], rounds: int, least: int, rules: Rules) -> bool:
+def _is_decided(lanes: Sequence[Lane], rounds: int, least: int, rules: Rules) -> bool:
     """Is there nothing more to learn?"""
     live = [i for i, lane in enumerate(lanes) if lane.running]
     if not live:

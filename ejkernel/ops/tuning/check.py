@@ -30,9 +30,9 @@ def inputs_of(job: TuningJob, seed: int) -> tuple[FlatCall, tuple[Any, ...]]:
 
 
 def drawn_inputs_of(job: TuningJob, seed: int, *, shapes: bool = False) -> tuple[FlatCall, tuple[Any, ...], Drawn]:
-    """The same, and which of the arrays another process can draw for itself.
+    """Inputs as `inputs_of` gives them, and which of the arrays another process can draw for itself.
 
-    `shapes`: those are not drawn here, where they need not be placed.
+    `shapes`: such arrays are shapes here, where they need not be placed.
     """
     args, kwargs = job.args, job.kwargs
     if job.example is not None:
@@ -107,12 +107,12 @@ class CheckCase:
             return Begun(None, Comparison(), jax.block_until_ready(answer))
         standard, new = self._standard, answer[len(self.expected) :]
         if standard is None or new:
-            # A reference gives the output alone: gradients are those of the first candidate whose output is right.
+            # A reference gives the output alone: gradients are those of the first candidate with a right output.
             standard = self.standard(new)
         return Begun(standard, standard.begin(answer), new)
 
     def end(self, begun: Begun) -> Comparison:
-        """What came of it."""
+        """The outcome of a comparison that was begun."""
         found = begun.compared if begun.standard is None else begun.standard.end(begun.compared)
         assert isinstance(found, Comparison)
         return found
@@ -124,7 +124,7 @@ class CheckCase:
             self._standard = begun.standard
 
     def standard(self, more: tuple[Any, ...] = ()) -> Standard:
-        """What is right, made ready for comparisons; `more` are parts that are not known to be."""
+        """The right answer, made ready for comparisons; `more` are parts that are not known to be right."""
         made = self._made(more)
         if made.strange and not self.is_noise(self.expected[0], self.plain[0]):
             # Which of the two is meant is not known: the one that the kernel's author wrote.
@@ -184,7 +184,7 @@ class Checker:
         return self._cases
 
     def cases(self) -> list[CheckCase]:
-        """The same, with what the reference gives for each."""
+        """The cases of `sets`, each with the answer of the reference."""
         cases = self.sets()
         if self._reference is not None and not self._answered:
             self._answered = True
@@ -235,7 +235,7 @@ class Checker:
 def builders(
     staged: Staged, leaves: Sequence[Any], tolerance: float | None, device: jax.Device, *, plain: bool
 ) -> list[Callable[[], Any]]:
-    """What compiles, on any thread, the programs that checks of a candidate like this one need.
+    """Functions that compile, on any thread, the programs that checks of a candidate like this one need.
 
     `plain`: the reference runs as it was written too.
     """
@@ -249,7 +249,7 @@ def builders(
 def builders_of(
     parts: tuple[Any, ...], dtypes: Sequence[Any], tolerance: float | None, device: jax.Device, *, plain: bool
 ) -> list[Callable[[], Any]]:
-    """The same by the shapes of an answer, its output and perhaps its gradients, and by the inputs' dtypes."""
+    """As `builders`, by the shapes of an answer, its output and perhaps its gradients, and by the inputs' dtypes."""
     made = check.builders(parts, device, inputs=dtypes, tolerance=tolerance, plain=plain)
     # What is known before the first answer, and after it.
     known = [_floats(parts[:count]) for count in range(1, len(parts) + 1)]

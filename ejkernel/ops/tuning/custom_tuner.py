@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
-from ..core.cfg import distinct
-from ..core.codec import describe
+from ..core.cfg import distinct, same
 from ..core.errors import TuningError
 from ..core.record import Record, Trial
 from .check import inputs_of
@@ -57,7 +56,7 @@ class CustomTuner:
                 reason = f"{type(self.inner).__qualname__}.autotune raised {type(error).__name__}: {error}"
                 raise TuningError(reason, [reason]) from error
         trials = tuple(Trial(c) for c in cfgs)
-        winner = next((i for i, c in enumerate(cfgs) if c is cfg or describe(c) == describe(cfg)), None)
+        winner = next((i for i, c in enumerate(cfgs) if same(c, cfg)), None)
         if winner is None:
             trials, winner = (*trials, *_one(cfg)), len(trials)
         heuristic = 0 if job.heuristic_first else None

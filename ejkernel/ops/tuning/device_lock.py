@@ -25,7 +25,7 @@ from .stopped import STOPPED_SECONDS, is_stopped
 _WAIT_SECONDS = 600.0
 
 # How often the holder is looked at, and the most that a lock file says of it.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _LONGEST_NUMBER = 16
 
 _said: set[str] = set()
@@ -116,7 +116,7 @@ def _turn(path: str, end: float) -> FileLock | None:
     while True:
         now = time.perf_counter()
         try:
-            lock.acquire(timeout=min(_LOOK_SECONDS, max(0.0, end - now)))
+            lock.acquire(timeout=min(_POLL_SECONDS, max(0.0, end - now)))
         except Timeout:
             holder = _holder(path)
             stopped_since = (stopped_since or now) if holder is not None and is_stopped(holder) else None

@@ -67,6 +67,21 @@ def unseen(step: Step) -> None:
     """Shows no step."""
 
 
+def write_line(stream: TextIO | None, text: str, *, live: bool = False, passing: bool = False) -> None:
+    """Writes a line of progress; a stream that went away ends the showing, not the tuning.
+
+    `live`: in place of the line that a terminal shows last. `passing`: the next line will take its place.
+    """
+    if passing:
+        # A line that wraps cannot be written over.
+        text = text[: shutil.get_terminal_size().columns - 1]
+    with contextlib.suppress(OSError, ValueError):
+        if stream is not None:
+            # Back to the beginning of the line, and the rest of it cleared.
+            stream.write(("\r\x1b[K" if live else "") + text + ("" if passing else "\n"))
+            stream.flush()
+
+
 @final
 class Line:
     """One line of a terminal, written over and over; `close` takes it away."""
@@ -85,8 +100,7 @@ class Line:
         if now - self._shown < _LEAST_SECONDS:
             return
         self._shown = now
-        width = shutil.get_terminal_size().columns
-        self._write("\r" + self.text(step, now)[: width - 1] + "\x1b[K")
+        write_line(self.stream, self.text(step, now), live=True, passing=True)
 
     def note(self, step: Step) -> None:
         """Remembers the best so far."""
@@ -105,13 +119,7 @@ class Line:
     def close(self) -> None:
         """Leaves the line empty for whatever comes next."""
         if self._shown > -math.inf:
-            self._write("\r\x1b[K")
-
-    def _write(self, text: str) -> None:
-        # A terminal that went away ends the showing, not the tuning.
-        with contextlib.suppress(OSError, ValueError):
-            self.stream.write(text)
-            self.stream.flush()
+            write_line(self.stream, "", live=True, passing=True)
 
 
 @final
@@ -216,9 +224,7 @@ def tell(title: str, record: Record, seconds: float, wanted: Progress) -> None:
 
 
 def _print(text: str) -> None:
-    # A stream that went away ends the showing, not the tuning.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"ejkernel: {text}", file=sys.stderr, flush=True)
+    write_line(sys.stderr, f"ejkernel: {text}")
 
 
 def notebook_display() -> Callable[..., Any] | None:
@@ -268,10 +274,8 @@ class _TuningTotals:
 
     def say(self) -> None:
         log.info(self.text())
-        if self._loud and sys.stderr is not None:
-            # The process ends, and its error stream may be closed already.
-            with contextlib.suppress(OSError, ValueError):
-                print(f"ejkernel: {self.text()}", file=sys.stderr, flush=True)
+        if self._loud:
+            _print(self.text())
 
 
 _totals = _TuningTotals()

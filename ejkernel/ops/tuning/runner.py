@@ -53,7 +53,9 @@ class Runner(Protocol):
     def check(self, deadline: float) -> None:
         """Takes out each that fails or computes something else, where that can be known before any is timed."""
 
-    def look(self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int) -> Rows:
+    def time_briefly(
+        self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int
+    ) -> Rows:
         """A few rounds, to rank a batch."""
 
     def note_seconds(self, number: int, seconds: float, ratio: float) -> None:
@@ -162,7 +164,9 @@ class InProcessRunner:
                 return
             self.checker.check(there[0])
 
-    def look(self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int) -> Rows:
+    def time_briefly(
+        self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int
+    ) -> Rows:
         """Timed here."""
         sampler = self._sampler(numbers, deadline)
         place = None if kept is None else numbers.index(kept)
@@ -220,7 +224,7 @@ class InProcessRunner:
         if not quick:
             return list(numbers)
         kept = heuristic if heuristic in numbers else None
-        rows = self.look(numbers, rounds=1, kept=kept, deadline=deadline, seed=self.seed)
+        rows = self.time_briefly(numbers, rounds=1, kept=kept, deadline=deadline, seed=self.seed)
         seconds: Mapping[int, float] = rows[0] if rows else {}
         fastest = min(seconds.values(), default=math.nan)
         near = [n for n in quick if n in seconds and (n == heuristic or seconds[n] <= _HOPELESS * fastest)]

@@ -1,4 +1,7 @@
-"""Processes of this machine as a pool."""
+"""Processes of this machine as a pool.
+
+Covers `programs/pool/serve.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The calls that go to a pool: which of them travel together, and by what cost."""
+"""The calls that go to a pool: which of them travel together, and by what cost.
+
+Covers `programs/pool/totals.py`.
+"""
 
 from __future__ import annotations
 

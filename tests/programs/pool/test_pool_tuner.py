@@ -1,4 +1,7 @@
-"""Whole programs on a pool: order, budgets, interrupts, kernels inside kernels, and calls of other devices."""
+"""Whole programs on a pool: order, budgets, interrupts, kernels inside kernels, and calls of other devices.
+
+Covers `programs/pool/elsewhere.py` and `programs/pool/keeper.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The other end of a pool: what a worker tunes, and what it refuses."""
+"""The other end of a pool: what a worker tunes, and what it refuses.
+
+Covers `programs/pool/task.py` and `programs/pool/travelling.py`.
+"""
 
 from __future__ import annotations
 

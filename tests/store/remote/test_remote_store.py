@@ -1,4 +1,7 @@
-"""A remote store: trust, order, limits, and what a wrong or hostile place can do."""
+"""A remote store: trust, order, limits, and what a wrong or hostile place can do.
+
+Covers `store/remote/layout.py`, `store/remote/objects.py`, `store/remote/setting.py` and `store/remote/writer.py`.
+"""
 
 from __future__ import annotations
 

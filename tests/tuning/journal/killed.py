@@ -40,7 +40,7 @@ class Mixed(Kernel[str, jax.Array]):
 
 
 class Everything:
-    """A search that leaves nobody out; what is broken comes in two batches."""
+    """A search that leaves no candidate out; what is broken comes in two batches."""
 
     def propose(self, space, known, count, rng):
         return [i for i in range(len(space)) if i not in known][:count]

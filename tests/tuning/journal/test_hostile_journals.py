@@ -1,4 +1,7 @@
-"""Journals of other users, pipes in their place and lines of wrong shapes: no tuning hangs or believes them."""
+"""Journals of other users, pipes in their place and lines of wrong shapes: no tuning hangs or believes them.
+
+Covers `tuning/journal/folder.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is on disk before a candidate runs, what a later tuning takes over from it, and what it never runs again."""
+"""What is on disk before a candidate runs, what a later tuning takes over from it, and what it never runs again.
+
+Covers `tuning/journal/observer.py`, `tuning/journal/replay.py` and `tuning/journal/resume.py`.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ejkernel.ops.tuning.journal.file import cfg_id, read
 from ejkernel.ops.tuning.journal.replay import JournalContent
 
 HERE = Path(__file__).resolve().parent
-# Who is killed, and where the candidates run.
+# The process that is killed, and where the candidates run.
 KINDS = (("parent", "worker"), ("worker", "worker"), ("parent", "here"))
 SEARCHES = (("parent", "search"), ("worker", "search"))
 

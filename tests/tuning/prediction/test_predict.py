@@ -1,4 +1,7 @@
-"""Predictions from made-up records: right where the records are, honest about it, and silent elsewhere."""
+"""Predictions from made-up records: right where the records are, honest about it, and silent elsewhere.
+
+Covers `tuning/prediction/example.py` and `tuning/prediction/learned.py`.
+"""
 
 from __future__ import annotations
 

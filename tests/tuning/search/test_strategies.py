@@ -1,4 +1,8 @@
-"""Strategies on made-up spaces: they find what is there, never ask twice, and take the same path again."""
+"""Strategies on made-up spaces: they find what is there, never ask twice, and take the same path again.
+
+Covers `tuning/search/effort.py`, `tuning/search/genetic.py`, `tuning/search/guided.py`, `tuning/search/loop.py`,
+`tuning/search/model.py`, `tuning/search/random.py` and `tuning/search/strategy.py`.
+"""
 
 from __future__ import annotations
 

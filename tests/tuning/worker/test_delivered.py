@@ -184,7 +184,7 @@ def test_a_worker_is_not_silent_while_its_candidates_wait_for_other_processes():
     )
     session._coming = [coming]
     seen = []
-    session.watchdog.look = lambda *args, **how: seen.append(session.watchdog._heard) and None
+    session.watchdog.poll = lambda *args, **how: seen.append(session.watchdog._heard) and None
 
     def hear():
         if said:
@@ -192,7 +192,7 @@ def test_a_worker_is_not_silent_while_its_candidates_wait_for_other_processes():
             return said.pop()
         coming.set_result(Delivery())
         session.watchdog._heard = 0.0
-        session.watchdog.look = lambda *args, **how: seen.append(session.watchdog._heard) or pytest.fail("stop")
+        session.watchdog.poll = lambda *args, **how: seen.append(session.watchdog._heard) or pytest.fail("stop")
         return None
 
     with pytest.raises(pytest.fail.Exception):

@@ -1,4 +1,7 @@
-"""Workers that are stopped, leave children, write garbage or lose their parent: the tuning ends, nothing is left."""
+"""Workers that are stopped, leave children, write garbage or lose their parent: the tuning ends, nothing is left.
+
+Covers `tuning/worker/child_setup.py`, `tuning/worker/process.py` and `tuning/worker/start.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Candidates that crash, hang or exhaust memory in a worker process, and what is told of them."""
+"""Candidates that crash, hang or exhaust memory in a worker process, and what is told of them.
+
+Covers `tuning/worker/limits.py` and `tuning/worker/main.py`.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def workers(monkeypatch):
 def test_whoever_takes_the_process_down_is_out_and_the_race_goes_on(workers, monkeypatch):
     """`os._exit`, a segfault and one that sleeps for ever: each is named for it."""
     names = ["slow", "exit", "segfault", "sleep", "fast"]
-    hands, look = SimpleNamespace(ahead=0.0), Watchdog.look
+    hands, poll = SimpleNamespace(ahead=0.0), Watchdog.poll
     hands.perf_counter = lambda: time.perf_counter() + hands.ahead
 
     def hours_later(self, held, **how):
@@ -89,12 +92,12 @@ def test_whoever_takes_the_process_down_is_out_and_the_race_goes_on(workers, mon
         turn = self.at_work.get(names.index("sleep"))
         hands.ahead = 3600.0 if turn is not None and turn.doing == "check" else 0.0
         try:
-            return look(self, held, **how)
+            return poll(self, held, **how)
         finally:
             hands.ahead = 0.0
 
     monkeypatch.setattr(watchdog, "time", hands)
-    monkeypatch.setattr(Watchdog, "look", hours_later)
+    monkeypatch.setattr(Watchdog, "poll", hours_later)
     tuner = Tuner(isolate=replace(LIMITS, run_seconds=120))
 
     winner = tuner.autotune(doubling, (X,), {}, names)
@@ -403,7 +406,7 @@ def test_settings_that_mean_nothing_are_refused(make):
         make()
 
 
-# Nothing of the user's program runs again, and nobody is left behind.
+# Nothing of the user's program runs again, and no process is left behind.
 
 
 def script(tmp_path, body):
@@ -433,7 +436,7 @@ def test_the_users_program_is_not_run_again(tmp_path):
 
 
 def test_the_end_of_the_parent_is_the_end_of_its_worker(tmp_path):
-    """Killed while a candidate hangs in the worker: nobody is left."""
+    """Killed while a candidate hangs in the worker: no process is left."""
     command, env = script(
         tmp_path,
         """

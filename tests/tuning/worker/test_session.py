@@ -1,4 +1,7 @@
-"""Which candidate is blamed when a worker dies: fakes that die on cue, without any process."""
+"""Which candidate is blamed when a worker dies: fakes that die on cue, without any process.
+
+Covers `tuning/worker/export.py` and `tuning/worker/watchdog.py`.
+"""
 
 from __future__ import annotations
 
@@ -303,7 +306,7 @@ def test_the_end_of_a_trace_may_take_longer_than_a_run(monkeypatch, doing, limit
     watched.begin(math.inf)
     watched.starts(0, "race", 0.0)
     watched.starts(0, doing, 0.0)
-    while (ended := watched.look(0, usable=True)) is None and now[0] < 1000:
+    while (ended := watched.poll(0, usable=True)) is None and now[0] < 1000:
         now[0] += 0.5
 
     assert (ended.number, ended.status, now[0]) == (0, "timeout", limit + 0.5)

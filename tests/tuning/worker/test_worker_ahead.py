@@ -1,4 +1,7 @@
-"""Programs of the next tuning are compiled while this one is measured."""
+"""Programs of the next tuning are compiled while this one is measured.
+
+Covers `tuning/worker/delivered.py`, `tuning/worker/executables.py` and `tuning/worker/prepare.py`.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ...core.errors import IsolationError, SettingError
 from ...tuning.worker.process import LacksModule, missing_module
 
 # How often futures are asked that call nothing back.
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 
 class PoolBroken(Exception):
@@ -98,22 +98,22 @@ class Courier:
                 self._done.put(number)
             left = max(0.0, until - time.perf_counter())
             try:
-                number = self._done.get(timeout=min(left, _LOOK_SECONDS) if self._asked else left)
+                number = self._done.get(timeout=min(left, _POLL_SECONDS) if self._asked else left)
             except queue.Empty:
                 if left > 0:
                     continue
                 return None
-            # It stays until it is settled: Ctrl-C may come while it is read.
+            # It stays until it is forgotten: Ctrl-C may come while it is read.
             future = self._futures.get(number)
             if future is not None:
                 return _arrived(number, future)
 
-    def settle(self, number: int) -> None:
+    def forget(self, number: int) -> None:
         """Forgets an attempt that arrived, once all of it is kept."""
         self._futures.pop(number, None)
 
-    def unsettled(self) -> list[Arrived]:
-        """The attempts that ended and were not settled."""
+    def ended(self) -> list[Arrived]:
+        """The attempts that ended and were not forgotten."""
         ended = [number for number, future in self._futures.items() if getattr(future, "done", bool)()]
         return [_arrived(number, self._futures[number]) for number in ended]
 

@@ -224,7 +224,7 @@ class Schedule:
         for other in self.left:
             if other.kind == work.kind:
                 other.in_vain = 0
-        return self._settled(work)
+        return self._take_out(work)
 
     def took_some(self, work: Work, done: Iterable[Key]) -> None:
         """Leaves the other calls of work to be sent again: a worker could tune only some of them."""
@@ -300,9 +300,9 @@ class Schedule:
 
     def give_up(self, work: Work) -> list[int]:
         """Ends work without an answer; the attempts at it that are under way."""
-        return self._settled(work)
+        return self._take_out(work)
 
-    def _settled(self, work: Work) -> list[int]:
+    def _take_out(self, work: Work) -> list[int]:
         self._open -= set(work.calls)
         for works in (self._waiting, self._refused):
             if work in works:

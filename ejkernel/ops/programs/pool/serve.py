@@ -6,15 +6,15 @@ import os
 import queue
 import threading
 
+from ...tuning.worker.child_setup import set_up_child
 from ...tuning.worker.protocol import Message, Receiver, Sender
-from ...tuning.worker.settle import settle_in
 from .by_name import named
 from .courier import said
 
 
 def main() -> None:
     """Serves until the other side is gone."""
-    settle_in()
+    set_up_child()
     # What libraries print must not get between the messages.
     sender = Sender(os.dup(1))
     os.dup2(2, 1)

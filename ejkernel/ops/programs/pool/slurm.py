@@ -27,7 +27,7 @@ _WORKERS = 8
 _FOLDER = "ejkernel-jobs"
 _TIMEOUT_MINUTES = 60
 # How often folders are looked into: a file system that is shared by many machines is slow.
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 # The result of a job that has ended may be seen so much later on another machine.
 _LATE_SECONDS = 15.0
 # How often a job of this machine looks for the process that submitted it.
@@ -129,13 +129,13 @@ class SlurmPool(Shown, Executor):
                 if not futures:
                     self._watching = None
                     return
-            gone = [future for future in futures if self._settle(future)]
+            gone = [future for future in futures if self._collect_result(future)]
             with self._lock:
                 self._futures = [future for future in self._futures if future not in gone]
             if not gone:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
 
-    def _settle(self, future: JobFuture) -> bool:
+    def _collect_result(self, future: JobFuture) -> bool:
         """Takes the result of a job that has one; is there nothing more to wait for?"""
         job, now = future.job, time.perf_counter()
         try:

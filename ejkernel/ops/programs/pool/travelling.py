@@ -39,9 +39,9 @@ def asked_call(call: FoundCall) -> tuple[AskedCall, int | None]:
     selector = call.selectors[0]
     with call.restored():
         objective: Objective = "forward+backward" if selector.policy.validate_backward else "forward"
-        surroundings = call.surroundings or TraceContext.now()
+        trace_context = call.trace_context or TraceContext.now()
         inv = replace(call.inv, override_cfg=None, args=abstractify(call.inv.args), kwargs=abstractify(call.inv.kwargs))
-        signature = signatures.written(call.kernel, inv, surroundings)
+        signature = signatures.written(call.kernel, inv, trace_context)
         check_round_trip(signature, call.key)
         if not call.is_elsewhere:
             request = ask(inv, call.kernel, objective)
@@ -62,19 +62,19 @@ def _check_cfg(request: Request, cfg: Any) -> None:
 
 
 def rebuilt_call(asked: AskedCall, device: str) -> tuple[Any, Invocation[Any, Any], TraceContext]:
-    """Kernel, call and surroundings behind what travelled; a `SignatureError` where they are others here."""
-    kernel, inv, surroundings = signatures.rebuilt(asked.signature, device.partition("|")[0])
+    """Kernel, call and trace context behind what travelled; a `SignatureError` where they are others here."""
+    kernel, inv, trace_context = signatures.rebuilt(asked.signature, device.partition("|")[0])
     if versioned(kernel) != asked.key.op_id:
         raise SignatureError(f"the kernel is {versioned(kernel)} there, and the call is one of {asked.key.op_id}")
     if asked.code and code_of(kernel) != asked.code:
         raise SignatureError(
             f"kernel {versioned(kernel)} has other code there; install the same code, or give it a version"
         )
-    with surroundings.entered():
+    with trace_context.entered():
         found = call_key_of(kernel, inv)
     if found != asked.key.call_key:
         raise SignatureError(f"kernel {versioned(kernel)} makes another key of the call there, {found}")
-    return kernel, inv, surroundings
+    return kernel, inv, trace_context
 
 
 def plain_tuner(tuner: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from .travelling import asked_call, plain_tuner, rebuilt_record
 from .worker import run_task
 
 # How long this process waits at most before it looks at its own state: Ctrl-C, deadlines, stragglers.
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 # Answers that come so late are still taken: a worker ends its tuning when its own time is up.
 _GRACE_SECONDS = 0.5
 # The share of a call's seconds for its tuning; the rest is for the way, the import of the kernel's module included.
@@ -46,7 +46,7 @@ _LONGEST_PAUSE = 1.0
 
 
 @dataclass(frozen=True)
-class _Campaign:
+class _PoolRun:
     """One round of sending: what goes, in which order, and the pool."""
 
     plan: PoolPlan
@@ -83,13 +83,13 @@ class PoolTuner(BatchTuner):
         works = plan.works(self._together)
         schedule = Schedule(works, inner=plan.inner, workers=workers_of(pool), rules=self._rules)
         with contextlib.closing(Courier(pool, run_task)) as courier:
-            campaign = _Campaign(plan, schedule, courier)
+            run = _PoolRun(plan, schedule, courier)
             try:
                 while schedule.is_busy:
                     interrupts.check()
-                    self._turn(campaign)
+                    self._turn(run)
             except KeyboardInterrupt:
-                self._save(campaign)
+                self._save(run)
                 raise
             finally:
                 self._keeper.keep_again()
@@ -105,7 +105,7 @@ class PoolTuner(BatchTuner):
         return together
 
     def _plan(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> PoolPlan:
-        """The calls that can travel; the others are named, or settled here where there is nothing to measure."""
+        """The calls that can travel; the others are named, or answered here where there is nothing to measure."""
         asked: dict[Key, tuple[AskedCall, int | None]] = {}
         tuners: dict[Key, dict[str, Any]] = {}
         for call in calls:
@@ -125,39 +125,39 @@ class PoolTuner(BatchTuner):
         going = {call.key: call for call in calls if call.key in asked}
         return planned(going, asked, tuners, exact=self.deadline < math.inf)
 
-    def _turn(self, campaign: _Campaign) -> None:
+    def _turn(self, run: _PoolRun) -> None:
         """Sends what can be sent, and takes what came back."""
-        schedule, courier = campaign.schedule, campaign.courier
+        schedule, courier = run.schedule, run.courier
         now = time.perf_counter()
         try:
             while (work := schedule.next(now)) is not None:
-                self._send(campaign, work)
+                self._send(run, work)
                 # An executor without threads has answered already.
                 while (arrived := courier.receive(0.0)) is not None:
-                    self._take(campaign, arrived)
+                    self._take(run, arrived)
         except PoolBroken as error:
-            self._close(campaign, str(error))
-        self._give_up(campaign, schedule.overdue(now))
+            self._close(run, str(error))
+        self._give_up(run, schedule.overdue(now))
         if now > self.deadline - self._kept + _GRACE_SECONDS:
-            self._end(campaign, schedule.left, f"the budget of {self.options.seconds:g} s was spent")
+            self._end(run, schedule.left, f"the budget of {self.options.seconds:g} s was spent")
         if schedule.under_way:
-            self._show(campaign)
+            self._show(run)
             # While workers are busy there is time to find out which call is worth most.
-            if campaign.plan.estimate({key for work in schedule.waiting() for key in work.calls}):
-                schedule.reorder(campaign.plan.rank())
+            if run.plan.estimate({key for work in schedule.waiting() for key in work.calls}):
+                schedule.reorder(run.plan.rank())
                 now = time.perf_counter()
-            until = min(_LOOK_SECONDS, schedule.seconds_until_late(now), max(0.0, self._left() + _GRACE_SECONDS))
+            until = min(_POLL_SECONDS, schedule.seconds_until_late(now), max(0.0, self._left() + _GRACE_SECONDS))
             arrived = courier.receive(until)
             if arrived is not None:
-                self._take(campaign, arrived)
+                self._take(run, arrived)
 
-    def _send(self, campaign: _Campaign, work: Work) -> None:
-        plan, schedule = campaign.plan, campaign.schedule
+    def _send(self, run: _PoolRun, work: Work) -> None:
+        plan, schedule = run.plan, run.schedule
         seconds = None
         if self.deadline < math.inf:
-            seconds = self._seconds_for(campaign, work)
+            seconds = self._seconds_for(run, work)
             if seconds is None:
-                self._end(campaign, [work], self._no_time())
+                self._end(run, [work], self._no_time())
                 return
         task = Task(
             work.calls[0].device,
@@ -169,19 +169,19 @@ class PoolTuner(BatchTuner):
         number = schedule.sent(work, time.perf_counter())
         self._begun = True
         try:
-            campaign.courier.send(number, task.dumps())
+            run.courier.send(number, task.dumps())
         except PoolBroken:
             schedule.unsent(number)
             raise
 
-    def _seconds_for(self, campaign: _Campaign, work: Work) -> float | None:
+    def _seconds_for(self, run: _PoolRun, work: Work) -> float | None:
         """The seconds of each call of work, of what all workers have left; None where that is not enough."""
-        plan, left = campaign.plan, self._left()
+        plan, left = run.plan, self._left()
         first = plan.calls[work.calls[0]]
-        rest = [plan.calls[key] for other in (work, *campaign.schedule.waiting()) for key in other.calls]
+        rest = [plan.calls[key] for other in (work, *run.schedule.waiting()) for key in other.calls]
         if allotted(first, rest, plan.shares, left, self._taken) is None:
             return None
-        part = allotted(first, rest, plan.shares, left * (campaign.schedule.workers or 1), self._taken) or left
+        part = allotted(first, rest, plan.shares, left * (run.schedule.workers or 1), self._taken) or left
         return max(0.1, min(part, left / len(work.calls)) * _FOR_TUNING)
 
     def _asked(self, plan: PoolPlan, key: Key, seconds: float | None) -> AskedCall:
@@ -199,63 +199,63 @@ class PoolTuner(BatchTuner):
             inside=inside,
         )
 
-    def _save(self, campaign: _Campaign) -> None:
+    def _save(self, run: _PoolRun) -> None:
         """Keeps the answers that have arrived and were not taken, or not to the end."""
-        for arrived in campaign.courier.unsettled():
+        for arrived in run.courier.ended():
             with contextlib.suppress(ValueError):
                 reply = Reply.loads(arrived.text)
                 for outcome in reply.outcomes:
                     if outcome.record is not None and outcome.key not in self.entries:
-                        self._keep(campaign, outcome, reply.worker, self._totals.of(reply.worker))
+                        self._keep(run, outcome, reply.worker, self._totals.of(reply.worker))
 
-    def _take(self, campaign: _Campaign, arrived: Arrived) -> None:
-        self._read(campaign, arrived)
-        campaign.courier.settle(arrived.number)
+    def _take(self, run: _PoolRun, arrived: Arrived) -> None:
+        self._read(run, arrived)
+        run.courier.forget(arrived.number)
 
-    def _read(self, campaign: _Campaign, arrived: Arrived) -> None:
-        work = campaign.schedule.came_back(arrived.number)
+    def _read(self, run: _PoolRun, arrived: Arrived) -> None:
+        work = run.schedule.came_back(arrived.number)
         if work is None:
             return
         if arrived.broke:
-            self._close(campaign, broke(arrived.error), work)
+            self._close(run, broke(arrived.error), work)
             return
         if arrived.lacks:
             # Another worker may have it: the call is not at fault, and no worker died of it.
             why = f"a worker cannot import {arrived.lacks}; install ejkernel-ops {__version__} where workers run"
-            self._give_up(campaign, campaign.schedule.refused(work, why, time.perf_counter()))
+            self._give_up(run, run.schedule.refused(work, why, time.perf_counter()))
             return
         try:
             if arrived.error:
                 raise ValueError(arrived.error)
             reply = Reply.loads(arrived.text)
         except ValueError as error:
-            self._give_up(campaign, campaign.schedule.died(work, f"its worker ended without an answer: {error}"))
+            self._give_up(run, run.schedule.died(work, f"its worker ended without an answer: {error}"))
             return
-        self._sort(campaign, work, reply)
+        self._sort(run, work, reply)
 
-    def _sort(self, campaign: _Campaign, work: Work, reply: Reply) -> None:
+    def _sort(self, run: _PoolRun, work: Work, reply: Reply) -> None:
         """Takes every outcome of a reply: answers are kept, refused calls are sent elsewhere."""
-        schedule = campaign.schedule
+        schedule = run.schedule
         totals = self._totals.of(reply.worker)
         totals.seconds += reply.seconds
         outcomes = {outcome.key: outcome for outcome in reply.outcomes}
         done = [outcomes[key] for key in work.calls if key in outcomes and not outcomes[key].refused]
         for outcome in done:
-            self._keep(campaign, outcome, reply.worker, totals)
+            self._keep(run, outcome, reply.worker, totals)
         missing = [key for key in work.calls if key not in outcomes]
         left = [outcomes[key] for key in work.calls if key in outcomes and outcomes[key].refused]
         totals.refused += len(left)
         if not left and not missing:
-            self._cancel(campaign, schedule.answered(work, [outcome.seconds for outcome in done]))
+            self._cancel(run, schedule.answered(work, [outcome.seconds for outcome in done]))
             return
         schedule.took_some(work, [outcome.key for outcome in done])
         if missing:
-            self._give_up(campaign, schedule.died(work, f"the worker {reply.worker} did not answer for it"))
+            self._give_up(run, schedule.died(work, f"the worker {reply.worker} did not answer for it"))
         else:
-            self._give_up(campaign, schedule.refused(work, left[0].why, time.perf_counter()))
+            self._give_up(run, schedule.refused(work, left[0].why, time.perf_counter()))
 
-    def _keep(self, campaign: _Campaign, outcome: TaskOutcome, worker: str, totals: WorkerTotals) -> None:
-        call = campaign.plan.calls[outcome.key]
+    def _keep(self, run: _PoolRun, outcome: TaskOutcome, worker: str, totals: WorkerTotals) -> None:
+        call = run.plan.calls[outcome.key]
         if call.is_elsewhere and outcome.record is None:
             totals.failed += 1
             self._name(call.key, outcome.why)
@@ -284,39 +284,39 @@ class PoolTuner(BatchTuner):
         if outcome.record is None:
             failed = None if outcome.failed is None else rebuilt_record(call, outcome.failed)
             with call.restored():
-                found = first.look(call.inv, call.kernel)
+                found = first.decide_untuned(call.inv, call.kernel)
             failed = None if failed is None else replace(failed, winner=None)
             return self._entry(call, found.cfg, record=failed, source=found.tier, note=outcome.why)
         record = rebuilt_record(call, outcome.record)
         if record.winner is None:
             raise SignatureError("it has no winner")
         with call.restored():
-            before = first.look(call.inv, call.kernel)
+            before = first.decide_untuned(call.inv, call.kernel)
         self._keeper.keep(call, record)
         if not same(record.cfg, before.cfg):
             self.changed[call.key] = call, before.cfg
         return self._entry(call, record.cfg, record=record, source="autotune")
 
-    def _close(self, campaign: _Campaign, why: str, *works: Work) -> None:
+    def _close(self, run: _PoolRun, why: str, *works: Work) -> None:
         """Sends nothing more to a pool that ended; what is under way may still be answered."""
         why = f"{why}; open another pool and run it again"
-        self._end(campaign, [*works, *campaign.schedule.close(why)], why)
+        self._end(run, [*works, *run.schedule.close(why)], why)
 
-    def _give_up(self, campaign: _Campaign, works: Iterable[Work]) -> None:
+    def _give_up(self, run: _PoolRun, works: Iterable[Work]) -> None:
         for work in works:
-            self._end(campaign, [work], work.reason)
+            self._end(run, [work], work.reason)
 
-    def _end(self, campaign: _Campaign, works: Iterable[Work], why: str) -> None:
+    def _end(self, run: _PoolRun, works: Iterable[Work], why: str) -> None:
         """Ends work without an answer: its calls are named, and attempts at it stop."""
         for work in works:
             for key in work.calls:
                 if not self.has_seen(key):
                     self._name(key, why)
-            self._cancel(campaign, campaign.schedule.give_up(work))
+            self._cancel(run, run.schedule.give_up(work))
 
-    def _cancel(self, campaign: _Campaign, numbers: Iterable[int]) -> None:
+    def _cancel(self, run: _PoolRun, numbers: Iterable[int]) -> None:
         for number in numbers:
-            campaign.courier.cancel(number)
+            run.courier.cancel(number)
 
     def _name(self, key: Key, why: str) -> None:
         """Leaves a call as it is, and says why."""
@@ -324,19 +324,19 @@ class PoolTuner(BatchTuner):
         self.notes.append(f"{key}: not tuned: {why}")
         self._progress.skipped(key, why)
 
-    def _show(self, campaign: _Campaign) -> None:
+    def _show(self, run: _PoolRun) -> None:
         """One line of the whole: how much is done, running where, failed, what it gave so far, and the time left."""
         if not self._progress.is_due:
             return
-        numbers = campaign.schedule.numbers
-        places = sorted(set(filter(None, map(campaign.courier.where, numbers)))) or sorted(self._totals.workers)
+        numbers = run.schedule.numbers
+        places = sorted(set(filter(None, map(run.courier.where, numbers)))) or sorted(self._totals.workers)
         where = (
             f" ({', '.join(places[:_MOST_PLACES])}{', ...' if len(places) > _MOST_PLACES else ''})" if places else ""
         )
         totals = self._result().totals
         gain = totals.heuristic_s / totals.tuned_s if totals.tuned_s else None
         failed = len(self._skipped) + sum(bool(entry.note) for entry in self.entries.values())
-        self._progress.under_way(len(numbers), where, failed, gain, self._time_left(campaign.schedule))
+        self._progress.under_way(len(numbers), where, failed, gain, self._time_left(run.schedule))
 
     def _time_left(self, schedule: Schedule) -> str:
         """The rest of the budget, else an estimate by the calls so far."""

@@ -120,10 +120,10 @@ def _tuned(task: Task, asked: AskedCall, device: jax.Device) -> TaskOutcome:
     from ..found_call import FoundCall
     from .travelling import rebuilt_call, revived_all, travelled_tuner
 
-    kernel, inv, surroundings = rebuilt_call(asked, task.device)
+    kernel, inv, trace_context = rebuilt_call(asked, task.device)
     policy = AutotunePolicy(validate_backward=asked.objective == "forward+backward")
     selector: Any = ConfigSelectorChain[Any, Any](ConfigCache(), policy)
-    call = FoundCall(asked.key, kernel, inv, (selector,), device, surroundings)
+    call = FoundCall(asked.key, kernel, inv, (selector,), device, trace_context)
     inside: dict[tuple[str, str, str], Any] = {
         Key(task.device, op_id, call_key): Plain(cfg) for op_id, call_key, cfg in asked.inside
     }

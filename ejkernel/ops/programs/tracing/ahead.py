@@ -98,7 +98,7 @@ def _candidates(call: FoundCall) -> list[object]:
 
 def _want(tracers: Tracers, call: FoundCall, cfgs: Sequence[object]) -> None:
     # A mesh around it, or a kernel that no other process can import: traced where it is tuned.
-    if (call.surroundings or TraceContext.now()).mesh is not None:
+    if (call.trace_context or TraceContext.now()).mesh is not None:
         return
     try:
         asked, _ = asked_call(call)

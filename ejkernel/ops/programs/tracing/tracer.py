@@ -11,7 +11,7 @@ from typing import Any, final
 import jax
 
 from ...config.cache import traced_anew
-from ...config.call_log import CallLog, looking
+from ...config.call_log import CallLog, noting_calls
 from ...config.tuning_job import job_for
 from ...core.device import default_device, device_fingerprint
 from ...core.errors import SignatureError
@@ -22,12 +22,12 @@ from ...core.trace_context import TraceContext
 from ...timing.inputs import FlatCall, flatten_call
 from ...timing.program import CotangentShapes, first_line, stage
 from ...tuning.job import TuningJob
+from ...tuning.worker.child_setup import set_up_child
 from ...tuning.worker.executables import compiled, written_down
 from ...tuning.worker.export import EXPORTED, export
 from ...tuning.worker.main import take_device
 from ...tuning.worker.protocol import Message, Receiver, Sender
 from ...tuning.worker.runner import export_platform
-from ...tuning.worker.settle import settle_in
 from ...tuning.worker.tracing import shapes_of
 from ..pool.task import AskedCall
 from ..pool.travelling import rebuilt_call
@@ -38,7 +38,7 @@ _NICE = 19
 
 def main() -> None:
     """Serves until the other side is gone."""
-    settle_in()
+    set_up_child()
     # What libraries print must not get between the messages.
     tracer = Tracer(Sender(os.dup(1)))
     os.dup2(2, 1)
@@ -116,7 +116,7 @@ class Tracer:
         if call is None:
             call = self._calls[name] = RebuiltCall.read(json.loads(self._texts[name]), device)
         log = CallLog()
-        with call.surroundings.entered(), call.job.room(), traced_anew(), looking(log):
+        with call.surroundings.entered(), call.job.room(), traced_anew(), noting_calls(log):
             fn = call.job.make_fn(revived(call.request, cfg))
             shapes = [jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype)) for leaf in call.flat.leaves]
             staged = stage(fn, call.flat, shapes, call.request.objective, name=EXPORTED, cotangents=call.cotangents)

@@ -96,7 +96,7 @@ class Journal:
         self.history = JournalContent()
         self._descriptor: int | None = None
         self._slot: int | None = None
-        self._lock: FileLock | None = None
+        self._file_lock: FileLock | None = None
         self._mutex = threading.Lock()
         self._ids: dict[int, tuple[Any, str | None]] = {}
         # What the candidates' programs are called.
@@ -166,7 +166,7 @@ class Journal:
             lock.acquire()
         except Timeout:
             return False
-        self._lock = lock
+        self._file_lock = lock
         self._descriptor = plain_file.open_plain(str(self.path), _APPENDING)
         found = os.fstat(self._descriptor)
         if found.st_uid != os.getuid() or found.st_mode & 0o002:
@@ -185,9 +185,9 @@ class Journal:
 
     def _close(self) -> None:
         self._close_files()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        if self._file_lock is not None:
+            self._file_lock.release()
+            self._file_lock = None
 
     def begin(self, identity: str, cfgs: Sequence[Any], *, fresh: bool) -> None:
         """A tuning of these candidates begins; a fresh one takes over nothing but crashes."""

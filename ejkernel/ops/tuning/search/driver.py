@@ -24,7 +24,7 @@ from .strategy import Strategy, best_first
 # One wave of a compile pool with sixteen threads.
 BATCH = 16
 # A first look: enough to rank a batch; the best few are raced properly at the end.
-_LOOKS = 2
+_BRIEF_ROUNDS = 2
 FINALISTS = 10
 # The share of the time that is kept for their race.
 _RESERVE = 0.15
@@ -144,7 +144,7 @@ class SearchDriver:
             if self.answer is not None:
                 return {}
             self.runner.check(self._until)
-            found = self._look(wanted)
+            found = self._time_briefly(wanted)
         late = time.perf_counter() >= self._until
         self._took = time.perf_counter() - start
         for i in wanted:
@@ -159,7 +159,7 @@ class SearchDriver:
     def _has_no_time(self, number: int) -> bool:
         return self.candidates.runs(number) or self.candidates.state(number) == "timeout"
 
-    def _look(self, wanted: Sequence[int]) -> dict[int, float]:
+    def _time_briefly(self, wanted: Sequence[int]) -> dict[int, float]:
         """Seconds of a batch, relative to the best so far, which runs along in every round.
 
         So a batch for which the device's clock could not be had, and the host's served, still fits the others.
@@ -173,7 +173,9 @@ class SearchDriver:
         ran = [n for n in seconds if math.isfinite(seconds[n])]
         anchor = min(ran, key=lambda n: (seconds[n], n), default=None)
         numbers = fresh if anchor is None else [anchor, *fresh]
-        rows = self.runner.look(numbers, rounds=_LOOKS, kept=anchor, deadline=self._until, seed=len(self.known))
+        rows = self.runner.time_briefly(
+            numbers, rounds=_BRIEF_ROUNDS, kept=anchor, deadline=self._until, seed=len(self.known)
+        )
         for number in fresh:
             if candidates.runs(number) and any(number in row for row in rows):
                 seconds[number] = _seconds(number, rows, None if anchor is None else (anchor, seconds[anchor]))

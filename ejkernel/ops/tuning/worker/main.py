@@ -28,11 +28,11 @@ from ..journal.observer import Doing
 from ..reference import ExportedReference
 from ..runner import FOR_MEASURING, InProcessRunner
 from .ahead import AheadCompiler
+from .child_setup import set_up_child
 from .delivered import Deliveries, delivery_of
 from .executables import compiled, loaded
 from .prepare import prepare
 from .protocol import Message, Receiver, Sender, unpack
-from .settle import settle_in
 
 # Enough for the parent to go first.
 _NICE = 10
@@ -40,7 +40,7 @@ _NICE = 10
 
 def main() -> None:
     """Serves until the other side is gone."""
-    settle_in()
+    set_up_child()
     # What libraries print must not get between the messages.
     ahead, delivered = AheadCompiler(), Deliveries()
     worker = Worker(Sender(os.dup(1)), ahead, delivered)
@@ -228,13 +228,15 @@ class WorkerBench:
         runner.check(until)
         self._delivered.stop_waiting()
         self._ahead.go()
-        return self._look(head, until) if head["looks"] else self._race(head, until)
+        return self._time_briefly(head, until) if head["looks"] else self._race(head, until)
 
-    def _look(self, head: dict[str, Any], until: float) -> Record:
+    def _time_briefly(self, head: dict[str, Any], until: float) -> Record:
         runs, candidates = self._runs(head["runners"]), self.runner.candidates
         kept = next(iter(self._runs([] if head["kept"] is None else [head["kept"]])), None)
         rows = (
-            self.runner.look(runs, rounds=head["looks"], kept=kept, deadline=until, seed=head["seed"]) if runs else ()
+            self.runner.time_briefly(runs, rounds=head["looks"], kept=kept, deadline=until, seed=head["seed"])
+            if runs
+            else ()
         )
         trials = candidates.trials()
         found = []

@@ -227,7 +227,9 @@ class WorkerRunner:
     def check(self, deadline: float) -> None:
         """In the worker, before the first round."""
 
-    def look(self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int) -> Rows:
+    def time_briefly(
+        self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int
+    ) -> Rows:
         """Checked and timed in a worker."""
         found = self.session.run(numbers, looks=rounds, kept=kept, deadline=deadline, seed=seed)
         if found is None:
@@ -238,7 +240,7 @@ class WorkerRunner:
             # None joins later: the first samples of all are of the first round.
             rows = [{number: own[r] for number, own in samples.items() if len(own) > r} for r in range(most)]
             for trial in found.trials:
-                self._settle(trial)
+                self._take_over(trial)
         for number in numbers:
             samples_s = tuple(row[number] for row in rows if number in row)
             # The one that runs along keeps what it was known by.
@@ -264,7 +266,7 @@ class WorkerRunner:
             return self._by_what_is_known(record, numbers, heuristic, deadline)
         for trial in found.trials:
             if trial.cfg in numbers:
-                self._settle(trial, timed=True)
+                self._take_over(trial, timed=True)
         if found.winner is None:
             return self._by_what_is_known(record, numbers, heuristic, deadline)
         places = [trial.cfg for trial in found.trials]
@@ -289,7 +291,7 @@ class WorkerRunner:
         if self._call is not None:
             self._call.let_go()
 
-    def _settle(self, found: Trial, *, timed: bool = False) -> None:
+    def _take_over(self, found: Trial, *, timed: bool = False) -> None:
         """Takes over what a worker says of a number."""
         number = found.cfg
         about: dict[str, Any] = {"message": found.message or self.candidates.trial(number).message}

@@ -249,7 +249,7 @@ class WorkerSession:
                 self.watchdog.hears()
             if message is None or time.perf_counter() - looked > LOOK_SECONDS:
                 looked = time.perf_counter()
-                ended = self.watchdog.look(
+                ended = self.watchdog.poll(
                     worker.memory(), usable=self._is_one_right(), falls_back=self.job.heuristic_first
                 )
                 if ended is not None:

@@ -104,7 +104,7 @@ class Watchdog:
         """A check or a run is one candidate's alone: the next one's beginning is its end."""
         self.at_work = {number: turn for number, turn in self.at_work.items() if turn.doing == "compile"}
 
-    def look(self, held: int, *, usable: bool, falls_back: bool = False) -> KillReason | None:
+    def poll(self, held: int, *, usable: bool, falls_back: bool = False) -> KillReason | None:
         """Decides whether the worker has to end, for its memory or its time; None where it may go on.
 
         The deadline counts once one candidate has passed the check, and is usable. With a cfg to fall back on the end

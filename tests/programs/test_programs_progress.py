@@ -78,6 +78,18 @@ def test_a_line_that_is_written_over_does_not_wrap(monkeypatch):
     assert len(stream.getvalue().rpartition("\r\x1b[K")[2]) == 39
 
 
+def test_a_terminal_that_went_away_ends_the_showing_alone():
+    """The tuning that tells of itself goes on."""
+
+    class Gone(Terminal):
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    found = shown(Gone())
+    found.under_way(3, "", 0, None, "")
+    found.note("still here")
+
+
 def test_a_notebook_has_that_line_too(monkeypatch):
     """In a place of its own that is updated."""
     written = []

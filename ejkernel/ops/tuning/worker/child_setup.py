@@ -1,4 +1,4 @@
-"""The manners of a worker process: Ctrl-C, core files and the end of memory. No JAX here."""
+"""The set-up of a child process: Ctrl-C, core files and the end of memory. No JAX here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 import signal
 
 
-def settle_in() -> None:
+def set_up_child() -> None:
     """Leaves Ctrl-C to the parent, writes no core files, and is the first process to go when memory ends."""
     faulthandler.enable()
     # A terminal's Ctrl-C reaches every process that it started: whether that is the end is the parent's to say.
