@@ -53,7 +53,7 @@ class RebuiltCall:
     """A call as its kernel makes it here."""
 
     request: Request
-    surroundings: TraceContext
+    trace_context: TraceContext
     job: TuningJob
     flat: FlatCall
     cotangents: CotangentShapes
@@ -62,13 +62,13 @@ class RebuiltCall:
     def read(about: Mapping[str, Any], device: jax.Device) -> RebuiltCall:
         """The call behind its text; a `SignatureError` where another key comes out of it here."""
         asked = AskedCall(**{**about, "key": Key(*about["key"])})
-        kernel, inv, surroundings = rebuilt_call(asked, device_fingerprint(device))
-        with surroundings.entered():
+        kernel, inv, trace_context = rebuilt_call(asked, device_fingerprint(device))
+        with trace_context.entered():
             request = ask(inv, kernel, asked.objective)
             if request.key != asked.key:
                 raise SignatureError(f"it has another key here, {request.key}")
             job = job_for(request, ())
-        return RebuiltCall(request, surroundings, job, flatten_call(job.args, job.kwargs), CotangentShapes())
+        return RebuiltCall(request, trace_context, job, flatten_call(job.args, job.kwargs), CotangentShapes())
 
 
 @final
@@ -116,7 +116,7 @@ class Tracer:
         if call is None:
             call = self._calls[name] = RebuiltCall.read(json.loads(self._texts[name]), device)
         log = CallLog()
-        with call.surroundings.entered(), call.job.room(), traced_anew(), noting_calls(log):
+        with call.trace_context.entered(), call.job.room(), traced_anew(), noting_calls(log):
             fn = call.job.make_fn(revived(call.request, cfg))
             shapes = [jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype)) for leaf in call.flat.leaves]
             staged = stage(fn, call.flat, shapes, call.request.objective, name=EXPORTED, cotangents=call.cotangents)
