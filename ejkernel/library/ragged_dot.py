@@ -27,6 +27,8 @@ from .values import were_checked
 _ARRAYS = ("lhs", "rhs", "group_sizes")
 # An H200 does some 180 operations while it reads a byte: up to so many rows of a group it waits for matrices.
 _READ = 128
+# Groups that JAX's kernel goes through in no time that counts.
+_FEW = 16
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,9 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         Up to `_READ` of them, reading the matrices is what takes the time: JAX's kernel copies up to six steps ahead of
         its products, and took 0.58 to 0.95 of the time of any other in eleven calls on an H200. Up to four times as
         many, both take about as long, and its blocks, which stay on their multiprocessors, have no last wave: 0.78 to
-        0.92 in three calls. Beyond, tiles of Triton's, no higher than a group.
+        0.92 in three calls of 8 groups. Each of its blocks goes through all groups, though: with 128 of them it took
+        1.4 times as long. Beyond, the library's own for Hopper GPUs: 0.82 of Triton's time in three calls, one of them
+        with gradients.
         """
         given = _named(inv)
         lhs, rhs = given["lhs"], given["rhs"]
@@ -137,10 +141,12 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         ways = [RaggedDotConfig("xla")] if lhs.shape[0] <= _READ else []
         ways.append(RaggedDotConfig("triton", _average(inv, least=16, most=128), 128, inner, 4, 3))
         if is_measured(inv, lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2]):
-            if share <= 4 * _READ:
+            own = RaggedDotConfig("mosaic", 128, *_columns(*rhs.shape[1:]))
+            if share <= _READ or (share <= 4 * _READ and rhs.shape[0] <= _FEW):
                 high, stages = (64, 6) if share <= _READ else (128, 4)
-                ways.insert(0, RaggedDotConfig("mosaic_jax", high, 128, 64, None, stages))
-            ways.append(RaggedDotConfig("mosaic", 128, 128, 64, None, 5))
+                ways = [RaggedDotConfig("mosaic_jax", high, 128, 64, None, stages), *ways, own]
+            else:
+                ways.insert(0, own)
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
@@ -162,9 +168,9 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         blocks = itertools.product(rows, (128, 256), inner, (4, 8), (3, 4))
         # JAX's first: where it serves it is mostly the fastest, and a tuning that runs out of time must not miss it.
         found = [RaggedDotConfig("mosaic_jax", m, n, 64, None, s) for m, n in ((64, 128), (128, 128)) for s in (4, 6)]
+        found += [RaggedDotConfig("mosaic", 128, 256, 64, None, s) for s in (4, 3)]
         found += [RaggedDotConfig("triton", *block) for block in blocks]
-        own = ((256, 4), (256, 3), (128, 5), (128, 4), (64, 6))
-        found += [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in own]
+        found += [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((128, 5), (128, 4), (64, 6))]
         # Without Triton the guess may be among these.
         sizes = {256, 512} | ({_average(inv, least=16, most=512)} if triton_missing() else set())
         found += [RaggedDotConfig("tiled", block_m=size) for size in sorted(sizes)]
@@ -274,6 +280,13 @@ def _named(inv: Invocation[Any, Any]) -> dict[str, Any]:
 
 def _narrow(inv: Invocation[Any, Any]) -> bool:
     return bool(_named(inv)["lhs"].dtype.itemsize == 2)
+
+
+def _columns(depth: int, width: int) -> tuple[int, int, None, int]:
+    """Columns of a tile with the rest of its launch: wide ones, unless they reach far over the end of a matrix."""
+    # The gradient swaps depth and columns.
+    is_wide = all(-(-size // 256) * 256 <= 1.15 * (-(-size // 128) * 128) for size in (depth, width))
+    return (256, 64, None, 4) if is_wide else (128, 64, None, 5)
 
 
 def _average(inv: Invocation[Any, Any], *, least: int, most: int) -> int:

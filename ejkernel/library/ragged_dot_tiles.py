@@ -11,6 +11,9 @@ import jax.numpy as jnp
 
 from .varying import varying_like
 
+# Groups up to which all are compared with all.
+_FEW = 1024
+
 
 @dataclass(frozen=True)
 class Visits:
@@ -29,20 +32,35 @@ def most_visits(rows: int, groups: int, tile: int) -> int:
 
 def starts_of(sizes: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
     """The first row of each group, and the row after its last; sizes that do not fit are cut at the last row."""
-    stops = jnp.minimum(jnp.cumsum(jnp.clip(sizes, 0, rows)), rows)
+    stops = jnp.minimum(running_sums(jnp.clip(sizes, 0, rows)), rows)
     if sizes.shape[0] * rows >= 1 << 31:
         # Only then can a sum be too large for 32 bits, and that is after it has passed the last row.
         stops = jax.lax.cummax(stops)
     return jnp.concatenate([jnp.zeros_like(stops[:1]), stops[:-1]]), stops
 
 
+def running_sums(counts: jax.Array) -> jax.Array:
+    """The sum of all counts up to each one; of few by comparing places, which a GPU does in one step."""
+    if counts.shape[0] > _FEW:
+        return jnp.cumsum(counts)
+    place = jnp.arange(counts.shape[0])
+    return jnp.sum(jnp.where(place <= place[:, None], counts, 0), axis=1, dtype=counts.dtype)
+
+
+def ended_before(ends: jax.Array, number: jax.Array) -> jax.Array:
+    """The count of ends at or before each number; of few by comparing all, since a search is a loop of small steps."""
+    if ends.shape[0] > _FEW:
+        return jnp.searchsorted(ends, number, side="right").astype(jnp.int32)
+    return jnp.sum(ends <= number[:, None], axis=1, dtype=jnp.int32)
+
+
 def visits_of(sizes: jax.Array, rows: int, tile: int) -> Visits:
     """Tiles of every group, in order of rows, each group's from its own first row on."""
     starts, stops = starts_of(sizes, rows)
     tiles = -(-(stops - starts) // tile)
-    ends = jnp.cumsum(tiles)
+    ends = running_sums(tiles)
     number = jnp.arange(most_visits(rows, sizes.shape[0], tile), dtype=jnp.int32)
-    group = jnp.minimum(jnp.searchsorted(ends, number, side="right"), sizes.shape[0] - 1).astype(jnp.int32)
+    group = jnp.minimum(ended_before(ends, number), sizes.shape[0] - 1)
     start = starts[group] + (number - (ends - tiles)[group]) * tile
     # A number beyond the count is an empty tile.
     stop = jnp.where(number < ends[-1], jnp.minimum(start + tile, stops[group]), start)

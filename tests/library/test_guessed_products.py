@@ -105,15 +105,20 @@ def test_the_gradient_of_tiles_has_narrow_factors():
         ((64, 768, 64, 768), RaggedDotConfig("mosaic_jax", 64, 128, 64, None, 6)),
         ((1024, 1536, 8, 3072), RaggedDotConfig("mosaic_jax", 64, 128, 64, None, 6)),
         ((4096, 2048, 8, 1024), RaggedDotConfig("mosaic_jax", 128, 128, 64, None, 4)),
-        ((8192, 2048, 8, 1024), RaggedDotConfig("triton", 128, 128, 64, 4, 3)),
+        ((8192, 2048, 8, 1024), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
+        ((8192, 2048, 8, 320), RaggedDotConfig("mosaic", 128, 128, 64, None, 5)),
+        ((32768, 2048, 128, 768), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
         ((32, 768, 8, 768), RaggedDotConfig("xla")),
         ((1024, 1000, 8, 1000), RaggedDotConfig("triton", 128, 128, 64, 4, 3)),
     ],
-    ids=["reads", "reads at most", "both", "multiplies", "fewer rows than a block", "sizes that no block divides"],
+    ids=[
+        *("reads", "reads at most", "both", "multiplies", "few columns", "many groups"),
+        *("fewer rows than a block", "sizes that no block divides"),
+    ],
 )
 @measured
 def test_groups_go_by_their_rows_on_average(asked, sizes, cfg):
-    """JAX's kernel as long as reading matrices counts, Triton's beyond, XLA's for rows that fill no block."""
+    """JAX's kernel as long as reading matrices counts, the library's beyond, XLA's for rows that fill no block."""
     assert asked(RaggedDot(), *groups(*sizes)) == cfg
 
 

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ..ragged_dot_tiles import starts_of
+from ..ragged_dot_tiles import ended_before, running_sums, starts_of
 from .launch import launch, load, plgpu
 from .matmul import lines, multiply, turned
-from .tiles import CHUNK, WORKERS, Tile, band
+from .tiles import CHUNK, WORKERS, Tile
 
 # Rows of a line: shared memory holds them together, as tensor cores read them.
 LINE_ROWS = 8
+_WIDEST_BAND = 8
 
 
 def product(
@@ -27,7 +28,9 @@ def product(
     width = rhs.shape[1] if transposed else rhs.shape[2]
     tile = _holding(tile, lhs.dtype, dtype)
     columns = pl.cdiv(width, tile.n)
-    wide = band(columns)
+    # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
+    bands = pl.cdiv(columns, _WIDEST_BAND)
+    wide = pl.cdiv(columns, bands)
     visits = _visits(sizes, rows, tile.m)
 
     def kernel(group_ref: Any, line_ref: Any, first_ref: Any, last_ref: Any, *refs: Any) -> None:
@@ -69,7 +72,7 @@ def product(
             pl.when(high - low == tile.share)(lambda: _by_chunks(made, staged.at[mine], copy, j * tile.n, width))
             pl.when(high - low < tile.share)(lambda: _by_chunks(made, pieces.at[mine], copy_some, j * tile.n, width))
 
-        @pl.when(first < last)
+        @pl.when((first < last) & (j < columns))
         def _() -> None:
             multiply(
                 tall,
@@ -87,7 +90,7 @@ def product(
         kernel,
         [*visits, lhs, rhs],
         out=[jax.ShapeDtypeStruct((rows, width), dtype)],
-        grid={"band": columns // wide, "visit": visits[0].shape[0], "column": wide},
+        grid={"band": bands, "visit": visits[0].shape[0], "column": wide},
         scratch=[
             plgpu.SMEM((tile.m, CHUNK), dtype, transforms=lines(dtype)),
             plgpu.SMEM((tile.m, CHUNK), dtype),
@@ -205,11 +208,11 @@ def _visits(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, ...]:
     stops = jnp.append(stops, rows)
     begins = starts // LINE_ROWS * LINE_ROWS
     tiles = jnp.where(starts < stops, -(-(stops - begins) // tile), 0)
-    ends = jnp.cumsum(tiles)
+    ends = running_sums(tiles)
     groups = sizes.shape[0] + 1
     most = (rows + groups * (tile - 1 + LINE_ROWS - 1)) // tile
     number = jnp.arange(most, dtype=jnp.int32)
-    group = jnp.minimum(jnp.searchsorted(ends, number, side="right"), groups - 1)
+    group = jnp.minimum(ended_before(ends, number), groups - 1)
     place = begins[group] + (number - (ends - tiles)[group]) * tile
     low = jnp.maximum(starts[group], place)
     high = jnp.where(number < ends[-1], jnp.minimum(stops[group], place + tile), low)
