@@ -7,11 +7,14 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from ejkernel.library import rms_norm, softmax
 from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Executor, Tuner, autotune
+from ejkernel.ops.programs import ahead as ahead_of
+from ejkernel.ops.programs import batch
 from ejkernel.ops.programs.ahead import TracedAhead
 from ejkernel.ops.tuning.prepared import PreparedAhead
 from ejkernel.ops.tuning.worker.process import WorkerProcess
@@ -19,14 +22,14 @@ from ejkernel.ops.tuning.worker.process import WorkerProcess
 X, W = jnp.ones((16, 32)), jnp.ones(32)
 
 
-def tuned(monkeypatch, *, pays, isolate=False):
+def tuned(monkeypatch, *, pays, isolate=False, seconds=None):
     """A program of two calls, tuned; and how many of its tunings were traced before their turn."""
     measured = []
     measure = PreparedAhead.measure
     monkeypatch.setattr(TracedAhead, "pays", staticmethod(lambda call: pays))
     monkeypatch.setattr(PreparedAhead, "measure", lambda self, *how: measured.append(self) or measure(self, *how))
     executor = Executor(ConfigSelectorChain(ConfigCache(), tuner=Tuner(isolate=isolate)))
-    options = AutotuneOptions(progress=False)
+    options = AutotuneOptions(progress=False, seconds=seconds)
     result = autotune(lambda x, w: softmax(rms_norm(x, w, executor=executor), executor=executor), X, W, tuning=options)
     return result, len(measured)
 
@@ -56,6 +59,33 @@ def test_one_worker_serves_both_calls_and_gets_the_second_s_programs_when_it_is_
     assert verbs == ["tuning", "run", "tuning", "run"]
     assert "ahead" in [verb for _, verb in sent]
     assert ahead == 2
+
+
+@pytest.mark.parametrize("setting", [{}, {"jax_enable_x64": True}])
+def test_the_worker_starts_before_calls_are_looked_through(monkeypatch, setting):
+    """It imports JAX meanwhile, and is the one that measures, whatever the settings of JAX are."""
+    order = []
+    begin, split = WorkerProcess.__init__, batch.share_of
+    monkeypatch.setattr(WorkerProcess, "__init__", lambda self, *a, **k: order.append("worker") or begin(self, *a, **k))
+    monkeypatch.setattr(batch, "share_of", lambda call: order.append("share") or split(call))
+    with contextlib.ExitStack() as held:
+        for name, value in setting.items():
+            held.callback(jax.config.update, name, getattr(jax.config, name))
+            jax.config.update(name, value)
+        result, _ = tuned(monkeypatch, pays=True, isolate=True, seconds=60.0)
+    assert [entry.is_measured for entry in result.entries] == [True, True]
+    assert order == ["worker", "share", "share"]
+
+
+@pytest.mark.parametrize("why", ["without a worker", "on a cpu", "turned off"])
+def test_no_worker_starts_where_none_is_needed(monkeypatch, why):
+    """Nor does a process where tuning is off."""
+    begun = []
+    monkeypatch.setattr(ahead_of, "start_ahead", lambda **head: begun.append(head))
+    if why == "turned off":
+        monkeypatch.setenv("EJKERNEL_OPS_AUTOTUNE", "off")
+    tuned(monkeypatch, pays=why != "on a cpu", isolate=why == "turned off")
+    assert begun == []
 
 
 def test_nothing_is_traced_ahead_where_that_would_be_measured_too(monkeypatch):

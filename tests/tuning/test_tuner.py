@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -708,6 +709,18 @@ def test_without_the_heuristic_in_time_nothing_is_better(held):
     with pytest.raises(OutOfTimeError, match="before the heuristic cfg was measured"):
         tuner.tune(job)
     assert status_of(tuner) == {"heuristic": "timeout", "quick": "ok"}
+
+
+def test_with_the_heuristic_alone_in_time_nothing_is_tuned(held):
+    """Kept as an answer, it would stand for candidates that were never measured; those that fail are another matter."""
+    functions = {"heuristic": lambda x: x * 2, "endless": lambda x: held(x) * 2, "wrong": lambda x: x * 3}
+    job = TuningJob(functions.get, (X,), {}, list(functions), heuristic_first=True)
+
+    with pytest.raises(OutOfTimeError, match="before any of 1 candidates beside the heuristic cfg was measured"):
+        Tuner(seconds=enough()).tune(job)
+    del functions["endless"]
+    record = Tuner(seconds=enough()).tune(replace(job, candidates=list(functions)))
+    assert record.cfg == "heuristic"
 
 
 @pytest.mark.parametrize("count", [2, 40], ids=["race", "search"])

@@ -14,8 +14,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import final
 
+from .. import _jax
+from ..core.errors import IsolationError
 from ..core.key import Key
 from ..timing.compile_pool import JaxSettings
+from ..tuning.worker.limits import Isolation
+from ..tuning.worker.process import start_ahead
+from ..tuning.worker.runner import worker_settings
 from .found_call import FoundCall
 
 # Calls behind the one that is measured. More would be compiled long before their turn, and held until then.
@@ -101,6 +106,23 @@ class TracedAhead:
         for let_go in self._let_go:
             let_go()
         self._let_go.clear()
+
+
+def start_worker(calls: Sequence[FoundCall]) -> None:
+    """Starts the worker that will measure these calls, while they are looked through: it imports JAX meanwhile.
+
+    One that cannot be started is told of when a call needs it. Not on a CPU, where few seconds are spent so.
+    """
+    if _jax.distributed() is not None:
+        return
+    for call in calls:
+        selector = call.selectors[0]
+        if TracedAhead.pays(call) and _is_light(call) and not selector.tuning_is_off():
+            isolate = selector.tuner.isolate
+            isolation = isolate if isinstance(isolate, Isolation) else Isolation()
+            with contextlib.suppress(IsolationError), call.restored():
+                start_ahead(**worker_settings(call.device, isolation))
+            return
 
 
 def _is_light(call: FoundCall) -> bool:

@@ -19,7 +19,7 @@ from ..core.shown import Shown
 from ..tuning.job import program_end
 from ..tuning.progress import told_elsewhere
 from ..tuning.worker.process import kept_workers
-from .ahead import TracedAhead
+from .ahead import TracedAhead, start_worker
 from .budget_split import Share, allotted, in_order, quick_to_trace_first, share_of
 from .confirm import Change, Confirmation, confirm
 from .found_call import FoundCall
@@ -199,16 +199,19 @@ class BatchTuner:
         )
 
     def _tune_all(self, calls: Sequence[FoundCall], interrupts: Interrupts, ahead: TracedAhead) -> None:
-        shares = self._shares(calls)
-        waiting = list(calls) if shares is None else in_order(calls, shares)
-        if shares is not None and all(map(ahead.pays, waiting)):
-            waiting = quick_to_trace_first(waiting, shares)
-        token = program_end.set(None if shares is None else self.deadline - self._kept)
-        try:
-            with traced_elsewhere(waiting):
+        # Both take seconds until they are ready, and what follows is needed first.
+        start_worker(calls)
+        with traced_elsewhere(calls) as want:
+            shares = self._shares(calls)
+            waiting = list(calls) if shares is None else in_order(calls, shares)
+            if shares is not None and all(map(ahead.pays, waiting)):
+                waiting = quick_to_trace_first(waiting, shares)
+            want(waiting)
+            token = program_end.set(None if shares is None else self.deadline - self._kept)
+            try:
                 self._tune_in_order(waiting, shares, interrupts, ahead)
-        finally:
-            program_end.reset(token)
+            finally:
+                program_end.reset(token)
 
     def _tune_in_order(
         self,

@@ -305,6 +305,13 @@ def _refuse_unless_measured(record: Record, *, heuristic_first: bool) -> None:
         why = heuristic.message or "not timed"
         message = f"the time was up before the heuristic cfg was measured ({why}), so nothing is known to be faster"
         raise OutOfTimeError(message, [message], record)
+    others = record.trials[1:]
+    if heuristic is not None and late and heuristic.samples_s and not any(trial.samples_s for trial in others):
+        unmeasured = sum(trial.status == "timeout" for trial in others)
+        if unmeasured:
+            # Kept as tuned, they would never be measured.
+            message = f"the time was up before any of {unmeasured} candidates beside the heuristic cfg was measured"
+            raise OutOfTimeError(message, [message], record)
     if record.winner is not None and record.trials[record.winner].samples_s:
         return
     reasons = [f"{describe(t.cfg)}: {t.status}: {t.message}" for t in record.failures]

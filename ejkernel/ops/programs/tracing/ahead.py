@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ... import _jax
@@ -53,24 +53,31 @@ def process_count(calls: Sequence[FoundCall]) -> int:
 
 
 @contextlib.contextmanager
-def traced_elsewhere(calls: Sequence[FoundCall]) -> Iterator[None]:
-    """Has the candidates of these calls traced and compiled by other processes, in this order, for a `with` block."""
+def traced_elsewhere(calls: Sequence[FoundCall]) -> Iterator[Callable[[Sequence[FoundCall]], None]]:
+    """Processes that trace and compile the candidates of these calls, for a `with` block.
+
+    They start at once, and begin when they are told the order of the calls.
+    """
     count = process_count(calls)
-    wanted = [(call, cfgs) for call in calls if (cfgs := _candidates(call))] if count else []
-    if sum(len(cfgs) for _, cfgs in wanted) < _LEAST and Settings.read().tracers is None:
-        wanted = []
+    wanted = {call.key: cfgs for call in calls if (cfgs := _candidates(call))} if count else {}
+    if sum(map(len, wanted.values())) < _LEAST and Settings.read().tracers is None:
+        wanted = {}
     if not wanted:
-        yield
+        yield lambda order: None
         return
-    settings = worker_settings(wanted[0][0].device, Isolation())
+    settings = worker_settings(next(call.device for call in calls if call.key in wanted), Isolation())
     more = {name: _jax.setting(name) for name in _SETTINGS}
     settings["settings"] |= {name: value for name, value in more.items() if value is not None}
     # What is loaded on a CPU is not quite what was compiled there.
     tracers = Tracers(settings, count, compiles=settings["platform"] != "cpu")
+
+    def want(order: Sequence[FoundCall]) -> None:
+        for call in order:
+            if call.key in wanted:
+                _want(tracers, call, wanted[call.key])
+
     with tracers.in_force():
-        for call, cfgs in wanted:
-            _want(tracers, call, cfgs)
-        yield
+        yield want
     for why in dict.fromkeys(tracers.failures):
         # Every call is tuned all the same, only later.
         warnings.warn(f"a process that traced candidates gave up: {why}", IsolationWarning, stacklevel=2)

@@ -98,6 +98,14 @@ def worker_for(*, platform: str, device: int, settings: Mapping[str, Any], impor
     return worker
 
 
+def start_ahead(*, platform: str, device: int, settings: Mapping[str, Any], imports: Sequence[str]) -> None:
+    """Starts the worker of the next tuning before that needs it, where workers are kept and none is there."""
+    kept = _kept.get()
+    head = {"platform": platform, "device": device, "settings": dict(settings), "imports": list(imports)}
+    if kept is not None and json.dumps(head) not in kept.spare:
+        kept.spare[json.dumps(head)] = WorkerProcess(head)
+
+
 def tell_ahead(verb: str, parts: Sequence[bytes], started_with: Mapping[str, Any], **head: Any) -> None:
     """Tells the worker that will most likely serve the next tuning to compile something of it, where there is one."""
     order = ("platform", "device", "settings", "imports")
