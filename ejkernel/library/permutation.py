@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from .counting import running_sums
+
 # Rows that are compared with each other; blocks of them are added up.
 _BLOCK = 256
 
@@ -25,9 +27,9 @@ def by_counting(groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     names = jnp.arange(count + 1, dtype=groups.dtype)
     counts = jnp.sum(blocks[:, :, None] == names[None, None], axis=1, dtype=jnp.int32)
     # In 32 bits as all others, also where JAX's own numbers have 64.
-    before = jnp.cumsum(counts, axis=0, dtype=jnp.int32) - counts
+    before = running_sums(counts) - counts
     sizes = jnp.sum(counts, axis=0, dtype=jnp.int32)
-    start = before + (jnp.cumsum(sizes, dtype=jnp.int32) - sizes)[None]
+    start = before + (running_sums(sizes) - sizes)[None]
     places = jnp.take_along_axis(start, blocks, axis=1) + within
     return places.reshape(-1)[:total], sizes[:count]
 

@@ -9,10 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .counting import ended_before, running_sums
 from .varying import varying_like
-
-# Groups up to which all are compared with all.
-_FEW = 1024
 
 
 @dataclass(frozen=True)
@@ -37,21 +35,6 @@ def starts_of(sizes: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
         # Only then can a sum be too large for 32 bits, and that is after it has passed the last row.
         stops = jax.lax.cummax(stops)
     return jnp.concatenate([jnp.zeros_like(stops[:1]), stops[:-1]]), stops
-
-
-def running_sums(counts: jax.Array) -> jax.Array:
-    """The sum of all counts up to each one; of few by comparing places, which a GPU does in one step."""
-    if counts.shape[0] > _FEW:
-        return jnp.cumsum(counts)
-    place = jnp.arange(counts.shape[0])
-    return jnp.sum(jnp.where(place <= place[:, None], counts, 0), axis=1, dtype=counts.dtype)
-
-
-def ended_before(ends: jax.Array, number: jax.Array) -> jax.Array:
-    """The count of ends at or before each number; of few by comparing all, since a search is a loop of small steps."""
-    if ends.shape[0] > _FEW:
-        return jnp.searchsorted(ends, number, side="right").astype(jnp.int32)
-    return jnp.sum(ends <= number[:, None], axis=1, dtype=jnp.int32)
 
 
 def visits_of(sizes: jax.Array, rows: int, tile: int) -> Visits:

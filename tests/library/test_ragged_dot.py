@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ejkernel.library import RaggedDot, RaggedDotConfig, ragged_dot
-from ejkernel.library.ragged_dot_tiles import ended_before, most_visits, running_sums, starts_of, visits_of
+from ejkernel.library.ragged_dot_tiles import most_visits, starts_of, visits_of
 from ejkernel.library.ragged_dot_ways import mosaic_refuses
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Invocation, OpsError, check
 
@@ -71,19 +71,6 @@ def both(way, dy):
         return out, *pull(dy)
 
     return run
-
-
-@pytest.mark.parametrize("count", [1, 7, 300, 1100])
-def test_sums_and_searches_are_those_of_numpy(count):
-    """Of few counts, which are compared with each other, and of many."""
-    counts = np.random.default_rng(count).integers(0, 5, count).astype("int32")
-    ends = running_sums(jnp.asarray(counts))
-    assert ends.dtype == jnp.int32
-    np.testing.assert_array_equal(ends, np.cumsum(counts))
-    numbers = np.arange(-2, int(counts.sum()) + 3, dtype="int32")
-    found = ended_before(ends, jnp.asarray(numbers))
-    assert found.dtype == jnp.int32
-    np.testing.assert_array_equal(found, np.searchsorted(np.cumsum(counts), numbers, side="right"))
 
 
 def test_few_groups_are_found_without_a_loop():

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ..ragged_dot_tiles import ended_before, running_sums, starts_of
+from ..counting import ended_before, running_sums
+from ..ragged_dot_tiles import starts_of
 from .launch import launch, load, plgpu
 from .matmul import lines, multiply, turned
 from .tiles import CHUNK, WORKERS, Tile
