@@ -14,7 +14,7 @@ from fakes_library import UNTUNED, assert_near, normal
 from fakes_mosaic import hopper, lowered_by_mosaic, needs_loops, needs_mosaic, races
 
 from ejkernel.library import Attention, AttentionConfig, Matmul, MatmulConfig, RaggedDot, RaggedDotConfig, matmul
-from ejkernel.library.mosaic.tiles import Tile, refuses, shapes_refuse
+from ejkernel.library.mosaic.tiles import CHUNK, SHARED_BYTES, Tile, refuses, shapes_refuse
 from ejkernel.library.ragged_dot_tiles import masked, masked_outer
 from ejkernel.ops import Invocation
 
@@ -69,6 +69,19 @@ def test_tiles_start_with_their_group_and_are_handed_over_by_chunks(races, rows,
     made = jax.jit(lambda *a: product(*a, tile=Tile(128, 256, 64, 2), interpret=True, **how))(lhs, rhs, sizes)
     wanted = masked(lhs, rhs, sizes, transposed=transposed, dtype=jnp.float32)
     assert_near(made, np.asarray(wanted, np.float64), "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("block", [(128, 256, 4), (256, 128, 3), (128, 64, 6)])
+def test_results_of_any_dtype_leave_room_for_the_steps(block, dtype):
+    """Wider results take the memory of stages, of which two are left at least."""
+    from ejkernel.library.mosaic.ragged_dot import _holding
+
+    m, n, stages = block
+    held = _holding(Tile(m, n, 64, stages), "bfloat16", dtype)
+    assert (held.stages == stages) or dtype == "float32"
+    assert held.stages >= 2
+    assert (m + n) * 64 * 2 * held.stages + 2 * m * CHUNK * jnp.dtype(dtype).itemsize <= SHARED_BYTES
 
 
 @pytest.mark.parametrize("tile", [8, 64, 128])

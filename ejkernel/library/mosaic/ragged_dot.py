@@ -14,7 +14,7 @@ from ..counting import ended_before, running_sums
 from ..ragged_dot_tiles import starts_of
 from .launch import launch, load, plgpu
 from .matmul import lines, multiply, turned
-from .tiles import CHUNK, WORKERS, Tile
+from .tiles import CHUNK, SHARED_BYTES, WORKERS, Tile
 
 # Rows of a line: shared memory holds them together, as tensor cores read them.
 LINE_ROWS = 8
@@ -223,7 +223,7 @@ def _visits(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, ...]:
 
 
 def _holding(tile: Tile, dtype: Any, made: Any) -> Tile:
-    """The tile, with fewer stages where a result wider than the factors would not fit."""
-    if jnp.dtype(made).itemsize == jnp.dtype(dtype).itemsize:
-        return tile
-    return replace(tile, stages=min(tile.stages, 3))
+    """The tile, with fewer stages where those of a result wider than the factors would not fit."""
+    step = (tile.m + tile.n) * tile.k * jnp.dtype(dtype).itemsize
+    left = SHARED_BYTES - 2 * tile.m * CHUNK * jnp.dtype(made).itemsize
+    return replace(tile, stages=min(tile.stages, max(2, left // step)))
