@@ -131,8 +131,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         its products, and took 0.58 to 0.95 of the time of any other in eleven calls on an H200. Up to four times as
         many, both take about as long, and its blocks, which stay on their multiprocessors, have no last wave: 0.78 to
         0.92 in three calls of 8 groups. Each of its blocks goes through all groups, though: with 128 of them it took
-        1.4 times as long. Beyond, the library's own for Hopper GPUs: 0.82 of Triton's time in three calls, one of them
-        with gradients.
+        1.4 times as long, and Triton's tiles serve, no higher than a group: 0.94 and 1.01 of the time of the library's
+        own for Hopper GPUs. Beyond, that one: 0.82 of Triton's time in three calls of 8 groups, one with gradients.
         """
         given = _named(inv)
         lhs, rhs = given["lhs"], given["rhs"]
@@ -142,11 +142,10 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         ways.append(RaggedDotConfig("triton", _average(inv, least=16, most=128), 128, inner, 4, 3))
         if is_measured(inv, lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2]):
             own = RaggedDotConfig("mosaic", 128, *_columns(*rhs.shape[1:]))
+            ways.insert(0 if share > 4 * _READ else len(ways), own)
             if share <= _READ or (share <= 4 * _READ and rhs.shape[0] <= _FEW):
                 high, stages = (64, 6) if share <= _READ else (128, 4)
-                ways = [RaggedDotConfig("mosaic_jax", high, 128, 64, None, stages), *ways, own]
-            else:
-                ways.insert(0, own)
+                ways.insert(0, RaggedDotConfig("mosaic_jax", high, 128, 64, None, stages))
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
@@ -185,8 +184,15 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
             return f"{cfg.implementation} runs on GPUs alone"
         if cfg.implementation == "mosaic":
             lhs, rhs, block = given["lhs"], given["rhs"], (cfg.block_m, cfg.block_n, cfg.block_k)
+            wanted = given.get("preferred_element_type") or lhs.dtype.name
+            if wanted not in ("float32", "bfloat16", "float16"):
+                return f"Mosaic's products give float32, bfloat16 and float16, not {wanted}"
             # Whole tiles and parts of tiles are handed over from places of their own.
             refused = tiles.refuses(block, cfg.num_stages, lhs.dtype, held=2 * tiles.CHUNK)
+            if wanted != lhs.dtype.name:
+                # Wider results, and gradients to them, leave two stages at least.
+                refused = refused or tiles.refuses(block, 2, lhs.dtype, held=4 * tiles.CHUNK)
+            refused = refused or tiles.grid_refuses(lhs.shape[0], rhs.shape[0], cfg.block_m)
             # The gradient swaps depth and columns.
             for depth, width in (rhs.shape[1:], rhs.shape[:0:-1]):
                 refused = refused or tiles.shapes_refuse(lhs.shape[0], depth, width, cfg.block_k, lhs.dtype)

@@ -14,7 +14,9 @@ from fakes import Doubling, call_of, key_of
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, PersistentCache, Record, Trial, Tuner
 from ejkernel.ops.config import tuning_budget
 from ejkernel.ops.config.tuning_job import TuningWarning
+from ejkernel.ops.core.errors import OutOfTimeError
 from ejkernel.ops.core.key import Key
+from ejkernel.ops.tuning.interrupted import TuningInterrupted
 
 X = jnp.ones(8)
 
@@ -42,10 +44,10 @@ def noted(monkeypatch):
     return engine
 
 
-def choose(tuner=None, kernel=None):
+def choose(tuner=None, kernel=None, x=X):
     """One call of a fresh selector."""
     kernel = kernel or Doubling((1, 2))
-    return ConfigSelectorChain(ConfigCache(), tuner=tuner or Tuner()).decide(call_of(kernel, X), kernel)
+    return ConfigSelectorChain(ConfigCache(), tuner=tuner or Tuner()).decide(call_of(kernel, x), kernel)
 
 
 def test_a_call_that_tunes_has_a_minute(noted):
@@ -74,6 +76,26 @@ def test_a_minute_that_is_used_up_is_said(noted):
     noted.stop = "deadline"
     with pytest.warns(TuningWarning, match=r"was stopped after 60 s, the default for a call; .* Give Tuner\(seconds="):
         choose()
+
+
+def test_a_minute_in_which_the_guess_alone_was_measured_is_said(noted, monkeypatch):
+    """Nothing is kept then, and the warning says what is used."""
+
+    def late(job, **turns):
+        trials = tuple(Trial(cfg, samples_s=(1.0,) if not at else ()) for at, cfg in enumerate(job.candidates))
+        raise OutOfTimeError("late", ["late"], Record(**job.about, trials=trials, heuristic=0, stop="deadline"))
+
+    monkeypatch.setattr(noted, "tune", late)
+    with pytest.warns(TuningWarning, match="after 60 s, the default for a call; the heuristic cfg is used"):
+        # Another call than the other tests': that it had no time is remembered.
+        assert choose(x=jnp.ones(9)).tier == "heuristics"
+
+
+@pytest.mark.parametrize(("others", "of_use"), [((), False), (((0.5,),), True)])
+def test_an_interrupted_race_of_the_guess_alone_is_of_no_use(others, of_use):
+    """Another candidate was timed, or nothing is known to be faster."""
+    trials = (Trial("guess", samples_s=(1.0,)), *(Trial(n, samples_s=s) for n, s in enumerate(others)), Trial("late"))
+    assert TuningInterrupted(Record(trials=trials, winner=0, heuristic=0)).is_of_use is of_use
 
 
 def test_a_process_has_ten_minutes_and_says_once_that_they_are_over(noted, monkeypatch):

@@ -6,6 +6,8 @@ Covers `library/mosaic/attention.py`, `library/mosaic/attention_tiles.py`, `libr
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ from fakes_library import UNTUNED, assert_near, normal
 from fakes_mosaic import hopper, lowered_by_mosaic, needs_loops, needs_mosaic, races
 
 from ejkernel.library import Attention, AttentionConfig, Matmul, MatmulConfig, RaggedDot, RaggedDotConfig, matmul
-from ejkernel.library.mosaic.tiles import CHUNK, SHARED_BYTES, Tile, refuses, shapes_refuse
+from ejkernel.library.mosaic.tiles import CHUNK, LINE_ROWS, SHARED_BYTES, Tile, refuses, shapes_refuse
 from ejkernel.library.ragged_dot_tiles import masked, masked_outer
 from ejkernel.ops import Invocation
 
@@ -87,7 +89,7 @@ def test_results_of_any_dtype_leave_room_for_the_steps(block, dtype):
 @pytest.mark.parametrize("tile", [8, 64, 128])
 def test_every_row_is_in_one_visit_of_its_group(tile):
     """From the line of its group's first row on, and in no more visits than there are."""
-    from ejkernel.library.mosaic.ragged_dot import LINE_ROWS, _visits
+    from ejkernel.library.mosaic.ragged_dot import _visits
 
     rows, rng = 320, np.random.default_rng(0)
     for groups in (1, 3, 40):
@@ -141,10 +143,11 @@ def test_products_are_lowered_for_a_gpu(tile, activation):
     assert "library_matmul" in text
 
 
+@pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize(
     ("groups", "wide", "stages"), [(8, 256, 4), (8, 128, 5), pytest.param(1, 128, 4, marks=pytest.mark.slow)]
 )
-def test_ragged_products_and_their_gradients_are_lowered_for_a_gpu(groups, wide, stages):
+def test_ragged_products_and_their_gradients_are_lowered_for_a_gpu(groups, wide, stages, x64):
     """Three kernels: the product, the one with the matrices transposed, and that of rows with their gradients."""
     cfg, kernel = RaggedDotConfig("mosaic", 128, wide, 64, None, stages), RaggedDot()
     shapes = ((1000, 512), jnp.bfloat16), ((groups, 512, 320), jnp.bfloat16), ((groups,), jnp.int32)
@@ -153,7 +156,8 @@ def test_ragged_products_and_their_gradients_are_lowered_for_a_gpu(groups, wide,
         out = kernel.run(lhs, rhs, sizes, cfg=cfg)
         return out, kernel.vjp((), out, out, lhs, rhs, sizes, cfg=cfg)[:2]
 
-    text = lowered_by_mosaic(both, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    with jax.enable_x64(x64):
+        text = lowered_by_mosaic(both, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
     assert text.count("library_ragged_dot") >= 2
     assert "library_ragged_dot_outer" in text or jax.__version_info__ < (0, 10, 2)
 
@@ -176,6 +180,23 @@ def test_what_cannot_run_says_why(monkeypatch):
     assert "not float32" in Matmul().valid_cfg(Invocation("x", shapes, {"dtype": "float32"}), cfg)
     hopper(monkeypatch, "10.0")
     assert "capability 9, not 10.0" in Matmul().valid_cfg(inv, cfg)
+
+
+def test_ragged_products_that_cannot_run_say_why(monkeypatch):
+    """By the dtype of the result, what it leaves of shared memory, and the number of tiles."""
+    found = hopper(monkeypatch)
+    monkeypatch.setattr(sys.modules["ejkernel.library.ragged_dot"], "device_of", lambda inv: found)
+
+    def judged(rows, block_k=64, stages=4, **static):
+        shapes = ((rows, 512), jnp.bfloat16), ((8, 512, 256), jnp.bfloat16), ((8,), jnp.int32)
+        inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes), static)
+        return RaggedDot().valid_cfg(inv, RaggedDotConfig("mosaic", 128, 256, block_k, None, stages))
+
+    assert judged(8192) is True
+    assert judged(8192, preferred_element_type="float32") is True
+    assert "not float64" in judged(8192, preferred_element_type="float64")
+    assert "shared memory" in judged(8192, 128, 2, preferred_element_type="float32")
+    assert "tiles of rows are over the 65535" in judged(128 * 66_000)
 
 
 def test_a_cfg_by_hand_that_cannot_run_is_refused_with_a_sentence():

@@ -73,12 +73,6 @@ def both(way, dy):
     return run
 
 
-def test_few_groups_are_found_without_a_loop():
-    """On a GPU each step of a search is a launch of its own."""
-    visits = jax.make_jaxpr(lambda sizes: vars(visits_of(sizes, 4096, 128)))(jnp.ones(64, jnp.int32))
-    assert not {"while", "scan", "cumsum"} & {eqn.primitive.name for eqn in visits.eqns}
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_every_implementation_agrees_with_float64(way):
     """One program serves skewed, empty and newly drawn groups, and rows beyond the last one; values and gradients."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import jax
@@ -9,11 +10,12 @@ import jax.numpy as jnp
 import pytest
 from fakes import Ran, TableClock
 
-from ejkernel.ops import Tuner
+from ejkernel.ops import Record, Trial, Tuner
 from ejkernel.ops.core.errors import OutOfTimeError
 from ejkernel.ops.timing.program import Staged
 from ejkernel.ops.tuning.job import TuningJob
 from ejkernel.ops.tuning.journal.file import Journal, path_for
+from ejkernel.ops.tuning.prepared import _refuse_unless_measured
 
 X = jnp.arange(4.0)
 TIMES = {"a": 3.0, "b": 1.0, "c": 2.0}
@@ -127,6 +129,19 @@ def test_a_budget_that_tracing_has_spent_leaves_one_to_measure():
         record = error.record
 
     assert record.stop == "deadline"
+
+
+@pytest.mark.parametrize(
+    ("status", "samples", "is_kept"),
+    [("timeout", (), False), ("skipped", (), True), ("ok", (2.0,), True), ("wrong", (), True)],
+)
+def test_a_guess_is_kept_where_it_was_compared_with_another(status, samples, is_kept):
+    """Now, or in an earlier run of the same tuning; or where all others failed."""
+    trials = (Trial(1, samples_s=(1.0,)), Trial(2, status=status, samples_s=samples))
+    late = () if status == "wrong" else (Trial(3, status="timeout"),)
+    record = Record(trials=(*trials, *late), winner=0, heuristic=0, stop="deadline")
+    with contextlib.nullcontext() if is_kept else pytest.raises(OutOfTimeError, match="any of 2 candidates"):
+        _refuse_unless_measured(record, heuristic_first=True)
 
 
 def _later(seconds):

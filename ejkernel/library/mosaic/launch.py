@@ -56,7 +56,9 @@ def launch(
         kernel_name=name,
         **threads,
     )
-    made: Sequence[jax.Array] = kernel(*operands)
+    # Kernels, and JAX's pipelines inside them, count in 32 bits.
+    with jax.enable_x64(False):
+        made: Sequence[jax.Array] = kernel(*operands)
     return made
 
 

@@ -14,10 +14,8 @@ from ..counting import ended_before, running_sums
 from ..ragged_dot_tiles import starts_of
 from .launch import launch, load, plgpu
 from .matmul import lines, multiply, turned
-from .tiles import CHUNK, SHARED_BYTES, WORKERS, Tile
+from .tiles import CHUNK, LINE_ROWS, SHARED_BYTES, WORKERS, Tile, visits
 
-# Rows of a line: shared memory holds them together, as tensor cores read them.
-LINE_ROWS = 8
 _WIDEST_BAND = 8
 
 
@@ -32,7 +30,7 @@ def product(
     # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
     bands = pl.cdiv(columns, _WIDEST_BAND)
     wide = pl.cdiv(columns, bands)
-    visits = _visits(sizes, rows, tile.m)
+    tiles = _visits(sizes, rows, tile.m)
 
     def kernel(group_ref: Any, line_ref: Any, first_ref: Any, last_ref: Any, *refs: Any) -> None:
         lhs_ref, rhs_ref, o_ref, staged, pieces = refs
@@ -89,9 +87,9 @@ def product(
 
     (out,) = launch(
         kernel,
-        [*visits, lhs, rhs],
+        [*tiles, lhs, rhs],
         out=[jax.ShapeDtypeStruct((rows, width), dtype)],
-        grid={"band": bands, "visit": visits[0].shape[0], "column": wide},
+        grid={"band": bands, "visit": tiles[0].shape[0], "column": wide},
         scratch=[
             plgpu.SMEM((tile.m, CHUNK), dtype, transforms=lines(dtype)),
             plgpu.SMEM((tile.m, CHUNK), dtype),
@@ -211,8 +209,7 @@ def _visits(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, ...]:
     tiles = jnp.where(starts < stops, -(-(stops - begins) // tile), 0)
     ends = running_sums(tiles)
     groups = sizes.shape[0] + 1
-    most = (rows + groups * (tile - 1 + LINE_ROWS - 1)) // tile
-    number = jnp.arange(most, dtype=jnp.int32)
+    number = jnp.arange(visits(rows, sizes.shape[0], tile), dtype=jnp.int32)
     group = jnp.minimum(ended_before(ends, number), groups - 1)
     place = begins[group] + (number - (ends - tiles)[group]) * tile
     low = jnp.maximum(starts[group], place)

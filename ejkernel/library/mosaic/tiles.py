@@ -11,6 +11,10 @@ LINE_BYTES = 128
 WORKERS = 2
 # What a block may have of shared memory, without what Mosaic itself needs.
 SHARED_BYTES = 226 * 1024
+# Rows of a line: shared memory holds them together, as tensor cores read them.
+LINE_ROWS = 8
+# Blocks along one axis of a launch, but for the last axis.
+_MOST_BLOCKS = 65_535
 # Columns of a grouped product's result that are handed over at a time.
 CHUNK = 64
 # Multiprocessors of an H100 and an H200: each runs one block, and a last round of a few takes as long as a full one.
@@ -66,6 +70,17 @@ def shapes_refuse(rows: int, depth: int, columns: int, block_k: int | None, dtyp
     if rows % 8 or depth % max(block_k or line, line) or columns % line:
         return f"{rows} rows, a depth of {depth} and {columns} columns must be multiples of 8, {block_k} and {line}"
     return ""
+
+
+def visits(rows: int, groups: int, tile: int) -> int:
+    """Tiles of rows in groups, at most: each group may begin and end within a tile, and one more has the other rows."""
+    return (rows + (groups + 1) * (tile - 1 + LINE_ROWS - 1)) // tile
+
+
+def grid_refuses(rows: int, groups: int, block_m: int | None) -> str:
+    """The reason that so many tiles cannot be launched at once; empty where they can."""
+    count = visits(rows, groups, block_m or 128)
+    return f"{count} tiles of rows are over the {_MOST_BLOCKS} of a launch" if count > _MOST_BLOCKS else ""
 
 
 def band(columns: int) -> int:

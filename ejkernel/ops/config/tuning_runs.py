@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from ..core.cfg import distinct
-from ..core.errors import RetuneError
+from ..core.errors import OutOfTimeError, RetuneError
 from ..core.key import Key
 from ..core.record import Record, Trial
 from ..core.request import Hit, Request
@@ -83,6 +83,10 @@ class TuningRuns:
                 tell(title, record, time.perf_counter() - start, wanted)
             if not again:
                 tuning_budget.tell_if_used_up(request.key, record, job.seconds)
+        except OutOfTimeError as error:
+            if not again and error.record is not None:
+                tuning_budget.tell_if_used_up(request.key, error.record, job.seconds, "the heuristic cfg")
+            raise
         except KeyboardInterrupt as stopped:
             record = self._best_so_far(request, stopped)
             cfg = None if record is None else record.cfg

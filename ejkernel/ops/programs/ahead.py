@@ -117,12 +117,17 @@ def start_worker(calls: Sequence[FoundCall]) -> None:
         return
     for call in calls:
         selector = call.selectors[0]
-        if TracedAhead.pays(call) and _is_light(call) and not selector.tuning_is_off():
+        if TracedAhead.pays(call) and _is_light(call) and _is_attached(call) and not selector.tuning_is_off():
             isolate = selector.tuner.isolate
             isolation = isolate if isinstance(isolate, Isolation) else Isolation()
             with contextlib.suppress(IsolationError), call.restored():
                 start_ahead(**worker_settings(call.device, isolation))
             return
+
+
+def _is_attached(call: FoundCall) -> bool:
+    """Is the device of this process? One of a described machine may be compiled for, and runs nothing."""
+    return call.device in call.device.client.local_devices()
 
 
 def _is_light(call: FoundCall) -> bool:

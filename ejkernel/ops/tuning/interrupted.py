@@ -16,7 +16,8 @@ class TuningInterrupted(KeyboardInterrupt):
 
     @property
     def is_of_use(self) -> bool:
-        """Were the winner and the heuristic cfg both timed? Without that nothing is known to be faster."""
+        """Were the winner, the heuristic cfg and another one timed? Without that nothing is known to be faster."""
         record = self.record
         places: list[Any] = [record.winner, record.heuristic]
-        return all(place is not None and record.trials[place].samples_s for place in places)
+        timed = [place for place, trial in enumerate(record.trials) if trial.samples_s]
+        return len(timed) > 1 and all(place in timed for place in places)

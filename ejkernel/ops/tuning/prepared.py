@@ -306,7 +306,9 @@ def _refuse_unless_measured(record: Record, *, heuristic_first: bool) -> None:
         message = f"the time was up before the heuristic cfg was measured ({why}), so nothing is known to be faster"
         raise OutOfTimeError(message, [message], record)
     others = record.trials[1:]
-    if heuristic is not None and late and heuristic.samples_s and not any(trial.samples_s for trial in others):
+    # Those that were dropped in an earlier run of this tuning were measured then.
+    is_alone = not any(trial.samples_s or trial.status == "skipped" for trial in others)
+    if heuristic is not None and late and heuristic.samples_s and is_alone:
         unmeasured = sum(trial.status == "timeout" for trial in others)
         if unmeasured:
             # Kept as tuned, they would never be measured.
