@@ -15,20 +15,26 @@ from cases.case import Case
 import ejkernel.library
 
 
-def operations() -> list[str]:
-    """The operations that have cases and exist, in order."""
+def operations(platform: str | None = None) -> list[str]:
+    """The operations that have cases, or cases for a platform, and exist, in order."""
     files = sorted(path.stem for path in (Path(__file__).parent / "cases").glob("*.py"))
-    return [name for name in files if name in ejkernel.library.__all__]
+    found = [name for name in files if name in ejkernel.library.__all__]
+    return [name for name in found if platform is None or collected(platform, [name])]
 
 
 def collected(platform: str, only: list[str] | None = None) -> list[Case]:
-    """The cases for "gpu" or "cpu", or those for the "check", which are a CPU's where an operation has none."""
+    """The cases for "gpu" or "cpu", or those for the "check", which are a CPU's where an operation has none.
+
+    Operations that `new_ops_gpu.py` measures have cases for a CPU alone.
+    """
     found: list[Case] = []
     for name in operations():
         if not only or name in only:
             cases = importlib.import_module(f"cases.{name}").CASES
             mine = [case for case in cases if case.platform == platform]
-            found += mine or [case for case in cases if platform == "check" and case.platform == "cpu"]
+            if platform == "check" and not mine and any(case.platform == "gpu" for case in cases):
+                mine = [case for case in cases if case.platform == "cpu"]
+            found += mine
     return found
 
 

@@ -100,7 +100,7 @@ def check(case: Case, number: int, workers: int) -> list[dict[str, Any]]:
 def main() -> int:
     """Prints a line for each case; 1 where a candidate is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", choices=operations(), help="operations")
+    parser.add_argument("--only", nargs="*", choices=operations("check"), help="operations")
     parser.add_argument("--json", help="where to write everything")
     parser.add_argument("--anywhere", action="store_true", help="also without a GPU, with that machine's candidates")
     options = parser.parse_args()

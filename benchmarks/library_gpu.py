@@ -96,7 +96,7 @@ def show(row: dict[str, Any]) -> None:
 def main() -> int:
     """Prints a few lines for each case as it comes; 1 where a limit is broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", choices=operations(), help="operations")
+    parser.add_argument("--only", nargs="*", choices=operations("gpu"), help="operations")
     parser.add_argument("--json", help="where to write everything")
     parser.add_argument("--seconds", type=float, default=20.0, help="most that one tuning may take")
     options = parser.parse_args()

@@ -39,7 +39,7 @@ def is_float(array: Any) -> bool:
 
 
 def both_passes(fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Callable[..., Any]:
-    """Forward and backward as one function; the cotangent is its last argument."""
+    """Forward and backward as one function; the cotangent, of the result's form, is its last argument."""
     places = [at for at, array in enumerate(arrays) if is_float(array)]
 
     def run(*given: Any) -> Any:
@@ -53,15 +53,16 @@ def both_passes(fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Callable[...
 
         out, pull = jax.vjp(of_floats, *(arguments[at] for at in places))
         # The plain function may compute in a precision of its own.
-        return out, pull(dy.astype(out.dtype))
+        return out, pull(jax.tree.map(lambda given, like: given.astype(like.dtype), dy, out))
 
     return run
 
 
 def cotangent(fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
-    """Random values like the result."""
-    out = jax.eval_shape(fn, *arrays)
-    return jax.random.normal(jax.random.key(7), out.shape).astype(out.dtype)
+    """Random values like the result, or like each of several."""
+    leaves, form = jax.tree.flatten(jax.eval_shape(fn, *arrays))
+    made = [jax.random.normal(jax.random.key(7 + at), x.shape).astype(x.dtype) for at, x in enumerate(leaves)]
+    return jax.tree.unflatten(form, made)
 
 
 def study(case: Case, *, seconds: float | None = None, store: Any = None) -> Study:
@@ -82,15 +83,17 @@ def study(case: Case, *, seconds: float | None = None, store: Any = None) -> Stu
     tuned = Executor(ConfigSelectorChain(ConfigCache(), policy, tuner, persistent=store, on_event=listen))
     untuned = Executor(ConfigSelectorChain(ConfigCache(), AutotunePolicy(allow_autotune=False)))
 
-    def ours(executor: Executor) -> Callable[..., Any]:
-        return lambda *given, **more: executor(case.kernel(), *given, **more)
-
     start = time.perf_counter()
-    chosen = tuned.choose_config(case.kernel(), *arrays, **static)
+    if case.is_kernel:
+        chosen = tuned.choose_config(case.kernel(), *arrays, **static)
+    else:
+        # The first call tunes each of its kernels.
+        jax.block_until_ready(case.ours(tuned)(*arrays, **static))
+        chosen = [record.cfg for record in records]
     taken = time.perf_counter() - start
-    jax.block_until_ready(ours(tuned)(*arrays, **static))
+    jax.block_until_ready(case.ours(tuned)(*arrays, **static))
     first_run = time.perf_counter() - start - taken
-    ways: dict[str, Any] = {"plain": case.plain, **case.ready, HEURISTIC: ours(untuned), TUNED: ours(tuned)}
+    ways: dict[str, Any] = {"plain": case.plain, **case.ready, HEURISTIC: case.ours(untuned), TUNED: case.ours(tuned)}
     ways = {name: functools.partial(fn, **static) for name, fn in ways.items()}
     if case.backward:
         dy = cotangent(ways["plain"], arrays)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+import cases.decode_attention
+import cases.gated_delta_rule
+import cases.moe
+import cases.moe_dispatch
+import cases.quantized_matmul
+import cases.residual_norm
+import cases.sample
+import cases.scaled_matmul
+import cases.top_k
 
 from ejkernel import library
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor, Invocation
@@ -105,21 +118,9 @@ def top_k(small: bool) -> Iterator[Case]:
     """A vocabulary and a router."""
     for rows, width, k in ((8, 32768, 50), (1024, 256, 8)) if small else ((32, 131072, 50), (8192, 256, 8)):
         arrays = (normal(0, (rows, width), jnp.float32),)
-        plain = functools.partial(lambda x, k: tuple(jax.lax.top_k(x, k)), k=k)
+        plain = functools.partial(cases.top_k.plain, k=k)
         ways = {"plain": plain, **of_kernel(library.TopK(), arrays, k=k)}
         yield Case(f"top_k {k} of {rows}x{width}", 4 * rows * width / TRAFFIC, arrays, ways, plain)
-
-
-def _plain_sample(key: Any, logits: Any, temperature: Any, top_p: Any, top_k: int | None) -> Any:
-    wide = logits.astype(jnp.float32) / temperature[:, None]
-    ordered = jnp.sort(wide, axis=-1, descending=True)
-    if top_k is not None:
-        wide = jnp.where(wide < ordered[:, top_k - 1 : top_k], -jnp.inf, wide)
-        ordered = jnp.where(ordered < ordered[:, top_k - 1 : top_k], -jnp.inf, ordered)
-    shares = jax.nn.softmax(ordered, axis=-1)
-    kept = jnp.cumsum(shares, axis=-1) - shares < top_p[:, None]
-    least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
-    return jax.random.categorical(key, jnp.where(wide >= least, wide, -jnp.inf)).astype(jnp.int32)
 
 
 def sample(small: bool) -> Iterator[Case]:
@@ -128,7 +129,7 @@ def sample(small: bool) -> Iterator[Case]:
     for k, dtype in ((None, jnp.float32), (None, jnp.bfloat16), (50, jnp.float32)):
         logits = normal(1, (rows, words), dtype, 3.0)
         arrays = (jax.random.key(0), logits, jnp.ones(rows), jnp.full(rows, 0.9))
-        plain = functools.partial(_plain_sample, top_k=k)
+        plain = functools.partial(cases.sample.plain, top_k=k)
         ways = {"plain": plain, **of_kernel(library.Sample(), arrays, top_k=k)}
         kind = "" if k is None else f"top-k {k}, "
         title = f"sample {rows}x{words} {kind}top-p {jnp.dtype(dtype).name}"
@@ -140,44 +141,18 @@ def residual_norm(small: bool) -> Iterator[Case]:
     rows, width = (512, 1024) if small else (8192, 4096)
     x, residual, weight = *(normal(seed, (rows, width)) for seed in (0, 1)), normal(2, (width,))
 
-    def plain(x: Any, residual: Any, weight: Any) -> Any:
-        summed = x + residual
-        wide = summed.astype(jnp.float32)
-        normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
-        return (normed * weight.astype(jnp.float32)).astype(x.dtype), summed
-
     def turned(fn: Callable[..., Any]) -> Callable[..., Any]:
         return lambda x, weight, residual: fn(x, residual, weight)
 
     # Gradients of x and weight are asked for: that of residual is the array that x gets, and to return it once more is
     # a copy, which no model makes.
-    ways = {"plain": plain, **of_kernel(library.ResidualNorm(), (x, residual, weight), most=16, kind="rms")}
+    ours = of_kernel(library.ResidualNorm(), (x, residual, weight), most=16, kind="rms")
+    ways = {"plain": cases.residual_norm.plain, **ours}
     ways = {name: turned(fn) for name, fn in ways.items()}
     size = 2 * rows * width / TRAFFIC
     # Forward 2 in and 2 out; backward 3 in and 1 out.
     title, arrays = f"residual_norm {rows}x{width}", (x, weight, residual)
-    yield from pair(title, (4 * size, 8 * size), arrays, ways, turned(plain), 2)
-
-
-def _routed(logits: Any, k: int) -> tuple[Any, Any, Any]:
-    """Plain JAX: each row's token and weight, in order of experts, and the size of each group."""
-    values, chosen = jax.lax.top_k(logits, k)
-    order = jnp.argsort(chosen.reshape(-1), stable=True)
-    sizes = jnp.bincount(chosen.reshape(-1), length=logits.shape[1]).astype(jnp.int32)
-    return order // k, jax.nn.softmax(values.astype(jnp.float32), -1).reshape(-1)[order], sizes
-
-
-def _added(rows: Any, token: Any, weights: Any, like: Any) -> Any:
-    scaled = rows.astype(jnp.float32) * weights[:, None]
-    return jnp.zeros(like.shape, jnp.float32).at[token].add(scaled).astype(like.dtype)
-
-
-def _plain_moe(x: Any, logits: Any, gate: Any, up: Any, down: Any, *, k: int, product: Any) -> Any:
-    token, weights, sizes = _routed(logits, k)
-    rows = x[token]
-    inner = jax.nn.silu(product(rows, gate, sizes).astype(jnp.float32))
-    rows = product((inner * product(rows, up, sizes)).astype(x.dtype), down, sizes)
-    return _added(rows, token, weights, x)
+    yield from pair(title, (4 * size, 8 * size), arrays, ways, turned(cases.residual_norm.plain), 2)
 
 
 def moe(small: bool) -> Iterator[Case]:
@@ -192,18 +167,11 @@ def moe(small: bool) -> Iterator[Case]:
     # be x, and the gradient of logits nothing but rounding.
     made = normal(5, (tokens * k, width))
 
-    def plain(x: Any, logits: Any, made: Any) -> Any:
-        token, weights, _ = _routed(logits, k)
-        return x[token], _added(made, token, weights, x)
+    plain = functools.partial(cases.moe_dispatch.plain, k=k)
 
     def there_and_back(order: str, sums: str) -> Callable[..., Any]:
-        def run(x: Any, logits: Any, made: Any) -> Any:
-            how: dict[str, Any] = {"cfg": library.MoeDispatchConfig(order), "executor": UNTUNED}
-            sent = library.moe_dispatch(x, logits, k=k, **how)
-            cfg = library.MoeCombineConfig(sums)
-            return sent.rows, library.moe_combine(made, sent.weights, sent.places, cfg=cfg, executor=UNTUNED)
-
-        return run
+        cfgs = {"dispatch": library.MoeDispatchConfig(order), "combine": library.MoeCombineConfig(sums)}
+        return functools.partial(cases.moe_dispatch.there_and_back, k=k, executor=UNTUNED, **cfgs)
 
     pairs = [("count", "unrolled"), ("sort", "unrolled"), ("count", "reduce"), ("count", "scatter")]
     ways = {"plain": plain, **{"/".join(p): there_and_back(*p) for p in pairs}}
@@ -215,15 +183,10 @@ def moe(small: bool) -> Iterator[Case]:
     def layer(*arrays: Any) -> Any:
         return library.moe(*arrays, k=k, executor=UNTUNED)
 
-    def plain_layer(*arrays: Any) -> Any:
-        return _plain_moe(*arrays, k=k, product=jax.lax.ragged_dot)
-
-    def with_ours(*arrays: Any) -> Any:
-        return _plain_moe(*arrays, k=k, product=functools.partial(library.ragged_dot, executor=UNTUNED))
-
-    def exact(*arrays: Any) -> Any:
-        cfg = library.RaggedDotConfig("tiled", block_m=256)
-        return _plain_moe(*arrays, k=k, product=functools.partial(library.ragged_dot, cfg=cfg, executor=UNTUNED))
+    plain_layer = functools.partial(cases.moe.plain, k=k)
+    with_ours = functools.partial(plain_layer, product=functools.partial(library.ragged_dot, executor=UNTUNED))
+    tiled = functools.partial(library.ragged_dot, cfg=library.RaggedDotConfig("tiled", block_m=256), executor=UNTUNED)
+    exact = functools.partial(plain_layer, product=tiled)
 
     flops = 3 * 2 * tokens * k * width * inner / FLOPS
     layers = {"plain": plain_layer, "plain, our ragged_dot": with_ours, "moe": layer}
@@ -240,12 +203,12 @@ def gated_delta_rule(small: bool) -> Iterator[Case]:
     beta = jax.random.uniform(jax.random.key(4), (batch, length, heads))
     arrays = (q, k, v, g, beta, jnp.zeros((batch, heads, size, size)))
     kernel = library.GatedDeltaRule()
-    ours = of_kernel(kernel, arrays)
-    plain = ours.pop("scan", None) or ours.pop("scan*")
+    # A scan is what plain JAX does, too.
+    ours = {name: way for name, way in of_kernel(kernel, arrays).items() if name.rstrip("*") != "scan"}
     # q, k and v are read and out is written.
     floor = 4 * q.nbytes / TRAFFIC
     title = f"gated_delta_rule {batch}x{length}, {heads} heads of {size}"
-    ways = {"plain": plain, **ours}
+    ways = {"plain": cases.gated_delta_rule.plain, **ours}
     yield from pair(title, (floor, 3 * floor), arrays, ways, kernel.reference, 6)
 
 
@@ -265,13 +228,10 @@ def decode_attention(small: bool) -> Iterator[Case]:
             pages = [_nothing_beyond(x, table, lengths) for x in pages]
         arrays = (normal(0, (batch, 1, heads, size)), *pages, lengths, table)
 
-        def plain(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> Any:
-            k, v = (x[table].reshape(table.shape[0], -1, *x.shape[2:]) for x in (k, v))
-            how = "cudnn" if jax.default_backend() == "gpu" else "xla"
-            return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation=how)
-
         static: dict[str, Any] = {"scale": size**-0.5}
         kernel = library.DecodeAttention()
+        how = "cudnn" if jax.default_backend() == "gpu" else "xla"
+        plain = functools.partial(cases.decode_attention.plain, implementation=how, **static)
         ways = {"plain": plain, **of_kernel(kernel, arrays, **static)}
         exact = in_float32(functools.partial(kernel.reference, **static))
         floor = 2 * pages[0].nbytes * float(jnp.sum(lengths)) / (count * page) / TRAFFIC
@@ -296,12 +256,8 @@ def quantized_matmul(small: bool) -> Iterator[Case]:
         q, scales = library.quantize(weight, kind, group=group)
         arrays = (normal(0, (rows, depth)), q, scales)
 
-        def plain(x: Any, q: Any, s: Any, group: Any = group) -> Any:
-            factor = s if group is None else jnp.repeat(s, group, axis=0)
-            return x @ (q.astype(jnp.float32) * factor).astype(x.dtype)
-
         kernel = library.QuantizedMatmul()
-        ways = {"plain": plain, **of_kernel(kernel, arrays, most=40)}
+        ways = {"plain": cases.quantized_matmul.plain, **of_kernel(kernel, arrays, most=40)}
         held = depth * width * (1 if kind == "int8" else 0.5)
         name = f"quantized {kind}{'' if group is None else f' by {group}'} {rows}x{depth} by {width}"
         yield Case(name, held / TRAFFIC, arrays, ways, in_float32(kernel.reference))
@@ -312,20 +268,9 @@ def scaled_matmul(small: bool) -> Iterator[Case]:
     m, k, n = (128, 256, 128) if small else (4096, 7168, 4096)
     a, b = normal(0, (m, k), jnp.float32), normal(1, (k, n), jnp.float32, k**-0.5)
     for name, blocks in (("tensor", (None, None)), ("row", ((1, k), (k, 1))), ("block", ((1, 128), (128, 128)))):
-        near, other = (library.quantize(x, jnp.float8_e4m3fn, block=s) for x, s in zip((a, b), blocks, strict=True))
-        scales = [s.reshape((1,) * (2 - s.ndim) + s.shape) for s in (near[1], other[1])]
-        arrays = (near[0], other[0], *scales)
-
-        def plain(a: Any, b: Any, sa: Any, sb: Any) -> Any:
-            wide = []
-            for x, s in ((a, sa), (b, sb)):
-                for axis in (0, 1):
-                    s = jnp.repeat(s, x.shape[axis] // s.shape[axis], axis=axis)
-                wide.append((x.astype(jnp.float32) * s).astype(jnp.bfloat16))
-            return wide[0] @ wide[1]
-
+        arrays = cases.scaled_matmul.scaled(a, b, blocks)
         kernel = library.ScaledMatmul()
-        ways = {"plain": plain, **of_kernel(kernel, arrays)}
+        ways = {"plain": cases.scaled_matmul.plain, **of_kernel(kernel, arrays)}
         yield Case(f"float8 {m}x{k}x{n} scales by {name}", 2 * m * k * n / FLOPS8, arrays, ways, kernel.reference)
 
 

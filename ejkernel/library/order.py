@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .arguments import ArgumentError
+
 # As many comparisons in all take some microseconds on a GPU.
 _MANY_PAIRS = 1 << 26
 
@@ -35,11 +37,22 @@ def numbers_of(keys: jax.Array, dtype: Any) -> jax.Array:
     return jax.lax.bitcast_convert_type(keys ^ ((keys >> (info.bits - 1)) & info.max), dtype)
 
 
+def bits_refused(dtype: Any, bits: int) -> str:
+    """The reason why keys of numbers of a dtype are not found by so many bits a pass, or nothing."""
+    width = 8 * jnp.dtype(dtype).itemsize
+    if bits > 0 and width % bits == 0:
+        return ""
+    return f"passes of {bits} bits do not make up the {width} bits of {jnp.dtype(dtype).name}"
+
+
 def largest_with(enough: Callable[[jax.Array], jax.Array], like: jax.Array, bits: int) -> jax.Array:
     """The largest key of each row for which `enough(keys)` holds, where it holds up to some key and not beyond.
 
     `enough` takes keys of shape (rows, some) and answers for each. Each pass over the row finds so many bits.
     """
+    refused = bits_refused(like.dtype, bits)
+    if refused:
+        raise ArgumentError(refused)
     info = jnp.iinfo(like.dtype)
     digits = jnp.arange(1, 1 << bits, dtype=like.dtype)
 

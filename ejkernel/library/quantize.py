@@ -27,9 +27,13 @@ def quantize(
     x = as_array("x", x)
     if x.dtype.name not in FLOATS or x.ndim != 2:
         raise ArgumentTypeError(f"x is {x.dtype.name} {x.shape}; use an array (rows, columns) of {', '.join(FLOATS)}")
-    kind = jnp.dtype(dtype)
+    served = ", ".join((*INTEGERS, *FLOAT8))
+    try:
+        kind = jnp.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError(f"dtype={dtype!r} is no dtype; use {served}") from error
     if kind.name not in (*INTEGERS, *FLOAT8):
-        raise ArgumentTypeError(f"dtype={kind.name} has no scales here; use {', '.join((*INTEGERS, *FLOAT8))}")
+        raise ArgumentTypeError(f"dtype={kind.name} has no scales here; use {served}")
     if (block if kind.name in INTEGERS else group) is not None:
         raise ArgumentError(f"{kind.name} takes {'group' if kind.name in INTEGERS else 'block'}=")
     size = _block_of(kind.name, x.shape, group, block)

@@ -15,7 +15,7 @@ from ..ops import Executor, Invocation, Kernel
 from .arguments import LARGEST, ArgumentError, ArgumentTypeError, as_array, integer, known_values
 from .call import plan, planned
 from .double import is_double
-from .order import ordered
+from .order import bits_refused, ordered
 from .rows import float_rows
 from .sample_ways import by_bits, by_parts_of, by_recomputing, by_sorting, weights_of
 from .values import were_checked
@@ -105,9 +105,12 @@ class Sample(Kernel[SampleConfig, jax.Array]):
         return [*self.candidate_cfgs(inv), *again]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: SampleConfig) -> bool | str:
-        """Parts are for a top-k that is small beside the words."""
-        refused = cfg.implementation == "parts" and not self._few(inv)
-        return "parts need a top_k of at most a quarter of the words" if refused else True
+        """Parts are for a top-k that is small beside the words, and passes of bits end with the last one."""
+        if cfg.implementation == "parts" and not self._few(inv):
+            return "parts need a top_k of at most a quarter of the words"
+        if cfg.implementation == "bits":
+            return bits_refused(inv.args[1].dtype, cfg.bits or 1) or True
+        return True
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """A key, temperatures around one and shares below it, where a trace hides the real ones."""

@@ -16,6 +16,7 @@ from ..ops import Executor, Invocation, Kernel
 from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, integer
 from .call import plan, planned
 from .extent import too_large
+from .order import bits_refused
 from .top_k_ways import by_bits, by_parts, spread
 from .triton import lists, select
 
@@ -23,6 +24,8 @@ Found = tuple[jax.Array, jax.Array]
 
 # Rows of a router, which one warp holds.
 _SHORT = 512
+# Of a pass, where a cfg has none.
+_BITS = 4
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,14 @@ class TopK(Kernel[TopKConfig, Found]):
         return [*found, *(TopKConfig("triton_lists", rows=r, num_warps=w) for r, w in lists)]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: TopKConfig) -> bool | str:
-        """Blocks must leave something out, and counting is for few."""
+        """Blocks must leave something out, counting is for few, and passes of bits end with the last one."""
         _, width, k = _sizes(inv)
         if cfg.implementation == "parts" and cfg.block and cfg.block * k * 2 > width:
             return f"{k} blocks of {cfg.block} are over half of a row of {width}"
         if cfg.implementation == "parts" and cfg.finish == "count" and k > 256:
             return f"ranks of {k} blocks are too many to count"
+        if cfg.implementation == "bits":
+            return bits_refused(_array(inv).dtype, cfg.bits or _BITS) or True
         if cfg.implementation in ("triton", "triton_lists"):
             refuses = select.refuses if cfg.implementation == "triton" else lists.refuses
             return too_large(inv, _sizes(inv)[0] * width) or refuses(width, k, cfg.rows, cfg.num_warps) or True
@@ -139,7 +144,7 @@ def _selection(cfg: TopKConfig, k: int, interpret: bool = False) -> Callable[[ja
     if cfg.implementation == "parts":
         return _with_values(functools.partial(by_parts, k=k, block=cfg.block, sorts=cfg.finish != "count"))
     if cfg.implementation == "bits":
-        return _with_values(functools.partial(by_bits, k=k, bits=cfg.bits or 4))
+        return _with_values(functools.partial(by_bits, k=k, bits=cfg.bits or _BITS))
     if cfg.implementation in ("triton", "triton_lists"):
         kernel = select.largest_of_rows if cfg.implementation == "triton" else lists.largest_by_lists
         launch: dict[str, Any] = {"rows": cfg.rows or 1, "num_warps": cfg.num_warps or 1}
@@ -172,6 +177,10 @@ def _selected(selection: Callable[[jax.Array], Found], x: jax.Array) -> Found:
     return made(x)
 
 
+def _array(inv: Invocation[Any, Any]) -> Any:
+    return inv.args[0] if inv.args else inv.kwargs["x"]
+
+
 def _sizes(inv: Invocation[Any, Any]) -> tuple[int, int, int]:
-    x = inv.args[0] if inv.args else inv.kwargs["x"]
+    x = _array(inv)
     return math.prod(x.shape[:-1]), x.shape[-1], inv.kwargs["k"]

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from fakes_library import UNTUNED
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 import new_ops_cases
+from library_cases import collected, make
+from library_programs import both_passes, cotangent
+
+# Of the same operations on a CPU, as `library_cpu.py` measures them.
+ON_CPU = [case for name in (*new_ops_cases.OPERATIONS, "moe_dispatch") for case in collected("cpu", [name])]
 
 
 def sizes(tree):
@@ -31,3 +39,33 @@ def test_every_gradient_of_a_case_is_more_than_rounding_and_is_known_in_float32(
             errors = jax.tree.map(lambda a, b: a.astype(jnp.float32) - b, found, right)
             shares = [error / size for error, size in zip(sizes(errors), sizes(right), strict=True)]
             assert max(shares) < 4e-3
+
+
+def test_every_operation_has_cases_for_a_cpu_alone():
+    """One at least; `new_ops_gpu.py` has those for a GPU, and the other benchmarks of a GPU leave them out."""
+    names = {case.op for case in ON_CPU}
+    assert names == {*new_ops_cases.OPERATIONS, "moe_dispatch"}
+    assert not any(collected(platform, [name]) for platform in ("gpu", "check") for name in names)
+
+
+@pytest.mark.parametrize("case", ON_CPU, ids=lambda case: f"{case.op} {case.name}")
+def test_a_case_for_a_cpu_computes_the_values_that_it_is_compared_with(case):
+    """Indices and words are the same, numbers are so but for rounding; with their gradients where these are timed."""
+    arrays, static = make(case)
+    ways = [functools.partial(fn, **static) for fn in (case.plain, case.ours(UNTUNED))]
+    given = arrays
+    if case.backward:
+        given = (*arrays, cotangent(ways[0], arrays))
+        ways = [both_passes(way, arrays) for way in ways]
+    right, found = (jax.jit(way)(*given) for way in ways)
+
+    assert jax.tree.structure(found) == jax.tree.structure(right)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        if not jnp.issubdtype(one.dtype, jnp.floating):
+            np.testing.assert_array_equal(one, other)
+            continue
+        size = sizes(other)[0]
+        assert size > 1e-2
+        # Of what plain JAX rounds, too: scaled weights, and sums of bfloat16.
+        assert sizes(one.astype(jnp.float32) - other.astype(jnp.float32))[0] < 1e-2 * size

@@ -6,6 +6,8 @@ Covers `library/quantize.py`, `library/quantized_matmul.py`, `library/scaled_mat
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,7 @@ from ejkernel.library import (
     quantized_matmul,
     scaled_matmul,
 )
+from ejkernel.library.arguments import ArgumentError
 from ejkernel.ops import Invocation, check
 from ejkernel.ops.core.kernel import variant
 
@@ -205,6 +208,14 @@ def test_bad_arguments_are_named(call, words):
     """Before anything is measured."""
     with pytest.raises((ValueError, TypeError), match=words):
         call()
+
+
+@pytest.mark.parametrize("dtype", ["foo", 5])
+def test_what_is_no_dtype_is_named_beside_those_that_are_served(dtype):
+    """The error is of the library's own, and not numpy's, which names no argument."""
+    words = f"dtype={dtype!r} is no dtype; use int8, int4, float8_e4m3fn, float8_e5m2"
+    with pytest.raises(ArgumentError, match=re.escape(words)):
+        quantize(jnp.ones((6, 4)), dtype)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -12,6 +12,7 @@ import pytest
 from fakes_library import UNTUNED, normal
 
 from ejkernel.library import Sample, SampleConfig, sample
+from ejkernel.library.arguments import ArgumentError
 from ejkernel.library.sample_ways import by_bits, by_recomputing, weights_of
 from ejkernel.ops import Invocation
 
@@ -107,6 +108,18 @@ def test_a_gpu_races_ways_that_read_the_logits_alone():
     assert again < set(offered)
     assert Sample().heuristic_cfg_gpu(inv) == SampleConfig("recompute", 2)
     assert not again & set(Sample().candidate_cfgs_gpu(Invocation("x", shapes[:3], {"top_k": None})))
+
+
+def test_passes_of_bits_that_miss_some_are_refused():
+    """Only those over keys that are kept: logits alone are met in passes of any width, the last one narrower."""
+    inv = Invocation("x", (KEY, normal(2, 50), jnp.ones(2), jnp.full(2, 0.9)), {"top_k": None})
+    words = "passes of 3 bits do not make up the 32 bits of "
+    refused = Sample().valid_cfg(inv, SampleConfig("bits", 3))
+    assert refused == words + "float32"
+    for cfg in (SampleConfig("bits"), *(SampleConfig("bits", n) for n in (1, 2, 4)), SampleConfig("recompute", 3)):
+        assert Sample().valid_cfg(inv, cfg) is True
+    with pytest.raises(ArgumentError, match=words):
+        sample(KEY, normal(2, 50), top_p=0.9, cfg=SampleConfig("bits", 3), executor=UNTUNED)
 
 
 def test_no_temperature_and_no_share_take_the_most_likely_word():

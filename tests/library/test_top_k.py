@@ -12,6 +12,7 @@ import pytest
 from fakes_library import UNTUNED, lowered_for_a_gpu, normal
 
 from ejkernel.library import TopK, TopKConfig, top_k
+from ejkernel.library.arguments import ArgumentError
 from ejkernel.library.order import numbers_of, ordered
 from ejkernel.ops import Invocation, check
 
@@ -114,6 +115,20 @@ def test_the_heuristic_cfg_can_run():
         inv = Invocation("x", (jax.ShapeDtypeStruct((rows, width), jnp.float32),), {"k": k})
         for guess in (TopK().heuristic_cfg(inv), TopK().heuristic_cfg_gpu(inv)):
             assert TopK().valid_cfg(inv, guess) is True
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 32), ("bfloat16", 16), ("uint8", 8)])
+def test_passes_of_bits_that_miss_some_are_refused(dtype, width):
+    """They would find the k-th largest but for its last digits; the reason says how many bits there are."""
+    x = jnp.arange(12).astype(dtype).reshape(1, 12)
+    inv = Invocation("x", (x,), {"k": 3})
+    words = f"passes of 3 bits do not make up the {width} bits of "
+    refused = TopK().valid_cfg(inv, TopKConfig("bits", bits=3))
+    assert refused == words + dtype
+    assert all(TopK().valid_cfg(inv, TopKConfig("bits", bits=bits)) is True for bits in (None, 1, 2, 4, 8))
+    assert all(TopK().valid_cfg(inv, TopKConfig("bits", bits=bits)) is not True for bits in (-1, 5, 64))
+    with pytest.raises(ArgumentError, match=words):
+        top_k(x, 3, cfg=TopKConfig("bits", bits=3), executor=UNTUNED)
 
 
 def test_order_has_its_inverse():
