@@ -140,7 +140,7 @@ def top_k(
 
 def _selection(cfg: TopKConfig, k: int, interpret: bool = False) -> Callable[[jax.Array], Found]:
     if cfg.implementation == "xla":
-        return _with_values(lambda x: jax.lax.top_k(x, k)[1])
+        return lambda x: (*jax.lax.top_k(x, k),)
     if cfg.implementation == "parts":
         return _with_values(functools.partial(by_parts, k=k, block=cfg.block, sorts=cfg.finish != "count"))
     if cfg.implementation == "bits":
