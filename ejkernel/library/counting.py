@@ -21,8 +21,8 @@ def running_sums(counts: jax.Array) -> jax.Array:
 
     def at_once(counts: jax.Array) -> jax.Array:
         place = jnp.arange(counts.shape[0])
-        counted = (place <= place[:, None]).reshape(-1, counts.shape[0], *(1,) * (counts.ndim - 1))
-        return jnp.sum(jnp.where(counted, counts, 0), axis=1, dtype=counts.dtype)
+        counted = (place[None] <= place[:, None]).reshape(-1, counts.shape[0], *(1,) * (counts.ndim - 1))
+        return jnp.sum(jnp.where(counted, counts[None], 0), axis=1, dtype=counts.dtype)
 
     if counts.shape[0] * counts.size > _FEW_PAIRS:
         return in_steps(counts)
@@ -37,7 +37,7 @@ def ended_before(ends: jax.Array, number: jax.Array) -> jax.Array:
         return jnp.searchsorted(ends, number, side="right").astype(jnp.int32)
 
     def at_once(ends: jax.Array, number: jax.Array) -> jax.Array:
-        return jnp.sum(ends <= number[:, None], axis=1, dtype=jnp.int32)
+        return jnp.sum(ends[None] <= number[:, None], axis=1, dtype=jnp.int32)
 
     if ends.shape[0] * number.shape[0] > _FEW_PAIRS:
         return in_steps(ends, number)
