@@ -85,8 +85,9 @@ def seconds_for(settings: Settings, tuner: Any) -> list[float]:
     return [left] if getattr(tuner, "seconds", None) is not None else [left, CALL_SECONDS]
 
 
-def tell_if_used_up(key: Key, record: Record, seconds: float | None, used: str = "the best so far") -> None:
+def tell_if_used_up(key: Key, record: Record, seconds: float | None, *, is_answered: bool = True) -> None:
     """Says that a call's own minute ended its tuning, and what is used now."""
     if record.stop == "deadline" and seconds == CALL_SECONDS:
-        message = f"tuning {key} was stopped after {CALL_SECONDS:g} s, the default for a call; {used} is used"
+        used = "the best so far is used" if is_answered else "the heuristic cfg is used"
+        message = f"tuning {key} was stopped after {CALL_SECONDS:g} s, the default for a call; {used}"
         warnings.warn(f"{message}. Give Tuner(seconds=...), or {_MORE}", TuningWarning, stacklevel=2)

@@ -85,7 +85,7 @@ class TuningRuns:
                 tuning_budget.tell_if_used_up(request.key, record, job.seconds)
         except OutOfTimeError as error:
             if not again and error.record is not None:
-                tuning_budget.tell_if_used_up(request.key, error.record, job.seconds, "the heuristic cfg")
+                tuning_budget.tell_if_used_up(request.key, error.record, job.seconds, is_answered=False)
             raise
         except KeyboardInterrupt as stopped:
             record = self._best_so_far(request, stopped)
