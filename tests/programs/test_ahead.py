@@ -88,6 +88,16 @@ def test_no_worker_starts_where_none_is_needed(monkeypatch, why):
     assert begun == []
 
 
+def test_no_worker_starts_for_a_device_of_another_machine(monkeypatch):
+    """It is compiled for, and runs nothing; its turn says so."""
+    begun, call = [], Prepared().call("a")
+    monkeypatch.setattr(ahead_of, "start_ahead", lambda **head: begun.append(head))
+    call.device.client = SimpleNamespace(platform="cpu")
+    call.selectors[0].tuning_is_off = lambda: False
+    ahead_of.start_worker([call])
+    assert begun == []
+
+
 def test_nothing_is_traced_ahead_where_that_would_be_measured_too(monkeypatch):
     """On a CPU tracing takes the cores that candidates run on."""
     result, ahead = tuned(monkeypatch, pays=False)

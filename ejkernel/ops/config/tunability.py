@@ -19,7 +19,7 @@ import numpy as np
 
 from ..core.bind import bind
 from ..core.description import readable
-from ..core.device import device_fingerprint
+from ..core.device import device_fingerprint, is_attached
 from ..core.errors import KeyPartError
 from ..core.invocation import array_leaves, batched_leaves
 from ..core.kernel import Kernel, has_any
@@ -50,7 +50,7 @@ def untunable_because(request: Request, cfg: Any) -> Obstacle | None:
         return Obstacle("its shapes are symbolic")
     if any(_spans_processes(leaf.sharding) for leaf in leaves if _has_place(leaf)):
         return Obstacle("its arrays span processes; call it inside shard_map to have each shard's part tuned", True)
-    if request.device not in jax.local_devices(backend=request.device.client.platform):
+    if not is_attached(request.device):
         return Obstacle(f"{device_fingerprint(request.device)} is not attached to this process")
     abstract = [leaf for leaf in leaves if not is_concrete(leaf)]
     has_example = has_any(type(request.kernel), "example_inputs")

@@ -102,6 +102,11 @@ def _first(mesh: Any) -> jax.Device | None:
     return (mine or list(mesh.devices.flat))[0]
 
 
+def is_attached(device: jax.Device) -> bool:
+    """Is the device one of this process? One of a described machine can be compiled for, and runs nothing."""
+    return device in jax.local_devices(backend=device.client.platform)
+
+
 def platform_of(inv: Any) -> str:
     """`gpu`, `tpu` or `cpu`: the platform of a call's device."""
     return get_device_platform(device_of(inv))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from .. import _jax
+from ..core.device import is_attached
 from ..core.errors import IsolationError
 from ..core.key import Key
 from ..timing.compile_pool import JaxSettings
@@ -117,17 +118,12 @@ def start_worker(calls: Sequence[FoundCall]) -> None:
         return
     for call in calls:
         selector = call.selectors[0]
-        if TracedAhead.pays(call) and _is_light(call) and _is_attached(call) and not selector.tuning_is_off():
+        if TracedAhead.pays(call) and _is_light(call) and is_attached(call.device) and not selector.tuning_is_off():
             isolate = selector.tuner.isolate
             isolation = isolate if isinstance(isolate, Isolation) else Isolation()
             with contextlib.suppress(IsolationError), call.restored():
                 start_ahead(**worker_settings(call.device, isolation))
             return
-
-
-def _is_attached(call: FoundCall) -> bool:
-    """Is the device of this process? One of a described machine may be compiled for, and runs nothing."""
-    return call.device in call.device.client.local_devices()
 
 
 def _is_light(call: FoundCall) -> bool:
