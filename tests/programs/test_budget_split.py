@@ -104,7 +104,7 @@ def test_the_first_call_of_a_gpu_has_the_time_in_which_a_worker_starts():
     small, large = FakeCall("small"), FakeCall("large")
     small.device = SimpleNamespace(platform="gpu")
     costs = shares(small=0.1, large=9.9)
-    assert allotted(small, [small, large], costs, 15.0) == 8.0
+    assert allotted(small, [small, large], costs, 15.0) == 12.0
     assert allotted(small, [small, large], costs, 15.0, [2.5]) == 2.5
 
 

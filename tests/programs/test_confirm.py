@@ -652,13 +652,22 @@ def test_a_deleted_argument_is_not_confirmed_unasked(monkeypatch):
     assert not programs_autotune._would_be_confirmed((x,), {})
 
 
-def test_an_eighth_of_a_budget_is_kept_for_confirming():
-    """Tunings are told of what is left without it."""
+@pytest.mark.parametrize(
+    ("confirms", "has_change", "kept"),
+    [
+        pytest.param(True, True, 12.0, id="a-change-to-confirm"),
+        pytest.param(True, False, 1.0, id="nothing-to-confirm-yet"),
+        pytest.param(False, True, 0.0, id="not-confirmed"),
+    ],
+)
+def test_an_eighth_of_a_budget_is_kept_for_confirming_what_has_changed(confirms, has_change, kept):
+    """Tunings are told of what is left without it; where there is nothing to confirm, a second stays for the end."""
     options = AutotuneOptions(seconds=100.0)
-    for confirms, kept in ((True, 12.0), (False, 0.0)):
-        batch = BatchTuner("cpu", options, deadline=time.perf_counter() + 100.0, confirms=confirms)
-        # Time goes by meanwhile, however much on a busy machine, and never comes back.
-        assert 100.0 - kept - 5.0 < batch._left() <= 100.0 - kept
+    batch = BatchTuner("cpu", options, deadline=time.perf_counter() + 100.0, confirms=confirms)
+    if has_change:
+        batch.changed["key"] = ("call", "cfg")
+    # Time goes by meanwhile, however much on a busy machine, and never comes back.
+    assert 100.0 - kept - 5.0 < batch._left() <= 100.0 - kept
 
 
 # By the device's own clock.

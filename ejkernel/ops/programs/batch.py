@@ -30,6 +30,9 @@ from .tracing.ahead import traced_elsewhere
 
 # The share of a budget for running the program before and after: its two forms are compiled side by side.
 _FOR_CONFIRMING = 0.12
+# Seconds of that share which stay as long as no call has another cfg, and there is nothing to confirm: the last worker
+# and the processes that trace take a second to end.
+_FOR_ENDING = 1.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,11 +210,7 @@ class BatchTuner:
             if shares is not None and all(map(ahead.pays, waiting)):
                 waiting = quick_to_trace_first(waiting, shares)
             want(waiting)
-            token = program_end.set(None if shares is None else self.deadline - self._kept)
-            try:
-                self._tune_in_order(waiting, shares, interrupts, ahead)
-            finally:
-                program_end.reset(token)
+            self._tune_in_order(waiting, shares, interrupts, ahead)
 
     def _tune_in_order(
         self,
@@ -238,7 +237,11 @@ class BatchTuner:
                 ahead.trace(call, seconds)
                 seconds = seconds and seconds - (time.perf_counter() - start)
                 ahead.begin(call, waiting, None if shares is None else self._left())
-            self.entries[call.key] = entry = self._tuned(call, seconds)
+            token = program_end.set(None if shares is None else self._end())
+            try:
+                self.entries[call.key] = entry = self._tuned(call, seconds)
+            finally:
+                program_end.reset(token)
             if entry.is_measured:
                 self._taken.append(time.perf_counter() - start)
             self._progress.tuned(entry)
@@ -257,7 +260,11 @@ class BatchTuner:
         return f"the budget of {self.options.seconds:g} s {why}"
 
     def _left(self) -> float:
-        return self.deadline - self._kept - time.perf_counter()
+        return self._end() - time.perf_counter()
+
+    def _end(self) -> float:
+        """The end of the tunings: what confirming would take is theirs while there is nothing to confirm."""
+        return self.deadline - (self._kept if self.changed else min(self._kept, _FOR_ENDING))
 
     def _tuned(self, call: FoundCall, seconds: float | None) -> Entry:
         first, *others = call.selectors
