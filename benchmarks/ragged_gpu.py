@@ -45,6 +45,15 @@ CASES = [
     (32768, 2048, 768, 128, 1e6, False),
     (8192, 4096, 14336, 8, 2.0, False),
     (16384, 2048, 1408, 64, 2.0, True),
+    # Shorter groups, between which guesses differ.
+    (4096, 4096, 14336, 8, 2.0, False),
+    (2048, 4096, 4096, 8, 2.0, False),
+    (1024, 4096, 4096, 8, 2.0, False),
+    (16384, 2048, 1024, 32, 2.0, False),
+    (8192, 2048, 768, 64, 2.0, False),
+    (4096, 2048, 768, 64, 2.0, False),
+    (4096, 2048, 1408, 16, 2.0, True),
+    (8192, 2048, 768, 64, 2.0, True),
 ]
 FLOPS, TRAFFIC = 790e12, 4.3e12
 # Off by more than this share of the largest value is wrong.
@@ -61,8 +70,8 @@ def ways(backward: bool) -> dict[str, Callable[..., Any]]:
         return (out, *kernel.vjp((), out, *dy, lhs, rhs, sizes, cfg=cfg)[:2]) if backward else out
 
     cfgs = [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((256, 4), (256, 3), (128, 5))]
-    cfgs += [RaggedDotConfig("triton", 128, 128, 64, 4, 3)]
-    cfgs += [] if backward else [RaggedDotConfig("mosaic_jax", 128, 128, 64, None, 4)]
+    cfgs += [RaggedDotConfig("triton", high, 128, 64, 4, 3) for high in (128, 64)]
+    cfgs += [RaggedDotConfig("mosaic_jax", m, 128, 64, None, s) for m, s in ((128, 4), (64, 6)) if not backward]
     return {f"{c.implementation} {c.block_m}x{c.block_n}, {c.num_stages}": functools.partial(run, c) for c in cfgs}
 
 
