@@ -88,7 +88,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
     """
 
     op_id = "library.attention"
-    version = "2"  # `backward`
+    version = "3"  # Mosaic's forward pass serves cuDNN's gradient; before, a gradient took both passes from cuDNN
     cfg_type = AttentionConfig
 
     def run(
@@ -145,11 +145,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
 
             def by_mosaic(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-                from .mosaic.attention import forward
-
-                launch: dict[str, Any] = dict(zip(("block_q", "block_k"), _mosaic_blocks(cfg), strict=True))
-                launch |= {"scale": scale, "causal": causal, "interpret": interpret, "stages": cfg.num_stages or 2}
-                return forward(q, k, v, **launch)[0]
+                return _with_logs(q, k, v, scale=scale, causal=causal, cfg=cfg, interpret=interpret)[0]
 
             def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                 return chunked(q, k, v, None, None, sight=sight, scale=scale, block_q=512, block_k=1024)
@@ -176,7 +172,12 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
             return self.run(*refilled(others, values), cfg=way, **kwargs)
 
         if cfg.backward == "cudnn":
-            # Its gradient needs what its own forward pass keeps: another's would come on top.
+            if cfg.implementation == "mosaic" and not self._is_forward_alone(args, kwargs):
+                # cuDNN's gradient takes the logarithms of the sums from either forward pass.
+                given = named_args(args, kwargs)
+                q, k, v = (given[name] for name in ARRAYS[:3])
+                return _with_logs(q, k, v, scale=given["scale"], causal=bool(given.get("causal")), cfg=cfg)
+            # It needs what no other forward pass keeps: another's would come on top.
             way = replace(cfg, implementation="cudnn", backward=None)
             return self.fwd_with_residuals_gpu(*args, cfg=way, **kwargs)
         if cfg.backward is not None:
@@ -197,6 +198,13 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         self, residuals: Any, y: jax.Array, dy: jax.Array, *args: Any, cfg: AttentionConfig, **kwargs: Any
     ) -> tuple[Any, ...]:
         """Gradients of queries, keys, values and bias."""
+        if isinstance(residuals, jax.Array):
+            from .attention_cudnn_gradient import gradients
+
+            given = named_args(args, kwargs)
+            q, k, v = (given[name] for name in ARRAYS[:3])
+            how = {"scale": given["scale"], "causal": bool(given.get("causal"))}
+            return *gradients(q, k, v, y, residuals, dy, **how), *(None for _ in args[3:])
         if residuals is None:
             floats, others = floats_of(args)
             way = replace(cfg, implementation=cfg.backward or cfg.implementation, backward=None)
@@ -220,7 +228,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         """cuDNN wherever it takes the call: on an H200 it is 3 to 12 times as fast as XLA's; else JAX's Pallas kernel.
 
         That is 1.6 times as fast as XLA's in float32, with the blocks that it brings. The forward pass of a short call
-        is Mosaic's; where a gradient is taken, both passes are cuDNN's.
+        is Mosaic's, and its gradient cuDNN's.
         """
         given = named(inv)
         warps = 4 if given["q"].shape[-1] <= 64 else 8
@@ -254,7 +262,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         # Few: where cuDNN runs, it wins, and each of these takes seconds to compile.
         blocks = [(128, 128, 32), (128, 64, 32), (64, 64, 32), (128, 128, 64)]
         found = [AttentionConfig("cudnn")]
-        # Its gradient is cuDNN's: no other of Mosaic's is here yet.
+        # Its gradient is cuDNN's, from the logarithms that it keeps.
         tiles = [(128, 128, 2), (128, 64, 3), (128, 64, 2)]
         found += [AttentionConfig("mosaic", q, k, num_stages=s, backward="cudnn") for q, k, s in tiles]
         found += [AttentionConfig("pallas", q, k, back, warps, 2) for q, k, back in blocks for warps in (4, 8)]
@@ -381,6 +389,24 @@ def attention(
     if cap is not None:
         static["logits_soft_cap"] = cap
     return plan(Attention(), *arrays, cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
+
+
+def _with_logs(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    scale: float,
+    causal: bool,
+    cfg: AttentionConfig,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Mosaic's result, and the logarithm of each query's sum of exponentials."""
+    from .mosaic.attention import forward
+
+    block_q, block_k = _mosaic_blocks(cfg)
+    how: dict[str, Any] = {"block_q": block_q, "block_k": block_k, "stages": cfg.num_stages or 2}
+    return forward(q, k, v, scale=scale, causal=causal, interpret=interpret, **how)
 
 
 def _mosaic_blocks(cfg: AttentionConfig) -> tuple[int, int]:

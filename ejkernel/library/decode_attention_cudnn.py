@@ -6,7 +6,6 @@ vmap or for shards of a table. XLA, which gets the call, needs none of that: it 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import jax
@@ -17,12 +16,13 @@ from ..ops.core.device import device_of, get_device_platform
 from .arguments import ArgumentError
 from .attention_ready import by_jax, capability_of, jax_refuses_cudnn, leaves_hidden_alone
 from .attention_sight import Sight
+from .cudnn_calls import ELEMENTS, Axes, call, config
 from .decode_attention_ways import CacheSight
 from .folding import folded, merged, spread
 
 # XLA's name for attention by cuDNN without bias and dropout.
 _TARGET = "__cudnn$fmhaSoftmax"
-_ELEMENTS = {"bfloat16": "BF16", "float16": "F16"}
+_PRODUCTS: dict[str, Axes] = {"bmm1": ((3, 3), ((0, 2), (0, 2))), "bmm2": ((3, 1), ((0, 1), (0, 2)))}
 # Wider heads over pages need a cuDNN of 9.10, and JAX runs with older ones.
 _WIDEST_IN_PAGES, _WIDEST = 128, 256
 _SMALLEST_PAGE = 16
@@ -53,7 +53,7 @@ def call_refused(q: Any, k: Any, table: Any, sinks: Any, *, window: int | None, 
         return f"cuDNN is given one query of each sequence, not {q.shape[1]}"
     if window is not None or soft_cap is not None or sinks is not None:
         return "cuDNN is given no window, soft cap or sinks here"
-    if q.dtype.name not in _ELEMENTS:
+    if q.dtype.name not in ELEMENTS:
         return f"cuDNN takes bfloat16 and float16, not {q.dtype.name}"
     if size % 8 or size > widest:
         return f"cuDNN is given head sizes that are multiples of 8 up to {widest}, not {size}"
@@ -108,50 +108,11 @@ def _mapped(q: Any, k: Any, v: Any, table: Any, lengths: Any, scale: float) -> j
 def of_pages(q: Any, k: Any, v: Any, table: Any, lengths: Any, *, scale: float) -> jax.Array:
     """cuDNN's attention over pages; lengths from 1 on, and a table of pages that there are."""
     batch, queries, heads, size = q.shape
-    # Written in the queries' layout; the second result is room that XLA takes for itself.
-    results = jax.ShapeDtypeStruct((batch, heads, queries, size), q.dtype), jax.ShapeDtypeStruct((0,), jnp.uint8)
-    call = jax.ffi.ffi_call(
-        _TARGET,
-        results,
-        output_layouts=((0, 2, 1, 3), (0,)),
-        custom_call_api_version=2,
-        legacy_backend_config=json.dumps({"cudnn_fmha_backend_config": _config(q, k.shape[1], scale)}),
-    )
+    # Written in the queries' layout. Scores are of one page: XLA takes the number of pages from the table.
+    result = jax.ShapeDtypeStruct((batch, heads, queries, size), q.dtype)
+    about = config(q, k.shape[1], scale, _PRODUCTS, is_paged_attention=True)
     pages = table[:, None, :, None]
-    out = call(q, k, v, jnp.full_like(lengths, queries), lengths, pages, pages)[0]
+    (out,) = call(_TARGET, [result], ((0, 2, 1, 3),), about)(
+        q, k, v, jnp.full_like(lengths, queries), lengths, pages, pages
+    )
     return jnp.swapaxes(out, 1, 2)
-
-
-def _config(q: Any, page: int, scale: float) -> dict[str, Any]:
-    """The fields of XLA's `CudnnfMHABackendConfig` for the call, without those at their default."""
-    batch, queries, heads, _ = q.shape
-
-    def product(contracted: tuple[int, int], batched: tuple[tuple[int, int], tuple[int, int]]) -> dict[str, list[str]]:
-        sides = ("lhs", "rhs")
-        found = {f"{side}_contracting_dimensions": [str(at)] for side, at in zip(sides, contracted, strict=True)}
-        return found | {
-            f"{side}_batch_dimensions": [str(at) for at in axes] for side, axes in zip(sides, batched, strict=True)
-        }
-
-    return {
-        "algorithm": {
-            "math_type": "TENSOR_OP_MATH",
-            "tuning_knobs": {"17": "1", "24": "0"},
-            "is_cudnn_frontend": True,
-            "workspace_size": "0",
-        },
-        "fmha_scale": scale,
-        # Scores of one page: XLA takes the number of pages from the table.
-        "intermediate_tensor_shape": {
-            "element_type": _ELEMENTS[q.dtype.name],
-            "dimensions": [str(extent) for extent in (batch, heads, queries, page)],
-            "layout": {"minor_to_major": ["3", "2", "1", "0"]},
-            "is_dynamic_dimension": [False] * 4,
-        },
-        "is_flash_attention": True,
-        "bmm1_dot_dimension_numbers": product((3, 3), ((0, 2), (0, 2))),
-        "bmm2_dot_dimension_numbers": product((3, 1), ((0, 1), (0, 2))),
-        "seed": 42,
-        "max_seg_per_batch": 1,
-        "is_paged_attention": True,
-    }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cudnn_text import call_of
 from fakes_library import UNTUNED, assert_near, normal, pull, selects, wide
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -62,24 +61,6 @@ def hopper(cudnn, monkeypatch):
     """A GPU of capability 9 with cuDNN, as far as the library asks."""
     monkeypatch.setattr(decode_attention_cudnn, "get_device_platform", lambda device: "gpu")
     monkeypatch.setattr(decode_attention_cudnn, "capability_of", lambda device: (9, 0))
-
-
-def call_of(fn, *given):
-    """The call of cuDNN in a program for CUDA: its text without the config, and the config without defaults."""
-    text = jax.jit(fn).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
-    (line,) = [line for line in text.splitlines() if "custom_call @__cudnn$fmhaSoftmax" in line]
-    config = re.search(r'backend_config = "([^"]*)"', line)
-    form = line.replace(config.group(0), "").partition("{")[2]
-    return form, without_defaults(json.loads(config.group(1).replace("\\22", '"')))
-
-
-def without_defaults(value):
-    """Fields of a message that its reader would not fill in by itself; a wrapped number and a map have none."""
-    if not isinstance(value, dict):
-        return value
-    defaults = ("0", 0, 0.0, False, [], {}, "NO_MASK", "PRIMITIVE_TYPE_INVALID")
-    inner = {name: one if name == "tuning_knobs" else without_defaults(one) for name, one in value.items()}
-    return {name: one for name, one in inner.items() if name == "workspace_size" or one not in defaults}
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

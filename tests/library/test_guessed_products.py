@@ -17,7 +17,6 @@ from ejkernel.library import (
     MatmulConfig,
     RaggedDot,
     RaggedDotConfig,
-    attention_ready,
 )
 
 __all__ = ["asked"]
@@ -180,26 +179,3 @@ def test_attention_on_another_generation_is_cudnns(asked, with_cudnn):
     """However short."""
     cfg = asked(Attention(), *heads(1, 256, 16, 64), scale=0.1, capability="8.0")
     assert cfg == AttentionConfig("cudnn")
-
-
-def test_with_a_gradient_both_passes_are_cudnns(monkeypatch):
-    """Its gradient needs what its own forward pass keeps; here XLA's stands in its place."""
-    plain, asked_for = attention_ready.by_jax, []
-
-    def by_jax(*args, implementation, **kwargs):
-        asked_for.append(implementation)
-        return plain(*args, implementation="xla", **kwargs)
-
-    monkeypatch.setattr(attention_ready, "by_jax", by_jax)
-    monkeypatch.setattr(sys.modules[Attention.__module__], "jax_refuses_cudnn", lambda *args, **kwargs: "")
-    q, k, v = (jax.random.normal(jax.random.key(n), (1, 128, 2, 64), jnp.bfloat16) for n in range(3))
-    out, kept = Attention().fwd_with_residuals_gpu(q, k, v, scale=0.5, causal=True, cfg=SHORT)
-    grads = Attention().vjp_gpu(kept, out, jnp.ones_like(out), q, k, v, scale=0.5, causal=True, cfg=SHORT)
-    assert asked_for == ["cudnn"]
-
-    def xla(q, k, v):
-        return jax.nn.dot_product_attention(q, k, v, scale=0.5, is_causal=True)
-
-    wanted, pull = jax.vjp(xla, q, k, v)
-    assert jnp.array_equal(out, wanted)
-    assert all(jnp.array_equal(*pair) for pair in zip(grads, pull(jnp.ones_like(out)), strict=True))

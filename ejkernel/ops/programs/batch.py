@@ -237,7 +237,7 @@ class BatchTuner:
                 ahead.trace(call, seconds)
                 seconds = seconds and seconds - (time.perf_counter() - start)
                 ahead.begin(call, waiting, None if shares is None else self._left())
-            token = program_end.set(None if shares is None else self._end())
+            token = program_end.set(None if shares is None else self._tuning_end())
             try:
                 self.entries[call.key] = entry = self._tuned(call, seconds)
             finally:
@@ -260,9 +260,9 @@ class BatchTuner:
         return f"the budget of {self.options.seconds:g} s {why}"
 
     def _left(self) -> float:
-        return self._end() - time.perf_counter()
+        return self._tuning_end() - time.perf_counter()
 
-    def _end(self) -> float:
+    def _tuning_end(self) -> float:
         """The end of the tunings: what confirming would take is theirs while there is nothing to confirm."""
         return self.deadline - (self._kept if self.changed else min(self._kept, _FOR_ENDING))
 
