@@ -232,8 +232,8 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> AttentionConfig:
         """cuDNN wherever it takes the call: on an H200 it is 3 to 12 times as fast as XLA's; else JAX's Pallas kernel.
 
-        That is 1.6 times as fast as XLA's in float32, with the blocks that it brings. On Hopper GPUs the forward pass is
-        Mosaic's where it serves, 0.77 to 0.96 of cuDNN's time in five calls, and the gradient cuDNN's.
+        That is 1.6 times as fast as XLA's in float32, with the blocks that it brings. On Hopper GPUs the forward pass
+        is Mosaic's where it serves, 0.77 to 0.96 of cuDNN's time in five calls, and the gradient cuDNN's.
         """
         given = named(inv)
         warps = 4 if given["q"].shape[-1] <= 64 else 8
