@@ -101,8 +101,9 @@ def test_the_gradient_of_tiles_has_narrow_factors():
 @pytest.mark.parametrize(
     ("sizes", "cfg"),
     [
-        ((64, 768, 64, 768), RaggedDotConfig("mosaic_jax", 64, 128, 64, None, 6)),
-        ((512, 1536, 8, 3072), RaggedDotConfig("mosaic_jax", 64, 128, 64, None, 6)),
+        ((256, 768, 8, 768), RaggedDotConfig("triton", 64, 128, 64, 4, 3)),
+        ((512, 1536, 8, 3072), RaggedDotConfig("triton", 64, 128, 64, 4, 3)),
+        ((2048, 2048, 64, 768), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
         ((1024, 2048, 8, 1024), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
         ((8192, 2048, 8, 1024), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
         ((8192, 2048, 8, 320), RaggedDotConfig("mosaic", 128, 128, 64, None, 5)),
@@ -111,13 +112,13 @@ def test_the_gradient_of_tiles_has_narrow_factors():
         ((1024, 1000, 8, 1000), RaggedDotConfig("triton", 128, 128, 64, 4, 3)),
     ],
     ids=[
-        *("reads", "reads at most", "both", "multiplies", "odd columns", "many groups"),
+        *("reads", "reads at most", "reads for many groups", "both", "multiplies", "odd columns", "many groups"),
         *("fewer rows than a block", "sizes that no block divides"),
     ],
 )
 @measured
 def test_groups_go_by_their_rows_on_average(asked, sizes, cfg):
-    """JAX's kernel as long as reading matrices counts, the library's beyond, XLA's for few rows, else Triton's."""
+    """Triton's low tiles where few groups read matrices, the library's beyond, XLA's for few rows, else Triton's."""
     assert asked(RaggedDot(), *groups(*sizes)) == cfg
 
 
@@ -166,12 +167,13 @@ def tiled(block_q, block_k, persistent=False):
         ((2, 512, 32, 128), tiled(128, 128, persistent=True)),
         ((2, 16384, 8, 128), tiled(128, 128)),
         ((4, 2048, 16, 64), tiled(192, 128)),
-        ((1, 1024, 16, 64), tiled(128, 128, persistent=True)),
+        ((8, 1024, 12, 64), tiled(128, 128, persistent=True)),
+        ((1, 1024, 16, 64), tiled(128, 128)),
         ((2, 4096, 8, 256), tiled(128, 64)),
         ((1, 250, 16, 64), AttentionConfig("cudnn")),
         ((1, 512, 16, 80), AttentionConfig("cudnn")),
     ],
-    ids=["stays", "sections", "narrow heads", "a rest", "wide heads", "odd length", "odd heads"],
+    ids=["stays", "sections", "narrow heads", "a rest", "one wave", "wide heads", "odd length", "odd heads"],
 )
 @measured
 def test_attention_is_mosaics_where_it_serves(asked, with_cudnn, sizes, cfg):

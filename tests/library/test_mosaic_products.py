@@ -1,7 +1,7 @@
 """Products by Mosaic GPU: interpreted with races looked for, beside float32, and lowered for a Hopper GPU.
 
-Covers `library/mosaic/attention.py`, `library/mosaic/attention_tiles.py`, `library/mosaic/matmul.py`,
-`library/mosaic/ragged_dot.py` and `library/mosaic/tiles.py`.
+Covers `library/mosaic/attention.py`, `library/mosaic/attention_order.py`, `library/mosaic/attention_tiles.py`,
+`library/mosaic/matmul.py`, `library/mosaic/ragged_dot.py` and `library/mosaic/tiles.py`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Order:
     """Tiles of (batch, head, block of queries), over so many blocks of threads."""
 
     heads: int
-    # Blocks of queries of a head, and heads whose keys are in the cache together.
+    # The number of a head's blocks of queries, and that of the heads whose keys share the cache.
     length: int
     together: int
     tiles: int
