@@ -27,7 +27,7 @@ from .values import were_checked
 _ARRAYS = ("lhs", "rhs", "group_sizes")
 # An H200 does some 180 operations while it reads a byte: up to so many rows of a group it waits for matrices.
 _READ = 64
-# Rows that XLA's own serves, which reads each matrix whole, and groups whose last tiles take no time that counts.
+# Rows that XLA's own serves, which reads each matrix whole, and so many groups that their last tiles count.
 _FEW_ROWS, _FEW = 128, 16
 
 

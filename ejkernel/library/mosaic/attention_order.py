@@ -20,7 +20,7 @@ class Order:
     """Tiles of (batch, head, block of queries), over so many blocks of threads."""
 
     heads: int
-    # The number of a head's blocks of queries, and that of the heads whose keys share the cache.
+    # The number of a head's blocks of queries, and of heads with keys in the cache together.
     length: int
     together: int
     tiles: int
