@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from ..narrow import rounded
 from .launch import launch, loop, places, plgpu
 from .recipes import running_norm
-from .rows import Row, boards_of, row_of
+from .rows import Row, boards_of, put, row_of
 from .spread import block_spread
 
 # Where a running maximum begins.
@@ -51,7 +50,7 @@ def row_sums(
         share = jnp.where(top == highest, 1.0, jnp.exp(top - highest))
         sums = [highest, row.total(norm * share), mine[jnp.clip(labels_ref[at], 0, words - 1)]]
         sums += [row.total(added)] if total else []
-        _put(row, [out_ref.at[number] for number in range(len(sums))], at, sums)
+        put(row, [out_ref.at[number] for number in range(len(sums))], at, sums)
 
     (made,) = launch(
         kernel,
@@ -105,7 +104,7 @@ def row_slopes(
         lost = loop(lying.unmasked, step, lost, interpret=interpret) if lying.unmasked else lost
         for number in range(lying.unmasked, lying.count):
             lost = step(number, lost, row.counted(number))
-        _put(row, [lost_ref.at[0]], at, [row.total(lost)])
+        put(row, [lost_ref.at[0]], at, [row.total(lost)])
 
     made, lost = launch(
         kernel,
@@ -123,16 +122,3 @@ def row_slopes(
 def _zeros(row: Row) -> jax.Array:
     zeros = jnp.zeros(row.spread.size, jnp.float32)
     return zeros if row.interpret else plgpu.layout_cast(zeros, row.layout)
-
-
-def _put(row: Row, refs: Sequence[Any], at: Any, values: Sequence[jax.Array]) -> None:
-    """Writes a row's numbers, which all its warpgroups know, by one of them."""
-
-    def write() -> None:
-        for ref, value in zip(refs, values, strict=True):
-            ref[at] = value
-
-    if row.spread.groups == 1:
-        write()
-    else:
-        pl.when(row.group == 0)(write)
