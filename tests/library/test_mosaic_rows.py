@@ -406,8 +406,10 @@ def test_a_sum_and_its_norm_are_lowered_for_a_gpu(width):
     assert "library_residual_norm_gradient" in text
 
 
-@pytest.mark.parametrize("block", [512, pytest.param(128, marks=pytest.mark.slow)])
-def test_losses_and_gradients_of_odd_vocabularies_agree(races, block):
+@pytest.mark.parametrize(
+    ("block", "padded"), [(512, None), (512, 128), *(pytest.param(128, p, marks=pytest.mark.slow) for p in (None, 500))]
+)
+def test_losses_and_gradients_of_odd_vocabularies_agree(races, block, padded):
     """Sums of logits and their derivatives by Mosaic, beside all logits at once."""
     rng = np.random.default_rng(0)
     hidden, weight = (jnp.asarray(rng.standard_normal(shape).astype(jnp.bfloat16)) for shape in ((3, 8), (8, 700)))
@@ -420,16 +422,16 @@ def test_losses_and_gradients_of_odd_vocabularies_agree(races, block):
 
         return jax.tree.leaves(jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(hidden, weight))
 
-    found = both(LinearCrossEntropyConfig("mosaic", 3, block=block, num_warps=4))
+    found = both(LinearCrossEntropyConfig("mosaic", 3, block=block, num_warps=4, padded=padded))
     for got, want in zip(found, both(LinearCrossEntropyConfig("xla")), strict=True):
         assert_near(got, np.asarray(want, np.float64), "bfloat16")
 
 
-@pytest.mark.parametrize("words", [131, 100_003])
-def test_cross_entropy_is_lowered_for_a_gpu(words):
+@pytest.mark.parametrize(("words", "padded"), [(131, None), (100_003, None), (50257, 128)])
+def test_cross_entropy_is_lowered_for_a_gpu(words, padded):
     """Both passes over logits."""
     launch = {"block": 2048, "num_warps": 8} if words > 4096 else {"block": 128, "num_warps": 4}
-    cfg, kernel = LinearCrossEntropyConfig("mosaic", 8, **launch), LinearCrossEntropy()
+    cfg, kernel = LinearCrossEntropyConfig("mosaic", 8, padded=padded, **launch), LinearCrossEntropy()
 
     def both(hidden, weight, labels):
         loss, kept = kernel.fwd_with_residuals(hidden, weight, labels, label_smoothing=0.1, cfg=cfg)
