@@ -1,6 +1,6 @@
 """Row kernels by Mosaic GPU: interpreted with races looked for, beside float64, and lowered for a GPU.
 
-Covers `library/mosaic/launch.py`, `library/mosaic/meeting.py`, `library/mosaic/norm_gradients.py`,
+Covers `library/mosaic/column_sums.py`, `library/mosaic/launch.py`, `library/mosaic/meeting.py`, `library/mosaic/norm_gradients.py`,
 `library/mosaic/norm_rows.py`, `library/mosaic/recipes.py`, `library/mosaic/residual_rows.py`,
 `library/mosaic/rows.py`, `library/mosaic/spread.py` and `library/mosaic/together.py`.
 """
@@ -33,7 +33,7 @@ from ejkernel.library import (
     rms_norm,
     softmax,
 )
-from ejkernel.library.mosaic import norm_rows
+from ejkernel.library.mosaic import column_sums, norm_rows
 from ejkernel.library.mosaic.spread import launches, refuses, spread
 from ejkernel.ops import Invocation
 
@@ -199,6 +199,30 @@ def test_gradients_from_what_was_kept_are_those_of_the_plain_way(races, monkeypa
         for one, other in zip(found, wanted, strict=True):
             # A mean of a hundred deviations leaves float32 a hundredth of its digits.
             assert_near(one, np.asarray(other, np.float64), "float32", slack=300)
+
+
+@needs_loops
+@pytest.mark.parametrize("count", [1, 2])
+def test_sums_over_blocks_are_those_of_the_plain_way(races, count):
+    """Of one array and of two, with rows that the warpgroups do not divide."""
+    parts = [normal(70, 256, seed=seed) for seed in range(count)]
+    found = column_sums.column_sums(parts, interpret=True, name="study")
+    for one, part in zip(found, parts, strict=True):
+        assert_near(one, np.asarray(part, np.float64).sum(0), "float32", slack=10)
+
+
+@pytest.mark.parametrize("width", [1024, 1000])
+def test_sums_over_blocks_may_be_a_kernel_of_their_own(monkeypatch, width):
+    """One kernel for both vectors where every thread has a column, else XLA's."""
+    course = norm_rows.Course(summed=True)
+    monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients.course_of", lambda *_, **__: course)
+    cfg = LayerNormConfig("mosaic", num_warps=4, kept=True)
+    shapes = [jax.ShapeDtypeStruct((64, width), jnp.bfloat16)] + [jax.ShapeDtypeStruct((width,), jnp.float32)] * 2
+
+    def back(*args):
+        return jax.vjp(lambda *given: LayerNorm().run(*given, cfg=cfg), *args)[1](args[0])
+
+    assert ("library_layer_norm_sums" in lowered_by_mosaic(back, *shapes)) == (width == 1024)
 
 
 def test_gradients_of_gradients_from_what_was_kept():

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import together
+from . import column_sums, together
 from .launch import launch, plgpu
 from .norm_rows import course_of, line_of, portions
 from .rows import boards_of, row_of
@@ -140,5 +140,8 @@ def norm_gradients(
         interpret=interpret,
         name=f"{name}_gradient",
     )
-    sums = [jnp.sum(rows, axis=0).astype(vector.dtype) for rows, vector in zip(partial, vectors, strict=True)]
-    return dx.reshape(x.shape), *sums
+    if course.summed and partial and column_sums.serves(width):
+        totals = column_sums.column_sums(partial, interpret=interpret, name=name)
+    else:
+        totals = [jnp.sum(rows, axis=0) for rows in partial]
+    return dx.reshape(x.shape), *(total.astype(vector.dtype) for total, vector in zip(totals, vectors, strict=True))

@@ -24,11 +24,15 @@ _MULTIPROCESSORS, _BLOCKS = 132, 8
 
 @dataclass(frozen=True)
 class Course:
-    """Elements of a row for each thread at most, rows asked for in advance, and one barrier for all sums of a row."""
+    """Elements of a row for each thread at most, rows asked for in advance, and one barrier for all sums of a row.
+
+    `summed`: the vectors' gradients are added up over blocks by a kernel of ours, not by XLA.
+    """
 
     each: int = _EACH
     ahead: int = 3
     together: bool = False
+    summed: bool = False
 
 
 def course_of(width: int, itemsize: int, *, centred: bool, added: bool, kept: bool = False) -> Course:
