@@ -1,8 +1,8 @@
 """Row kernels by Mosaic GPU: interpreted with races looked for, beside float64, and lowered for a GPU.
 
-Covers `library/mosaic/column_sums.py`, `library/mosaic/launch.py`, `library/mosaic/meeting.py`, `library/mosaic/norm_gradients.py`,
-`library/mosaic/norm_rows.py`, `library/mosaic/recipes.py`, `library/mosaic/residual_rows.py`,
-`library/mosaic/rows.py`, `library/mosaic/spread.py` and `library/mosaic/together.py`.
+Covers `library/mosaic/column_sums.py`, `library/mosaic/launch.py`, `library/mosaic/meeting.py`,
+`library/mosaic/norm_gradients.py`, `library/mosaic/norm_rows.py`, `library/mosaic/recipes.py`,
+`library/mosaic/residual_rows.py`, `library/mosaic/rows.py`, `library/mosaic/spread.py` and `library/mosaic/together.py`.
 """
 
 from __future__ import annotations
