@@ -17,7 +17,8 @@ class GradientLaunch:
     """Elements of a row for each thread at most, blocks of a multiprocessor at most, rows asked for in advance.
 
     `together`: 1 with one barrier for all sums of a row. `kept`: 1 with a mean and a factor of each row from the
-    forward pass, as the last array. `summed`: 1 with blocks' sums added up by a kernel of ours. `registers`: of each element.
+    forward pass, as the last array. `summed`: 1 with blocks' sums added up by a kernel of ours.
+    `registers`: those that each element is counted with.
     """
 
     implementation: str
@@ -56,7 +57,8 @@ class NormGradient:
         from ejkernel.library.mosaic import norm_gradients
 
         course = norm_rows.Course(cfg.each, cfg.ahead, bool(cfg.together), bool(cfg.summed), cfg.registers)
-        *vectors, kept = vectors if cfg.kept else (*vectors, None)
+        kept = vectors[-1] if cfg.kept else None
+        vectors = vectors[:-1] if cfg.kept else vectors
         others, (weight, *rest) = vectors[:added], vectors[added:]
         with (
             mock.patch.object(norm_rows, "_BLOCKS", cfg.blocks),

@@ -70,7 +70,7 @@ def norm(rows: int, width: int, backward: bool) -> Study:
     shapes: list[Any] = [((rows, width), "bfloat16"), ((width,), "float32"), ((width,), "float32")]
     abstract = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
     kernel, warps = LayerNorm(), [4, 8] if width >= 4096 else [4]
-    more: list[dict[str, bool]] = [{}, {"once": True}]
+    more: list[dict[str, Any]] = [{}, {"once": True}]
     if backward:
         more = [{}, {"kept": True}, {"once": True, "kept": True}]
     cfgs = [LayerNormConfig("mosaic", num_warps=w, **fields) for w in warps for fields in more]
@@ -113,7 +113,7 @@ def cross_entropy(tokens: int, width: int, words: int) -> Study:
     kernel, half = LinearCrossEntropy(), -(-tokens // 256) * 128
     launch: dict[str, Any] = {"block": 2048, "num_warps": 8}
     config = LinearCrossEntropyConfig
-    padded = {"padded": 128} if words % 8 else {}
+    padded: dict[str, Any] = {"padded": 128} if words % 8 else {}
     # The smaller chunk where all derivatives are large, and Mosaic's passes where there is time for them.
     large = 2 * tokens * words >= 1 << 30
     cfgs = [config("triton", half, **launch)]

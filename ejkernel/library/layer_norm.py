@@ -24,7 +24,7 @@ from .triton.rows import by_rows, launches
 # As a profile shows it.
 _NAME = "library_layer_norm"
 # What a row's numbers may be computed by, and what of them may be kept.
-_FEWER: tuple[dict[str, bool], ...] = ({"kept": True}, {"once": True, "kept": True})
+_FEWER: tuple[dict[str, Any], ...] = ({"kept": True}, {"once": True, "kept": True})
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Covers `library/mosaic/column_sums.py`, `library/mosaic/launch.py`, `library/mosaic/meeting.py`,
 `library/mosaic/norm_gradients.py`, `library/mosaic/norm_rows.py`, `library/mosaic/recipes.py`,
-`library/mosaic/residual_rows.py`, `library/mosaic/rows.py`, `library/mosaic/spread.py` and `library/mosaic/together.py`.
+`library/mosaic/residual_rows.py`, `library/mosaic/rows.py`, `library/mosaic/spread.py` and
+`library/mosaic/together.py`.
 """
 
 from __future__ import annotations

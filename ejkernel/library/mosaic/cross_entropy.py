@@ -150,5 +150,5 @@ def _counted(row: Row, number: int, words: int) -> jax.Array | None:
     if words == row.spread.width:
         return counted
     here = places(row.spread.size, row.layout, interpret=row.interpret)
-    are_words = here < words - row.start(number)[0]
+    are_words: jax.Array = here < words - row.start(number)[0]
     return are_words if counted is None else are_words & counted

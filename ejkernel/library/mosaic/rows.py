@@ -32,7 +32,7 @@ class Row:
     exchange: Callable[[Callable[..., jax.Array], jax.Array], jax.Array]
     interpret: bool
     # The row's first element, and the shared memory by which all sums have one barrier; None: not asked for.
-    first: jax.Array | None = None
+    first: Any = None
     board: Any = None
 
     def start(self, number: Any) -> tuple[Any, Any]:

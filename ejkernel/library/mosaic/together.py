@@ -28,7 +28,7 @@ _SIZE = 128
 
 def serves() -> bool:
     """Has this JAX what `sums` is made of?"""
-    return jax.__version_info__ >= (0, 11)
+    return bool(jax.__version_info__ >= (0, 11))
 
 
 def boards() -> Any:
