@@ -18,7 +18,7 @@ class GradientLaunch:
 
     `together`: 1 with one barrier for all sums of a row. `kept`: 1 with a mean and a factor of each row from the
     forward pass, as the last array. `summed`: 1 with blocks' sums added up by a kernel of ours.
-    `registers`: those that each element is counted with.
+    `registers`: those that each element is counted with. `lean`: 1 without the next row and the weight in registers.
     """
 
     implementation: str
@@ -29,6 +29,7 @@ class GradientLaunch:
     kept: int = 0
     summed: int = 0
     registers: int = 7
+    lean: int = 0
 
 
 # Of one, two or four times as many warpgroups for a row, with rows asked for early or late.
@@ -49,6 +50,10 @@ KEPT = (
 )
 
 
+# Rows of over 8192 elements, by four warpgroups and by eight.
+WIDE = tuple(GradientLaunch("mosaic", each, 8, ahead, 1, summed=1, lean=1) for each in (32, 16) for ahead in (1, 2))
+
+
 class NormGradient:
     """The gradient kernel as an operation; its cfg is a launch."""
 
@@ -56,7 +61,8 @@ class NormGradient:
         """Gradients of x and of the vectors: a weight, and for layer_norm a bias; another gradient is before them."""
         from ejkernel.library.mosaic import norm_gradients
 
-        course = norm_rows.Course(cfg.each, cfg.ahead, bool(cfg.together), bool(cfg.summed), cfg.registers)
+        flags = {name: bool(getattr(cfg, name)) for name in ("together", "summed", "lean")}
+        course = norm_rows.Course(cfg.each, cfg.ahead, registers=cfg.registers, **flags)
         kept = vectors[-1] if cfg.kept else None
         vectors = vectors[:-1] if cfg.kept else vectors
         others, (weight, *rest) = vectors[:added], vectors[added:]

@@ -34,8 +34,8 @@ import jax.numpy as jnp
 sys.path.insert(0, str(Path(__file__).parent))
 from library_programs import both_passes, lowered
 from mosaic_gpu import distances, short, told
-from mosaic_gpu_cases import plain_layer
-from mosaic_gpu_gradients import KEPT, LAUNCHES, GradientLaunch, NormGradient, launches
+from mosaic_gpu_cases import plain_layer, plain_rms
+from mosaic_gpu_gradients import KEPT, LAUNCHES, WIDE, GradientLaunch, NormGradient, launches
 from tuning_gpu import raced
 
 from ejkernel.library import LayerNorm, LayerNormConfig, LinearCrossEntropy, LinearCrossEntropyConfig
@@ -108,6 +108,19 @@ def norm_gradient(rows: int, width: int) -> Study:
     return Study(f"gradient of layer_norm {rows}x{width}", {short(cfg): by(cfg) for cfg in cfgs}, make, floor, plain)
 
 
+def wide_gradient(rows: int, width: int) -> Study:
+    """The gradient alone of rms_norm, of rows that are too wide for the one that the library has, beside XLA's."""
+    kernel = NormGradient()
+
+    def plain(x: Any, dy: Any, weight: Any) -> Any:
+        return jax.vjp(plain_rms, x, weight)[1](dy)
+
+    ways: dict[str, Callable[..., Any]] = {short(cfg): functools.partial(kernel.run, cfg=cfg) for cfg in WIDE}
+    shapes: list[Any] = [*[((rows, width), "bfloat16")] * 2, ((width,), "float32")]
+    floor = rows * width * 6.0 / TRAFFIC
+    return Study(f"gradient of rms_norm {rows}x{width}", ways | {"xla": plain}, lambda: drawn(*shapes), floor, plain)
+
+
 def cross_entropy(tokens: int, width: int, words: int) -> Study:
     """With gradients: chunks as the guess has them, padded words, all derivatives kept, and Mosaic's passes."""
     kernel, half = LinearCrossEntropy(), -(-tokens // 256) * 128
@@ -145,6 +158,7 @@ STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
         lambda: norm(8192, 4096, False),
         lambda: norm_gradient(8192, 4096),
         lambda: norm_gradient(32768, 1024),
+        lambda: wide_gradient(4096, 16384),
     ),
     "cross_entropy": (
         lambda: cross_entropy(8192, 4096, 131072),

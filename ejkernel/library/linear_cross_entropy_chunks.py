@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .linear_cross_entropy_terms import Place, Slopes, Sums, Terms, narrowed, sloped, summed
+from .linear_cross_entropy_terms import Slopes, Stack, Sums, Terms, narrowed, sloped, summed
 from .varying import varying_like
 
 
@@ -73,9 +73,10 @@ def by_tokens(
         sums = passes.sums(logits, label, terms, words)
         losses = jax.lax.dynamic_update_slice_in_dim(losses, terms.losses(sums, words), start, 0)
         if grads is not None and stacked:
-            into = Place(grads[0], start)
+            into = Stack(grads[0], start)
             made = passes.slope(logits, label, sums, scale * lift, hidden.dtype, terms, words, into)
-            grads = (made.values, jax.lax.dynamic_update_slice_in_dim(grads[1], made.lost, start, 0))
+            lost: Any = made.lost
+            grads = (made.values, jax.lax.dynamic_update_slice_in_dim(grads[1], lost, start, 0))
         elif grads is not None:
             slopes = passes.slope(logits, label, sums, scale * lift, hidden.dtype, terms, words)
             d_hidden = terms.of_hidden(slopes, weight, common)

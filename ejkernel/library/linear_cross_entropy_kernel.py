@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .linear_cross_entropy_chunks import Passes
-from .linear_cross_entropy_terms import Place, Slopes, Sums, Terms, sloped, summed
+from .linear_cross_entropy_terms import Slopes, Stack, Sums, Terms, sloped, summed
 from .narrow import rounded
 from .reverse import recomputed
 
@@ -41,7 +41,7 @@ def passes(block: int, num_warps: int, interpret: bool, backend: str = "triton")
         dtype: Any,
         terms: Terms,
         words: int | None = None,
-        into: Place | None = None,
+        into: Stack | None = None,
     ) -> Slopes:
         if dtype == jnp.float32:
             return sloped(logits, labels, sums, scales, dtype, terms, words, into)
@@ -53,7 +53,7 @@ def passes(block: int, num_warps: int, interpret: bool, backend: str = "triton")
             wide = jnp.where(columns[None, :] < counted, wide, 0.0)
             near = rounded(wide, dtype)
             made = near.astype(dtype)
-            return Place(*numbers[3:]).written(made) if numbers[3:] else made, jnp.sum(wide - near, axis=1)
+            return Stack(*numbers[3:]).written(made) if numbers[3:] else made, jnp.sum(wide - near, axis=1)
 
         def kernel(logits: jax.Array, labels: jax.Array, *numbers: jax.Array) -> Any:
             how: dict[str, Any] = {"dtype": dtype, "interpret": interpret, "words": words, **_SLOPES}
@@ -61,7 +61,7 @@ def passes(block: int, num_warps: int, interpret: bool, backend: str = "triton")
                 how["into"] = numbers[3:]
             values, lost = kernels.row_slopes(logits, labels, numbers[:3], terms.slopes, **how)
             is_part = numbers[3:] and backend != "triton"
-            return Place(*numbers[3:]).written(values) if is_part else values, lost
+            return Stack(*numbers[3:]).written(values) if is_part else values, lost
 
         numbers = (sums.top, terms.shares(sums), scales * lift, *(into or ()))
         values, lost = recomputed(kernel, plain)(logits, labels, *numbers)

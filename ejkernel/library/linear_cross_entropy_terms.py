@@ -40,15 +40,15 @@ class Slopes(NamedTuple):
     lift: jax.Array | float = 1.0
 
 
-class Place(NamedTuple):
+class Stack(NamedTuple):
     """An array of all tokens' derivatives, and the first token of those that are computed."""
 
-    stack: jax.Array
+    array: jax.Array
     start: jax.Array
 
     def written(self, values: jax.Array) -> jax.Array:
         """The array with these derivatives."""
-        return jax.lax.dynamic_update_slice_in_dim(self.stack, values, self.start, 0)
+        return jax.lax.dynamic_update_slice_in_dim(self.array, values, self.start, 0)
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ def sloped(
     dtype: Any,
     terms: Terms,
     words: int | None = None,
-    into: Place | None = None,
+    into: Stack | None = None,
 ) -> Slopes:
     """Derivatives of all words' logits times their tokens' scales, as factors of products in this dtype.
 
-    With a place they are written there, and the array that they are a part of is returned.
+    With a stack they are written there, and the array that they are a part of is returned.
     """
     is_label = jnp.arange(logits.shape[1])[None, :] == labels[:, None]
     share = terms.shares(sums)[:, None]

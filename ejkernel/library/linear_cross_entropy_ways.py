@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 # All logits at once only where they are as small as a chunk would be: in float32, this many bytes.
 WHOLE_BYTES = 64 << 20
@@ -63,12 +62,10 @@ def by_kernel(tokens: int, words: int, backend: str = "triton") -> list[LinearCr
 
 
 def with_whole_products(cfgs: Sequence[LinearCrossEntropyConfig], words: int) -> list[LinearCrossEntropyConfig]:
-    """These, with words padded and with derivatives kept, and with both."""
-    more: list[dict[str, Any]] = [{"stacked": True}]
-    # A row of 16 bits begins at a whole load.
-    if words % 8:
-        more = [{"padded": PADDED}, {"padded": PADDED, "stacked": True}]
-    return [replace(cfg, **fields) for cfg in cfgs for fields in more]
+    """These with derivatives kept, if they have several chunks; and where rows of 16 bits are not aligned, padded."""
+    odd = words % 8 != 0 and words >= 8 * PADDED
+    padded = [replace(cfg, padded=PADDED) for cfg in cfgs] if odd else []
+    return [*padded, *(replace(cfg, stacked=True) for cfg in padded or cfgs if cfg.chunk is not None)]
 
 
 def refuses_products(cfg: LinearCrossEntropyConfig, tokens: int, words: int, dtype: str) -> str:

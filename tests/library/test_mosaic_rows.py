@@ -34,7 +34,7 @@ from ejkernel.library import (
     rms_norm,
     softmax,
 )
-from ejkernel.library.mosaic import column_sums, norm_rows
+from ejkernel.library.mosaic import column_sums, norm_gradients, norm_rows
 from ejkernel.library.mosaic.spread import launches, refuses, spread
 from ejkernel.ops import Invocation
 
@@ -203,6 +203,30 @@ def test_gradients_from_what_was_kept_are_those_of_the_plain_way(races, monkeypa
 
 
 @needs_loops
+@pytest.mark.parametrize("name", ["layer_norm", pytest.param("rms_norm", marks=pytest.mark.slow)])
+def test_a_lean_gradient_holds_neither_the_next_row_nor_the_weight(races, monkeypatch, name):
+    """Its numbers are those of the plain way, and it is lowered for rows of 16384 elements."""
+    two_blocks(monkeypatch)
+    course = norm_rows.Course(lean=True)
+    monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients.course_of", lambda *_, **__: course)
+    args, dy = inputs(name, 5, 300, "float32"), normal(5, 300, seed=9)
+    config = FUNCTIONS[name][1]
+    found = pull(lambda *a: operation(name, config("mosaic", num_warps=4), *a), args, dy)
+    wanted = pull(lambda *a: operation(name, config("xla"), *a), args, dy)
+    for one, other in zip(found, wanted, strict=True):
+        assert_near(one, np.asarray(other, np.float64), "float32", slack=10)
+    shapes = [jax.ShapeDtypeStruct((8, 16384), jnp.bfloat16)] * 2 + [jax.ShapeDtypeStruct((16384,), jnp.float32)]
+    course = norm_rows.Course(ahead=1, together=jax.__version_info__ >= (0, 11), summed=True, lean=True)
+    monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients.course_of", lambda *_, **__: course)
+
+    def back(x, dy, weight):
+        how = {"centred": name == "layer_norm", "eps": 1e-6, "interpret": False, "name": "wide"}
+        return norm_gradients.norm_gradients(x, dy, weight=weight, **how)
+
+    assert "wide_gradient" in lowered_by_mosaic(back, *shapes)
+
+
+@needs_loops
 @pytest.mark.parametrize("count", [1, 2])
 def test_sums_over_blocks_are_those_of_the_plain_way(races, count):
     """Of one array and of two, with rows that the warpgroups do not divide."""
@@ -226,6 +250,7 @@ def test_sums_over_blocks_may_be_a_kernel_of_their_own(monkeypatch, width):
     assert ("library_layer_norm_sums" in lowered_by_mosaic(back, *shapes)) == (width == 1024)
 
 
+@needs_loops
 def test_gradients_of_gradients_from_what_was_kept():
     """They are those of the plain way, through what is kept as well."""
     x, weight, bias = inputs("layer_norm", 2, 130, "float32")
@@ -239,6 +264,22 @@ def test_gradients_of_gradients_from_what_was_kept():
     found = second(LayerNormConfig("mosaic", num_warps=4, once=True, kept=True))
     for one, other in zip(found, second(LayerNormConfig("xla")), strict=True):
         assert_near(one, np.asarray(other, np.float64), "float32", slack=100)
+
+
+def test_what_is_kept_is_mapped_and_sharded():
+    """Gradients under vmap are lowered for a GPU, and traced inside shard_map with its checks on."""
+    cfg, kernel = LayerNormConfig("mosaic", num_warps=4, once=True, kept=True), LayerNorm()
+    x, vector = jax.ShapeDtypeStruct((4, 8, 256), jnp.bfloat16), jax.ShapeDtypeStruct((256,), jnp.float32)
+
+    def both(x, weight, bias):
+        made, back = jax.vjp(lambda *a: kernel.run(*a, cfg=cfg), x, weight, bias)
+        return made, *(grad[None] if grad.ndim == 1 else grad for grad in back(made))
+
+    lowered_by_mosaic(jax.vmap(both, in_axes=(0, None, None)), x, vector, vector)
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    specs = {"in_specs": (spec("batch"), spec(), spec()), "out_specs": (spec("batch"), spec("batch"), spec(), spec())}
+    assert jax.eval_shape(jax.shard_map(both, mesh=mesh, **specs), x, vector, vector)[0].shape == x.shape
 
 
 def test_fewer_meetings_are_refused_where_they_gain_nothing(monkeypatch):

@@ -67,7 +67,15 @@ def norm_gradients(
             vectors = [row.joined(values) for values in quantities]
             return together.sums(shared[0].at[turn], vectors, layout=row.layout, groups=groups)
 
-        scale = [[row.load(ref, at).astype(jnp.float32) for at in chunks] for ref in scale_refs]
+        def scale_of(at: int) -> list[jax.Array]:
+            return [row.load(ref, at).astype(jnp.float32) for ref in scale_refs]
+
+        held = None if course.lean else [scale_of(at) for at in chunks]
+
+        # With a lean course loaded twice for each row, before its sums and after them.
+        def towards_of(given: list[jax.Array], at: int) -> jax.Array:
+            scale = scale_of(at) if held is None else held[at]
+            return given[at] * scale[0] if scale else given[at]
 
         # The row after the last one is never used, only read.
         def place(number: Any) -> Any:
@@ -83,13 +91,14 @@ def norm_gradients(
             return told, [[row.load(ref.at[there], at) for at in chunks] for ref in (x_ref, dy_ref, *other_refs)]
 
         def step(number: Any, state: Any) -> Any:
-            (told, here), sums = state
+            ready, sums = state
             # On the way to the GPU's cache: registers have room for one row more alone, and loads come late in a step.
             ask(number + course.ahead)
             # Asked for before this row is computed, so that it is there when its turn comes.
-            after = read(number + 1)
+            after = () if course.lean else read(number + 1)
+            told, here = read(number) if course.lean else ready
             off, given, *more = ([one.astype(jnp.float32) for one in part] for part in here)
-            towards = [one * by for one, by in zip(given, scale[0], strict=True)] if scale else given
+            towards = [towards_of(given, at) for at in chunks]
             if told:
                 off = [one - told[0] for one in off]
             elif centred:
@@ -106,7 +115,7 @@ def norm_gradients(
             shares: list[list[jax.Array]] = [[] for _ in vectors]
             for at in chunks:
                 normed = off[at] * over
-                back = towards[at] - normed * along
+                back = (towards_of(given, at) if course.lean else towards[at]) - normed * along
                 back = back if level is None else back - level
                 back = over * back
                 row.store(dx_ref.at[program + number * programs], at, back + more[0][at] if more else back)
@@ -121,7 +130,7 @@ def norm_gradients(
         steps = jax.lax.div(count - program + (programs - 1), jnp.int32(programs))
         for number in range(1, course.ahead):
             ask(jnp.int32(number))
-        state = (read(jnp.int32(0)), [[zeros for _ in chunks] for _ in vectors])
+        state = (() if course.lean else read(jnp.int32(0)), [[zeros for _ in chunks] for _ in vectors])
         _, sums = jax.lax.fori_loop(jnp.int32(0), steps, step, state)
         for ref, total in zip(sum_refs, sums, strict=True):
             for at in chunks:

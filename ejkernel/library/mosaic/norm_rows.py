@@ -27,7 +27,8 @@ class Course:
     """Elements of a row for each thread at most, rows asked for in advance, and one barrier for all sums of a row.
 
     `summed`: the vectors' gradients are added up over blocks by a kernel of ours, not by XLA. `registers` are those
-    that each element is counted with, which decides how many blocks share a multiprocessor.
+    that each element is counted with, which decides how many blocks share a multiprocessor. `lean`: neither the next
+    row nor the weight is held, for rows that are too wide for both.
     """
 
     each: int = _EACH
@@ -35,6 +36,7 @@ class Course:
     together: bool = False
     summed: bool = False
     registers: int = _REGISTERS_EACH
+    lean: bool = False
 
 
 def course_of(width: int, itemsize: int, *, centred: bool, added: bool, kept: bool = False) -> Course:
