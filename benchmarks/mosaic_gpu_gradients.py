@@ -16,7 +16,9 @@ from ejkernel.library.mosaic import norm_rows
 class GradientLaunch:
     """Elements of a row for each thread at most, blocks of a multiprocessor at most, rows asked for in advance.
 
-    `together`: 1 with one barrier for all sums of a row.
+    `together`: 1 with one barrier for all sums of a row. `kept`: 1 with a mean and a factor of each row from the
+    forward pass, as the last array. `summed`: 1 with blocks' sums added up by a kernel of ours.
+    `registers`: those that each element is counted with. `lean`: 1 without the next row and the weight in registers.
     """
 
     implementation: str
@@ -24,6 +26,10 @@ class GradientLaunch:
     blocks: int
     ahead: int
     together: int = 0
+    kept: int = 0
+    summed: int = 0
+    registers: int = 7
+    lean: int = 0
 
 
 # Of one, two or four times as many warpgroups for a row, with rows asked for early or late.
@@ -34,6 +40,20 @@ LAUNCHES = (
 )
 
 
+# With what the forward pass kept: one round of exchanges, or one barrier, and more blocks of fewer registers.
+KEPT = (
+    GradientLaunch("mosaic", 32, 8, 3, 0, 1),
+    *(GradientLaunch("mosaic", 32, 8, ahead, 1, 1, summed) for ahead, summed in ((3, 0), (1, 0), (1, 1))),
+    *(GradientLaunch("mosaic", 16, 8, ahead, 1, 1, 1, registers) for ahead, registers in ((1, 7), (1, 6), (3, 6))),
+    GradientLaunch("mosaic", 8, 8, 1, 1, 1, 1, 5),
+    GradientLaunch("mosaic", 32, 8, 3, 0, 1, 1),
+)
+
+
+# Rows of over 8192 elements, by four warpgroups and by eight.
+WIDE = tuple(GradientLaunch("mosaic", each, 8, ahead, 1, summed=1, lean=1) for each in (32, 16) for ahead in (1, 2))
+
+
 class NormGradient:
     """The gradient kernel as an operation; its cfg is a launch."""
 
@@ -41,7 +61,10 @@ class NormGradient:
         """Gradients of x and of the vectors: a weight, and for layer_norm a bias; another gradient is before them."""
         from ejkernel.library.mosaic import norm_gradients
 
-        course = norm_rows.Course(cfg.each, cfg.ahead, bool(cfg.together))
+        flags = {name: bool(getattr(cfg, name)) for name in ("together", "summed", "lean")}
+        course = norm_rows.Course(cfg.each, cfg.ahead, registers=cfg.registers, **flags)
+        kept = vectors[-1] if cfg.kept else None
+        vectors = vectors[:-1] if cfg.kept else vectors
         others, (weight, *rest) = vectors[:added], vectors[added:]
         with (
             mock.patch.object(norm_rows, "_BLOCKS", cfg.blocks),
@@ -49,14 +72,15 @@ class NormGradient:
         ):
             how: dict[str, Any] = {"centred": bool(rest), "eps": 1e-6, "interpret": False, "name": "study"}
             how |= {"bias": rest[0] if rest else None, "added": others[0] if others else None}
+            how |= {"kept": kept}
             return norm_gradients.norm_gradients(x, dy, weight=weight, **how)
 
 
-def launches(width: int, extra: int = 0) -> Sequence[GradientLaunch]:
+def launches(width: int, extra: int = 0, tried: Sequence[GradientLaunch] = LAUNCHES) -> Sequence[GradientLaunch]:
     """Those that differ for rows of this width, with so many arrays beside x, its gradient and one vector's."""
     found: dict[tuple[int, ...], GradientLaunch] = {}
-    for one in LAUNCHES:
+    for one in tried:
         with mock.patch.object(norm_rows, "_BLOCKS", one.blocks):
-            shape = norm_rows.portions(1 << 20, width, extra, one.each)
-            found.setdefault((*shape, one.ahead, one.together), one)
+            shape = norm_rows.portions(1 << 20, width, extra, one.each, one.registers)
+            found.setdefault((*shape, one.ahead, one.together, one.kept, one.summed), one)
     return list(found.values())

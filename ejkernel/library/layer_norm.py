@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,13 +16,15 @@ from .call import plan, planned
 from .double import is_double, refuse_cfg
 from .guessed_rows import norm_ways
 from .mosaic import norm_rows, spread
-from .reverse import ReverseOnGpu, by_kernels, recomputed
+from .reverse import ReverseOnGpu, by_kept, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
 from .triton.rows import by_rows, launches
 
 # As a profile shows it.
 _NAME = "library_layer_norm"
+# What a row's numbers may be computed by, and what of them may be kept.
+_FEWER: tuple[dict[str, Any], ...] = ({"kept": True}, {"once": True, "kept": True})
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class LayerNormConfig:
     num_warps: int | None = None
     # Elements of a row that a thread of "mosaic" takes at a time; None: the row is held whole.
     each: int | None = None
+    # Of "mosaic": both sums of a row at once, and a mean and a factor of each row kept for the gradient.
+    once: bool = False
+    kept: bool = False
 
 
 class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
@@ -46,7 +51,7 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
     """
 
     op_id = "library.layer_norm"
-    version = "2"  # Mosaic's `each`
+    version = "3"  # Mosaic's `once` and `kept`
     cfg_type = LayerNormConfig
 
     def run(
@@ -84,19 +89,31 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
             how: dict[str, Any] = {"centred": True, "eps": eps, "interpret": interpret, "name": _NAME}
             return norm_gradients(x, dy, **how, **dict[str, Any](zip(kinds, vectors, strict=True)))
 
-        def by_mosaic(x: jax.Array, *vectors: jax.Array) -> jax.Array:
+        def rows_by_mosaic(numbers: int, x: jax.Array, *vectors: jax.Array) -> Sequence[jax.Array]:
             from .mosaic import recipes, rows
 
-            recipe = recipes.layer_norm(x.shape[-1], eps, lambda normed, others: _finished(normed, kinds, others))
-            launch: dict[str, Any] = {"num_warps": cfg.num_warps, "each": cfg.each, "interpret": interpret}
-            return rows.by_rows(recipe, x, vectors, name=_NAME, **launch)
+            def finished(normed: jax.Array, others: Iterable[jax.Array]) -> jax.Array:
+                return _finished(normed, kinds, others)
 
-        def back_by_mosaic(dy: jax.Array, x: jax.Array, *vectors: jax.Array) -> tuple[jax.Array, ...]:
+            recipe = recipes.layer_norm(x.shape[-1], eps, finished, once=cfg.once)
+            launch: dict[str, Any] = {"num_warps": cfg.num_warps, "each": cfg.each, "interpret": interpret}
+            return rows.with_numbers(recipe, x, vectors, numbers=numbers, name=_NAME, **launch)
+
+        def by_mosaic(x: jax.Array, *vectors: jax.Array) -> jax.Array:
+            return rows_by_mosaic(0, x, *vectors)[0]
+
+        def keeping(x: jax.Array, *vectors: jax.Array) -> Any:
+            return tuple(rows_by_mosaic(2, x, *vectors))
+
+        def back_from_kept(dy: jax.Array, kept: Any, x: jax.Array, *vectors: jax.Array) -> tuple[jax.Array, ...]:
             from .mosaic import norm_gradients
 
-            how: dict[str, Any] = {"centred": True, "eps": eps, "interpret": interpret, "name": _NAME}
+            how: dict[str, Any] = {"centred": True, "eps": eps, "interpret": interpret, "name": _NAME, "kept": kept}
             given = dict[str, Any](zip(kinds, vectors, strict=True))
             return norm_gradients.norm_gradients(x, dy, **how, **given)
+
+        def back_by_mosaic(dy: jax.Array, x: jax.Array, *vectors: jax.Array) -> tuple[jax.Array, ...]:
+            return back_from_kept(dy, None, x, *vectors)
 
         # On an H200 the gradient of one pass takes half the time of the other.
         again = at_once if x.dtype == jnp.bfloat16 else plain
@@ -113,6 +130,8 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
             return by_kernels(by_triton, back_by_triton, plain)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "triton":
             return recomputed(by_triton, again)(*given)  # type: ignore[no-any-return]
+        if cfg.implementation == "mosaic" and cfg.kept and norm_rows.fits(x.shape[-1], x.dtype.itemsize):
+            return by_kept(by_mosaic, keeping, back_from_kept, plain)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "mosaic" and norm_rows.fits(x.shape[-1], x.dtype.itemsize):
             return by_kernels(by_mosaic, back_by_mosaic, plain)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "mosaic":
@@ -148,6 +167,8 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         """XLA's by either sum and with either gradient, and blocks of rows by either backend."""
         blocks = [LayerNormConfig("triton", rows=r, num_warps=w) for r, w in launches(inv.args[0].shape[-1])]
         wide = [LayerNormConfig("mosaic", num_warps=w, each=e) for w, e in spread.launches(inv.args[0])]
+        # Fewer meetings of the warpgroups that hold a row.
+        wide += [replace(cfg, **more) for cfg in wide[:1] for more in _FEWER if self._refuses(inv, cfg, **more) == ""]
         return [*(LayerNormConfig(name) for name in ("xla", "one_pass", "recompute")), *blocks, *wide]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: LayerNormConfig) -> bool | str:
@@ -156,7 +177,21 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         # Sums of squares in float32 lose 1e-7 of mean^2/variance; bfloat16 rounds 4e-3 of the mean away beforehand.
         if cfg.implementation == "one_pass" and x.dtype.name != "bfloat16":
             return f"mean(x^2) - mean(x)^2 is too coarse for {x.dtype.name} with a large mean"
-        return rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps, cfg.each) or True
+        refused = rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps, cfg.each)
+        return refused or self._refuses(inv, cfg, once=cfg.once, kept=cfg.kept) or True
+
+    def _refuses(self, inv: Invocation[Any, Any], cfg: LayerNormConfig, *, once: bool = False, kept: bool) -> str:
+        x = inv.args[0]
+        if (once or kept) and cfg.implementation != "mosaic":
+            return f"once={once} and kept={kept} are for mosaic alone"
+        if once and cfg.each is not None:
+            return f"once={once} is for rows that are held whole, not for each={cfg.each}"
+        # A row's first element may be as far off as the width says, in units of the deviation.
+        if once and x.dtype.itemsize > 2:
+            return f"sums of x and x^2 at once are too coarse for {x.dtype.name} where a row's first element is far off"
+        if kept and not norm_rows.fits(x.shape[-1], x.dtype.itemsize):
+            return f"rows of {x.shape[-1]} have no gradient by mosaic, which nothing is kept for"
+        return ""
 
 
 @planned()

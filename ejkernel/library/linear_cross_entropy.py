@@ -38,6 +38,8 @@ from .linear_cross_entropy_ways import (
     by_kernel,
     by_xla,
     launch_of,
+    refuses_products,
+    with_whole_products,
 )
 from .mosaic import guess, served, spread
 from .values import were_checked
@@ -55,7 +57,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
     """
 
     op_id = "library.linear_cross_entropy"
-    version = "1"
+    version = "2"  # `padded` and `stacked`
     cfg_type = LinearCrossEntropyConfig
 
     def run(
@@ -187,7 +189,11 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         """The kernel by either backend as well; its launch is varied for the largest chunk alone."""
         # The same chunks by Mosaic: what differs is the pass over logits alone.
         mosaic = by_kernel(*_sizes(inv), "mosaic")[:3]
-        return [*by_xla(*_sizes(inv)), *by_kernel(*_sizes(inv)), *mosaic]
+        triton = by_kernel(*_sizes(inv))
+        # The largest chunk and the next smaller one: beside all derivatives a chunk's logits need less room.
+        firsts = [cfg for cfg in triton if (cfg.block, cfg.num_warps) == (triton[0].block, triton[0].num_warps)][:2]
+        whole = [cfg for cfg in with_whole_products(firsts, _sizes(inv)[1]) if not self._refuses_products(inv, cfg)]
+        return [*by_xla(*_sizes(inv)), *triton, *mosaic, *whole]
 
     def candidate_cfgs_cpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
         """Smaller chunks than elsewhere, for narrow inputs in float32 too: not every CPU has narrow products."""
@@ -203,18 +209,24 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         size = tokens * words * 4 * examples(inv)
         if (cfg.implementation == "xla" or (is_kernel and (cfg.chunk or tokens) >= tokens)) and size > WHOLE_BYTES:
             return f"all logits take {size >> 20} MiB, over the {WHOLE_BYTES >> 20} MiB that may be held at once"
-        if not is_kernel:
-            return True
+        refused = self._refuses_products(inv, cfg)
+        if refused or not is_kernel:
+            return refused or True
         if get_device_platform(device_of(inv)) != "gpu":
             return f"{cfg.implementation} runs on GPUs alone"
         block, num_warps = launch_of(cfg)
-        logits = min(cfg.chunk or tokens, tokens) * words
+        columns = words + -words % (cfg.padded or 1)
+        logits = (tokens if cfg.stacked else min(cfg.chunk or tokens, tokens)) * columns
         if cfg.implementation == "mosaic":
-            refused = spread.refuses(words, 4, num_warps, spread.block_spread(words, 4, block, num_warps).each)
+            refused = spread.refuses(columns, 4, num_warps, spread.block_spread(columns, 4, block, num_warps).each)
             return refused or served.refuses(inv, logits, hopper=False) or True
         from .triton.cross_entropy import refuses
 
         return refuses(block, num_warps) or too_large(inv, logits) or True
+
+    def _refuses_products(self, inv: Invocation[Any, Any], cfg: LinearCrossEntropyConfig) -> str:
+        tokens, words = _sizes(inv)
+        return refuses_products(cfg, tokens * examples(inv), words, _named(inv)["hidden"].dtype.name)
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Labels of any word, where a trace hides the real ones."""
@@ -364,16 +376,17 @@ def _words(weight: Any, terms: Terms) -> int:
 
 
 def _way(cfg: LinearCrossEntropyConfig, tokens: int, interpret: bool) -> dict[str, Any]:
-    """The chunk and the passes of `by_tokens` for a cfg."""
+    """The chunk, the passes and the products of `by_tokens` for a cfg."""
+    products: dict[str, Any] = {"padded": cfg.padded, "stacked": cfg.stacked}
     if cfg.implementation in ("triton", "mosaic"):
         from .linear_cross_entropy_kernel import passes
 
         made = passes(*launch_of(cfg), interpret, cfg.implementation)
-        return {"chunk": min(cfg.chunk or tokens, tokens), "passes": made}
+        return {"chunk": min(cfg.chunk or tokens, tokens), "passes": made, **products}
     if cfg.implementation != "chunked_tokens":
         names = "chunked_tokens, triton, mosaic, chunked_vocab or xla"
         raise ArgumentError(f"{cfg} names no way to compute this; use {names}")
-    return {"chunk": _chunk(cfg, tokens)}
+    return {"chunk": _chunk(cfg, tokens), **products}
 
 
 def _chunk(cfg: LinearCrossEntropyConfig, most: int) -> int:

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .linear_cross_entropy_terms import Slopes, Sums, Terms, narrowed, sloped, summed
+from .linear_cross_entropy_terms import Slopes, Stack, Sums, Terms, narrowed, sloped, summed
 from .varying import varying_like
 
 
 class Passes(NamedTuple):
     """The two passes over a chunk's logits: `summed` and `sloped`, or what computes the same."""
 
-    sums: Callable[[jax.Array, jax.Array, Terms], Sums] = summed
-    slope: Callable[[jax.Array, jax.Array, Sums, jax.Array, Any, Terms], Slopes] = sloped
+    sums: Callable[[jax.Array, jax.Array, Terms, int], Sums] = summed
+    slope: Callable[..., Slopes] = sloped
 
 
 _BY_XLA = Passes()
@@ -38,18 +38,29 @@ def by_tokens(
     chunk: int,
     gradients: bool,
     passes: Passes = _BY_XLA,
+    padded: int | None = None,
+    stacked: bool = False,
 ) -> tuple[jax.Array, Any]:
     """Losses of tokens, and, if asked for, the gradients of their sum weighted by `scales`: each chunk's at once.
 
     Gradients are float32, whatever the inputs are: a sum over tokens may be too large for them until it is divided.
+    Words are `padded` to a multiple: products of odd sizes are slow. `stacked`: the derivatives of all tokens' logits
+    are kept, in bfloat16, so that each gradient is one product and the weight's is not added up chunk by chunk.
     """
     tokens, words = hidden.shape[0], weight.shape[0 if terms.vocab_first else 1]
     given = (hidden, weight, labels, scales)
     losses = varying_like(jnp.zeros(tokens, jnp.float32), *given)
-    grads: Any = None
-    if gradients:
-        grads = tuple(varying_like(jnp.zeros(x.shape, jnp.float32), *given) for x in (hidden, weight))
     common = terms.common(weight) if gradients else None
+    weight = terms.padded(weight, padded)
+    columns = weight.shape[0 if terms.vocab_first else 1]
+    stacked = stacked and hidden.dtype == jnp.bfloat16
+    grads: Any = None
+    if gradients and stacked:
+        # Every part is written before it is read.
+        stack = jax.lax.empty((tokens, columns), hidden.dtype)
+        grads = tuple(varying_like(x, *given) for x in (stack, jnp.zeros(tokens, jnp.float32)))
+    elif gradients:
+        grads = tuple(varying_like(jnp.zeros(x.shape, jnp.float32), *given) for x in (hidden, weight))
     # Divided away after the last chunk: inside the loop that would cost a pass over the weight's gradient.
     lift = terms.lift(scales, hidden.dtype)
 
@@ -59,10 +70,15 @@ def by_tokens(
         start = jnp.minimum(number * chunk, tokens - chunk)
         mine, label, scale = (jax.lax.dynamic_slice_in_dim(x, start, chunk) for x in (hidden, labels, scales))
         logits = terms.logits(mine, weight)
-        sums = passes.sums(logits, label, terms)
+        sums = passes.sums(logits, label, terms, words)
         losses = jax.lax.dynamic_update_slice_in_dim(losses, terms.losses(sums, words), start, 0)
-        if grads is not None:
-            slopes = passes.slope(logits, label, sums, scale * lift, hidden.dtype, terms)
+        if grads is not None and stacked:
+            into = Stack(grads[0], start)
+            made = passes.slope(logits, label, sums, scale * lift, hidden.dtype, terms, words, into)
+            lost: Any = made.lost
+            grads = (made.values, jax.lax.dynamic_update_slice_in_dim(grads[1], lost, start, 0))
+        elif grads is not None:
+            slopes = passes.slope(logits, label, sums, scale * lift, hidden.dtype, terms, words)
             d_hidden = terms.of_hidden(slopes, weight, common)
             d_hidden = jax.lax.dynamic_update_slice_in_dim(grads[0], d_hidden, start, 0)
             once = jnp.where((start + jnp.arange(chunk) >= number * chunk)[:, None], mine, 0)
@@ -73,7 +89,12 @@ def by_tokens(
     count = -(-tokens // chunk)
     state = (losses, grads)
     (losses, grads), _ = step(state, 0) if count == 1 else jax.lax.scan(step, state, jnp.arange(count))
-    return losses, None if grads is None else tuple(grad / lift for grad in grads)
+    if grads is None:
+        return losses, None
+    if stacked:
+        slopes = Slopes(*grads)
+        grads = (terms.of_hidden(slopes, weight, common), terms.of_weight(slopes, hidden))
+    return losses, tuple(grad / lift for grad in (grads[0], terms.of_words(grads[1], words)))
 
 
 def by_words(hidden: Any, weight: Any, labels: Any, *, terms: Terms, chunk: int) -> tuple[jax.Array, Sums]:

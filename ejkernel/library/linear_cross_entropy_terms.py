@@ -40,6 +40,17 @@ class Slopes(NamedTuple):
     lift: jax.Array | float = 1.0
 
 
+class Stack(NamedTuple):
+    """An array of all tokens' derivatives, and the first token of those that are computed."""
+
+    array: jax.Array
+    start: jax.Array
+
+    def written(self, values: jax.Array) -> jax.Array:
+        """The array with these derivatives."""
+        return jax.lax.dynamic_update_slice_in_dim(self.array, values, self.start, 0)
+
+
 @dataclass(frozen=True)
 class Terms:
     """A weight on the squared normaliser, a share of the label for all words, and which way the weight lies."""
@@ -96,6 +107,18 @@ class Terms:
         form = "tv,td->vd" if self.vocab_first else "tv,td->dv"
         return jnp.einsum(form, slopes.values, hidden, preferred_element_type=jnp.float32) / slopes.lift
 
+    def padded(self, weight: Any, multiple: int | None) -> Any:
+        """The weight with zeros for as many words more as make their number a multiple of this one."""
+        axis = 0 if self.vocab_first else 1
+        missing = -weight.shape[axis] % (multiple or 1)
+        sides = [(0, 0), (0, 0)]
+        sides[axis] = (0, missing)
+        return jnp.pad(weight, sides) if missing else weight
+
+    def of_words(self, weight: Any, words: int) -> Any:
+        """The part of a padded weight, or of its gradient, that so many words have."""
+        return jax.lax.slice_in_dim(weight, 0, words, axis=0 if self.vocab_first else 1)
+
     def common(self, weight: Any) -> jax.Array | None:
         """About the mean of the words' weights, where rounding needs it: of some, since reading all takes time."""
         if weight.dtype == jnp.float32:
@@ -106,21 +129,47 @@ class Terms:
         return jnp.mean(some, axis=axis, dtype=jnp.float32)
 
 
-def summed(logits: jax.Array, labels: jax.Array, terms: Terms) -> Sums:
-    """The sums as JAX computes them."""
+def summed(logits: jax.Array, labels: jax.Array, terms: Terms, words: int | None = None) -> Sums:
+    """The sums as JAX computes them; columns beyond so many words are none."""
+    is_word = _is_word(logits, words)
+    total = 0.0 if not terms.smoothing else jnp.sum(_where(is_word, logits, 0), axis=1)
+    logits = _where(is_word, logits, -jnp.inf)
     highest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
     top = jnp.where(jnp.isfinite(highest), highest, 0)
     norm = jnp.sum(jnp.exp(logits - top[:, None]), axis=1)
+    labels = labels if is_word is None else jnp.minimum(labels, jnp.sum(is_word) - 1)
     at_label = jnp.take_along_axis(logits, labels[:, None], axis=1, mode="clip")[:, 0]
-    return Sums(top, norm, at_label, jnp.sum(logits, axis=1) if terms.smoothing else 0.0)
+    return Sums(top, norm, at_label, total)
 
 
-def sloped(logits: jax.Array, labels: jax.Array, sums: Sums, scales: Any, dtype: Any, terms: Terms) -> Slopes:
-    """Derivatives of all words' logits times their tokens' scales, as factors of products in this dtype."""
-    words = logits.shape[1]
-    is_label = jnp.arange(words)[None, :] == labels[:, None]
-    wide = terms.slopes(logits, sums.top[:, None], terms.shares(sums)[:, None], is_label, words)
-    return narrowed(wide, sums, scales, dtype, terms)
+def sloped(
+    logits: jax.Array,
+    labels: jax.Array,
+    sums: Sums,
+    scales: Any,
+    dtype: Any,
+    terms: Terms,
+    words: int | None = None,
+    into: Stack | None = None,
+) -> Slopes:
+    """Derivatives of all words' logits times their tokens' scales, as factors of products in this dtype.
+
+    With a stack they are written there, and the array that they are a part of is returned.
+    """
+    is_label = jnp.arange(logits.shape[1])[None, :] == labels[:, None]
+    share = terms.shares(sums)[:, None]
+    wide = terms.slopes(logits, sums.top[:, None], share, is_label, words or logits.shape[1])
+    made = narrowed(_where(_is_word(logits, words), wide, 0), sums, scales, dtype, terms)
+    return made if into is None else made._replace(values=into.written(made.values))
+
+
+def _is_word(logits: jax.Array, words: int | None) -> jax.Array | None:
+    columns = logits.shape[1]
+    return None if words in (None, columns) else jnp.arange(columns)[None, :] < words
+
+
+def _where(mask: jax.Array | None, values: jax.Array, other: float) -> jax.Array:
+    return values if mask is None else jnp.where(mask, values, other)
 
 
 def narrowed(slopes: jax.Array, sums: Sums, scales: Any, dtype: Any, terms: Terms) -> Slopes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # All logits at once only where they are as small as a chunk would be: in float32, this many bytes.
 WHOLE_BYTES = 64 << 20
@@ -12,6 +12,10 @@ GPU_BYTES = (256 << 20, 512 << 20, 1 << 30)
 CPU_BYTES = (1 << 20, 4 << 20, 16 << 20)
 # Half of the tokens may be a larger chunk than those: two chunks cost less than four.
 _HALF_BYTES = 2 << 30
+# Derivatives of all tokens' logits may take as much as those of half of them with their logits do.
+STACK_BYTES = 3 << 30
+# Words of a product's tile, and of half of one.
+PADDED = 128
 # The kernel's block of words and its warps, the first where none are given: the fastest of nine for four sizes of
 # logits on an H200, where it took 0.53 to 0.71 of XLA's time.
 _LAUNCHES = ((2048, 8), (4096, 8), (1024, 4))
@@ -26,6 +30,9 @@ class LinearCrossEntropyConfig:
     wide: bool = False
     block: int | None = None
     num_warps: int | None = None
+    # Words are padded with zeros to a multiple of this many; and all tokens' derivatives kept for one product.
+    padded: int | None = None
+    stacked: bool = False
 
 
 def by_chunks(tokens: int, words: int, sizes: Sequence[int] = GPU_BYTES) -> LinearCrossEntropyConfig:
@@ -52,6 +59,31 @@ def by_kernel(tokens: int, words: int, backend: str = "triton") -> list[LinearCr
         chunks.insert(0, None)
     tried = [(chunks[0], *launch) for launch in _LAUNCHES] + [(chunk, *_LAUNCHES[0]) for chunk in chunks[1:]]
     return [LinearCrossEntropyConfig(backend, chunk, block=b, num_warps=w) for chunk, b, w in tried]
+
+
+def with_whole_products(cfgs: Sequence[LinearCrossEntropyConfig], words: int) -> list[LinearCrossEntropyConfig]:
+    """These with derivatives kept, if they have several chunks; and where rows of 16 bits are not aligned, padded."""
+    odd = words % 8 != 0 and words >= 8 * PADDED
+    padded = [replace(cfg, padded=PADDED) for cfg in cfgs] if odd else []
+    return [*padded, *(replace(cfg, stacked=True) for cfg in padded or cfgs if cfg.chunk is not None)]
+
+
+def refuses_products(cfg: LinearCrossEntropyConfig, tokens: int, words: int, dtype: str) -> str:
+    """The reason that words cannot be padded so, or derivatives kept; empty where they can."""
+    if not cfg.padded and not cfg.stacked:
+        return ""
+    if cfg.implementation not in ("chunked_tokens", "triton", "mosaic"):
+        return f"{cfg.implementation} neither pads words nor keeps derivatives"
+    if cfg.padded is not None and (cfg.padded < 1 or words % cfg.padded == 0):
+        return f"padded={cfg.padded}: {words} words are such a multiple" if cfg.padded > 0 else f"padded={cfg.padded}"
+    if not cfg.stacked:
+        return ""
+    if cfg.implementation == "mosaic":
+        return "mosaic writes whole arrays alone, not one part of all tokens' derivatives"
+    if dtype != "bfloat16" or cfg.wide:
+        return f"derivatives are kept in bfloat16 alone, not for {'float32' if cfg.wide else dtype}"
+    size = 2 * tokens * words
+    return f"all derivatives take {size >> 20} MiB, over {STACK_BYTES >> 20}" if size > STACK_BYTES else ""
 
 
 def launch_of(cfg: LinearCrossEntropyConfig) -> tuple[int, int]:

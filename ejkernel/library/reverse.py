@@ -28,6 +28,31 @@ def by_kernels(
     return _with_gradient(forward, recomputed(backward, functools.partial(_pulled, plain)))
 
 
+def by_kept(
+    forward: Callable[..., Any], keeping: Callable[..., Any], backward: Callable[..., Any], plain: Callable[..., Any]
+) -> Callable[..., Any]:
+    """As `by_kernels`, where a call that is differentiated has `keeping(*args)`: the result, and what is kept.
+
+    The gradients are `backward(dy, kept, *args)`.
+    """
+    pulled = functools.partial(_pulled, plain)
+
+    # What is kept follows from the arguments: derivatives of the plain gradient by these say all.
+    def told(dy: Any, kept: Any, *args: Any) -> Any:
+        return pulled(dy, *args)
+
+    made, pair = jax.custom_vjp(forward), jax.custom_vjp(keeping)
+    back = recomputed(backward, told)
+    pair.defvjp(lambda *args: (pair(*args), args), lambda args, dy: pulled(dy[0], *args))
+
+    def first(*args: Any) -> Any:
+        out, kept = pair(*args)
+        return out, (kept, args)
+
+    made.defvjp(first, lambda known, dy: back(dy, known[0], *known[1]))
+    return _alike(made)
+
+
 def _pulled(plain: Callable[..., Any], dy: Any, *args: Any) -> Any:
     return jax.vjp(plain, *args)[1](dy)
 
@@ -36,7 +61,10 @@ def _with_gradient(forward: Callable[..., Any], backward: Callable[..., Any]) ->
     made = jax.custom_vjp(forward)
     # Not the forward function itself: gradients of gradients differentiate this rule.
     made.defvjp(lambda *args: (made(*args), args), lambda args, dy: backward(dy, *args))
+    return _alike(made)
 
+
+def _alike(made: Callable[..., Any]) -> Callable[..., Any]:
     def alike(*args: jax.Array) -> Any:
         # Inside shard_map, what all shards share is spread before, so that JAX itself adds up its gradients.
         return made(*(varying_like(arg, *args) for arg in args))

@@ -25,6 +25,11 @@ WAYS = {
     "wide": LinearCrossEntropyConfig("chunked_tokens", 4, wide=True),
     "triton": LinearCrossEntropyConfig("triton", 5, block=8),
     "triton whole": LinearCrossEntropyConfig("triton"),
+    "tokens padded": LinearCrossEntropyConfig("chunked_tokens", 5, padded=16),
+    "tokens stacked": LinearCrossEntropyConfig("chunked_tokens", 5, padded=16, stacked=True),
+    "triton padded": LinearCrossEntropyConfig("triton", 5, block=8, padded=64),
+    "triton stacked": LinearCrossEntropyConfig("triton", 5, block=8, stacked=True),
+    "triton padded and stacked": LinearCrossEntropyConfig("triton", 5, block=8, padded=16, stacked=True),
 }
 TOKENS, DEPTH, WORDS = 13, 6, 29
 LIMITS = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
@@ -90,13 +95,13 @@ def compare(way, dtype=jnp.float32, reduction="mean", **options):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton", "triton whole"])
+@pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton", "triton whole", "tokens padded", "triton padded"])
 def test_every_implementation_agrees_with_float64(way, reduction):
     """Values and gradients, with labels to ignore, and chunks that divide nothing."""
     compare(WAYS[way], reduction=reduction)
 
 
-@pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton", "triton whole"])
+@pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton", "triton whole", "tokens padded", "triton padded"])
 def test_all_options_together_agree_with_float64(way):
     """The weight the other way round, a share for all words, a price on the normaliser, a plain sum."""
     compare(WAYS[way], reduction="sum", vocab_first=True, z_loss=0.1, label_smoothing=0.2)
@@ -110,11 +115,50 @@ def test_all_options_together_agree_with_float64(way):
         ("wide", jnp.float16),
         ("triton", jnp.bfloat16),
         ("triton whole", jnp.float16),
+        ("triton padded", jnp.float16),
+        ("triton stacked", jnp.bfloat16),
     ],
 )
 def test_narrow_inputs_are_summed_in_float32(way, dtype):
     """The loss is float32; gradients have the inputs' dtypes and are as right as those allow."""
     compare(WAYS[way], dtype)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("way", ["tokens stacked", "triton padded and stacked"])
+def test_derivatives_that_are_kept_give_the_same_gradients(way, reduction):
+    """The weight the other way round, a share for all words and a price on the normaliser."""
+    options = {"vocab_first": True, "z_loss": 0.1, "label_smoothing": 0.2}
+    compare(WAYS[way], jnp.bfloat16, reduction=reduction, **options)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "dtype", "words", "reason"),
+    [
+        (LinearCrossEntropyConfig("chunked_vocab", 8, padded=128), "bfloat16", 50257, "neither pads"),
+        (LinearCrossEntropyConfig("triton", 512, padded=128), "bfloat16", 32000, "such a multiple"),
+        (LinearCrossEntropyConfig("triton", 512, padded=-8), "bfloat16", 32000, "padded=-8"),
+        (LinearCrossEntropyConfig("mosaic", 512, stacked=True), "bfloat16", 32000, "whole arrays alone"),
+        (LinearCrossEntropyConfig("triton", 512, stacked=True), "float16", 32000, "bfloat16 alone"),
+        (LinearCrossEntropyConfig("triton", 512, wide=True, stacked=True), "bfloat16", 32000, "not for float32"),
+        (LinearCrossEntropyConfig("triton", 512, stacked=True), "bfloat16", 300_000, "over 3072"),
+    ],
+)
+def test_products_that_gain_nothing_are_refused(cfg, dtype, words, reason):
+    """With the reason: padding, and derivatives of all tokens."""
+    shapes = (((8192, 64), dtype), ((64, words), dtype), ((8192,), "int32"))
+    inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes), {})
+    assert reason in LinearCrossEntropy().valid_cfg(inv, cfg)
+
+
+@pytest.mark.parametrize(("words", "padded"), [(50257, 128), (131072, None)])
+def test_candidates_have_whole_products(words, padded):
+    """Odd numbers of words are padded, and derivatives of all tokens are kept."""
+    shapes = (((8192, 64), "bfloat16"), ((64, words), "bfloat16"), ((8192,), "int32"))
+    inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes), {})
+    found = list(LinearCrossEntropy().candidate_cfgs_gpu(inv))
+    assert len(set(found)) == len(found)
+    assert {cfg.padded for cfg in found if cfg.stacked} == {padded}
 
 
 @pytest.mark.slow
@@ -205,7 +249,7 @@ def test_a_label_out_of_range_counts_for_nothing_under_a_trace():
         close(loss(jnp.asarray(wrong)), truth(hidden, weight, LABELS, 1.0)[0].sum() / 11)
 
 
-@pytest.mark.parametrize("way", ["tokens", "vocab", "triton"])
+@pytest.mark.parametrize("way", ["tokens", "vocab", "triton", "triton padded and stacked"])
 def test_losses_are_mapped(way):
     """A vmap over hidden states and labels gives each example's own."""
     hidden, weight = inputs()
@@ -221,7 +265,7 @@ def test_losses_are_mapped(way):
         close(grad, d_hidden)
 
 
-@pytest.mark.parametrize("way", ["tokens", "vocab", "triton"])
+@pytest.mark.parametrize("way", ["tokens", "vocab", "triton", "triton padded and stacked"])
 def test_losses_are_sharded_over_tokens(way):
     """Each shard's own sum, added up; the gradient of the weight that all share is summed too."""
     hidden, weight = inputs()
@@ -232,7 +276,7 @@ def test_losses_are_sharded_over_tokens(way):
         return jax.lax.psum(part, "tokens")
 
     # JAX interprets Pallas kernels without that check alone.
-    specs = {"in_specs": (P("tokens"), P(), P("tokens")), "check_vma": way != "triton"}
+    specs = {"in_specs": (P("tokens"), P(), P("tokens")), "check_vma": not way.startswith("triton")}
     sharded = jax.shard_map(loss, mesh=mesh, out_specs=P(), **specs)
     value, grads = jax.jit(jax.value_and_grad(sharded, argnums=(0, 1)))(hidden[:12], weight, jnp.asarray(LABELS[:12]))
     want, *right = truth(hidden[:12], weight, LABELS[:12], 1.0)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes_library import UNTUNED, lowered_for_a_gpu
+from fakes_library import UNTUNED, assert_near, lowered_for_a_gpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -146,11 +146,49 @@ def test_loss_and_gradients_are_lowered_for_a_gpu(chunk, reduction):
     assert text.count("custom_call @__gpu$xla.gpu.triton") == (3 if reduction == "none" else 2)
 
 
-@pytest.mark.parametrize("chunk", [None, 4])
-def test_the_kernel_says_over_which_axes_it_varies(chunk):
+@pytest.mark.parametrize("words", [5000, 5003])
+def test_derivatives_are_kept_in_place_on_a_gpu(words):
+    """The kernel writes its part of an array that is never copied, nor filled before; under vmap as well."""
+    cfg = LinearCrossEntropyConfig("triton", 8, padded=128 if words % 8 else None, stacked=True)
+    shapes = ((20, 16), jnp.bfloat16), ((16, words), jnp.bfloat16), ((20,), jnp.int32)
+    kernel = LinearCrossEntropy()
+
+    def both(hidden, weight, labels):
+        loss, kept = kernel.fwd_with_residuals(hidden, weight, labels, cfg=cfg)
+        return loss, kernel.vjp(kept, loss, jnp.ones_like(loss), hidden, weight, labels, cfg=cfg)[:2]
+
+    text = lowered_for_a_gpu(both, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    assert "output_operand_alias" in text
+    assert "AllocateBuffer" in text
+    several = jax.vmap(both, in_axes=(0, None, 0))
+    batched = (jax.ShapeDtypeStruct((2, *shape) if at != 1 else shape, kind) for at, (shape, kind) in enumerate(shapes))
+    assert "triton" in lowered_for_a_gpu(several, *batched)
+
+
+@pytest.mark.parametrize("padded", [None, 128])
+def test_derivatives_that_are_kept_are_mapped(padded):
+    """A batch of calls, interpreted, beside all logits at once."""
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.standard_normal((2, 6, 4)).astype(jnp.bfloat16))
+    weight = jnp.asarray(rng.standard_normal((4, 300)).astype(jnp.bfloat16))
+    labels = jnp.asarray(rng.integers(0, 300, (2, 6)))
+
+    def both(cfg):
+        def loss(hidden, weight, labels):
+            return linear_cross_entropy(hidden, weight, labels, cfg=cfg, executor=UNTUNED)
+
+        return jax.jit(jax.vmap(jax.grad(loss, argnums=(0, 1)), in_axes=(0, None, 0)))(hidden, weight, labels)
+
+    found = both(LinearCrossEntropyConfig("triton", 4, block=128, padded=padded, stacked=True))
+    for got, want in zip(found, both(LinearCrossEntropyConfig("xla")), strict=True):
+        assert_near(got, np.asarray(want, np.float64), "bfloat16")
+
+
+@pytest.mark.parametrize(("chunk", "stacked"), [(None, False), (4, False), (4, True)])
+def test_the_kernel_says_over_which_axes_it_varies(chunk, stacked):
     """As a GPU would trace it inside shard_map with its checks on: on shapes, since a CPU cannot run it."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("tokens",))
-    kernel, cfg = LinearCrossEntropy(), LinearCrossEntropyConfig("triton", chunk)
+    kernel, cfg = LinearCrossEntropy(), LinearCrossEntropyConfig("triton", chunk, stacked=stacked)
 
     def both(*args):
         options = {"label_smoothing": 0.1, "reduction": "none", "cfg": cfg}
@@ -158,7 +196,8 @@ def test_the_kernel_says_over_which_axes_it_varies(chunk):
         return losses, kernel.vjp(kept, losses, losses, *args, **options)[1][None]
 
     sharded = jax.shard_map(both, mesh=mesh, in_specs=(P("tokens"), P(), P("tokens")), out_specs=P("tokens"))
-    shapes = ((12, 8), jnp.float32), ((8, 50), jnp.float32), ((12,), jnp.int32)
+    dtype = jnp.bfloat16 if stacked else jnp.float32
+    shapes = ((12, 8), dtype), ((8, 50), dtype), ((12,), jnp.int32)
     made = jax.eval_shape(sharded, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
     assert [out.shape for out in made] == [(12,), (2, 8, 50)]
 

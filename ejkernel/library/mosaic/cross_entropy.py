@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from ..narrow import rounded
 from .launch import launch, loop, places, plgpu
 from .recipes import running_norm
-from .rows import Row, boards_of, row_of
-from .spread import block_spread
+from .rows import Row, boards_of, put, row_of
+from .spread import Spread, block_spread
 
 # Where a running maximum begins.
 _LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 def row_sums(
-    logits: jax.Array, labels: jax.Array, *, total: bool, block: int, num_warps: int, interpret: bool
+    logits: jax.Array,
+    labels: jax.Array,
+    *,
+    total: bool,
+    block: int,
+    num_warps: int,
+    interpret: bool,
+    words: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | float]:
     """Each row's maximum, the sum of its exponentials once that is taken off, its label's logit and, if asked, its sum.
 
-    For a label out of range it is the nearest word's logit.
+    For a label out of range it is the nearest word's logit. Columns beyond so many words are left out.
     """
-    rows, words = logits.shape
-    lying = block_spread(words, logits.dtype.itemsize, block, num_warps)
+    rows, columns = logits.shape
+    words = words or columns
+    lying = block_spread(columns, logits.dtype.itemsize, block, num_warps)
+    unmasked = _unmasked(lying, words)
 
     def kernel(logits_ref: Any, labels_ref: Any, out_ref: Any, *shared: Any) -> None:
         row, at = row_of(lying, shared, interpret=interpret), jax.lax.axis_index("row")
@@ -43,15 +52,15 @@ def row_sums(
 
         zeros = _zeros(row)
         state: Any = (zeros + _LOWEST, zeros, zeros if total else None)
-        state = loop(lying.unmasked, step, state, interpret=interpret) if lying.unmasked else state
-        for number in range(lying.unmasked, lying.count):
-            state = step(number, state, row.counted(number))
+        state = loop(unmasked, step, state, interpret=interpret) if unmasked else state
+        for number in range(unmasked, lying.count):
+            state = step(number, state, _counted(row, number, words))
         top, norm, added = state
         highest = row.largest(top)
         share = jnp.where(top == highest, 1.0, jnp.exp(top - highest))
         sums = [highest, row.total(norm * share), mine[jnp.clip(labels_ref[at], 0, words - 1)]]
         sums += [row.total(added)] if total else []
-        _put(row, [out_ref.at[number] for number in range(len(sums))], at, sums)
+        put(row, [out_ref.at[number] for number in range(len(sums))], at, sums)
 
     (made,) = launch(
         kernel,
@@ -76,13 +85,16 @@ def row_slopes(
     block: int,
     num_warps: int,
     interpret: bool,
+    words: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`slopes(logits, top, share, is_label, words) * scale`, rounded, and what rounding took from each row's sum.
 
-    `numbers` are each row's top, share and scale.
+    `numbers` are each row's top, share and scale. Columns beyond so many words get zeros.
     """
-    rows, words = logits.shape
-    lying = block_spread(words, logits.dtype.itemsize, block, num_warps)
+    rows, columns = logits.shape
+    words = words or columns
+    lying = block_spread(columns, logits.dtype.itemsize, block, num_warps)
+    unmasked = _unmasked(lying, words)
 
     def kernel(logits_ref: Any, labels_ref: Any, *refs: Any) -> None:
         number_refs, made_ref, lost_ref, shared = refs[:3], refs[3], refs[4], refs[5:]
@@ -93,8 +105,10 @@ def row_slopes(
 
         def step(number: Any, lost: jax.Array, counted: Any = None) -> jax.Array:
             values = row.load(mine, number)
-            is_label = counting == label - row.start(number)[0]
-            wide = slopes(values, top, share, is_label, words) * scale
+            begin = row.start(number)[0]
+            wide = slopes(values, top, share, counting == label - begin, words) * scale
+            if counted is not None and words < columns:
+                wide = jnp.where(counting < words - begin, wide, 0.0)
             # XLA, which interprets it, may take a conversion and one back away.
             near = rounded(wide, dtype) if interpret else wide.astype(dtype).astype(jnp.float32)
             row.store(made, number, near)
@@ -102,10 +116,10 @@ def row_slopes(
             return lost + (off if counted is None else jnp.where(counted, off, 0.0))
 
         lost = _zeros(row)
-        lost = loop(lying.unmasked, step, lost, interpret=interpret) if lying.unmasked else lost
-        for number in range(lying.unmasked, lying.count):
-            lost = step(number, lost, row.counted(number))
-        _put(row, [lost_ref.at[0]], at, [row.total(lost)])
+        lost = loop(unmasked, step, lost, interpret=interpret) if unmasked else lost
+        for number in range(unmasked, lying.count):
+            lost = step(number, lost, _counted(row, number, words))
+        put(row, [lost_ref.at[0]], at, [row.total(lost)])
 
     made, lost = launch(
         kernel,
@@ -125,14 +139,16 @@ def _zeros(row: Row) -> jax.Array:
     return zeros if row.interpret else plgpu.layout_cast(zeros, row.layout)
 
 
-def _put(row: Row, refs: Sequence[Any], at: Any, values: Sequence[jax.Array]) -> None:
-    """Writes a row's numbers, which all its warpgroups know, by one of them."""
+def _unmasked(lying: Spread, words: int) -> int:
+    """The number of first chunks in which every warpgroup has words alone, and none twice."""
+    return replace(lying, width=words).unmasked
 
-    def write() -> None:
-        for ref, value in zip(refs, values, strict=True):
-            ref[at] = value
 
-    if row.spread.groups == 1:
-        write()
-    else:
-        pl.when(row.group == 0)(write)
+def _counted(row: Row, number: int, words: int) -> jax.Array | None:
+    """Which elements of a chunk are words that no chunk before it has; None: all."""
+    counted = row.counted(number)
+    if words == row.spread.width:
+        return counted
+    here = places(row.spread.size, row.layout, interpret=row.interpret)
+    are_words: jax.Array = here < words - row.start(number)[0]
+    return are_words if counted is None else are_words & counted

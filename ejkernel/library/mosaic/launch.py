@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu
 
 from ...ops import _jax
-from ..varying import all_alike
+from ..varying import all_alike, varying_like
 
 # Untyped: its signatures change from version to version.
 plgpu: Any = mosaic_gpu
@@ -59,7 +59,8 @@ def launch(
     # Kernels, and JAX's pipelines inside them, count in 32 bits.
     with jax.enable_x64(False):
         made: Sequence[jax.Array] = kernel(*operands)
-    return made
+    # Inside shard_map JAX forgets what a kernel's results vary over, though it was told.
+    return [varying_like(one, *operands) for one in made]
 
 
 def load(ref: Any, layout: Any, *, interpret: bool, **how: Any) -> jax.Array:

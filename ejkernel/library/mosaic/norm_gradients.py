@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import together
+from . import column_sums, together
 from .launch import launch, plgpu
 from .norm_rows import course_of, line_of, portions
 from .rows import boards_of, row_of
@@ -21,6 +21,7 @@ def norm_gradients(
     weight: jax.Array | None = None,
     bias: jax.Array | None = None,
     added: jax.Array | None = None,
+    kept: jax.Array | None = None,
     centred: bool,
     eps: float,
     interpret: bool,
@@ -28,7 +29,8 @@ def norm_gradients(
 ) -> tuple[jax.Array, ...]:
     """Gradients of x and then of each vector that is given; `centred` rows had their mean taken off.
 
-    `added` is another gradient of x, which comes on top.
+    `added` is another gradient of x, which comes on top. `kept` are the mean and the factor of each row, (2, rows), if
+    the forward pass kept them: two sums of a row are left then, and nothing is summed before them.
     """
     width = x.shape[-1]
     flat, pulled = x.reshape(-1, width), dy.reshape(-1, width)
@@ -37,10 +39,11 @@ def norm_gradients(
     others = [] if added is None else [added.reshape(-1, width)]
     # The next row takes half as many registers where it is narrow.
     wide = (3 + len(others)) // 2 if x.dtype.itemsize == 4 else 0
-    course = course_of(width, x.dtype.itemsize, centred=centred, added=added is not None)
-    groups, programs = portions(count, width, (bias is not None) + len(others) + wide, course.each)
+    course = course_of(width, x.dtype.itemsize, centred=centred, added=added is not None, kept=kept is not None)
+    groups, programs = portions(count, width, (bias is not None) + len(others) + wide, course.each, course.registers)
     lying = spread(width, x.dtype.itemsize, groups, None)
     vectors = [vector for vector in (weight, bias) if vector is not None]
+    numbers = [] if kept is None else [kept]
     chunks = range(lying.count)
     line = line_of(width, x.dtype.itemsize)
     # The same arrays once more, as a copy takes them: the interpreter has nothing that is asked for in advance.
@@ -52,6 +55,7 @@ def norm_gradients(
     def kernel(x_ref: Any, dy_ref: Any, *refs: Any) -> None:
         other_refs, refs = refs[: len(others)], refs[len(others) :]
         scale_refs, refs = refs[: len(scales)], refs[len(scales) :]
+        number_refs, refs = refs[: len(numbers)], refs[len(numbers) :]
         view_refs, refs = refs[: len(views)], refs[len(views) :]
         dx_ref, sum_refs, shared = refs[0], refs[1 : 1 + len(vectors)], refs[1 + len(vectors) :]
         program = jax.lax.axis_index("program")
@@ -63,7 +67,15 @@ def norm_gradients(
             vectors = [row.joined(values) for values in quantities]
             return together.sums(shared[0].at[turn], vectors, layout=row.layout, groups=groups)
 
-        scale = [[row.load(ref, at).astype(jnp.float32) for at in chunks] for ref in scale_refs]
+        def scale_of(at: int) -> list[jax.Array]:
+            return [row.load(ref, at).astype(jnp.float32) for ref in scale_refs]
+
+        held = None if course.lean else [scale_of(at) for at in chunks]
+
+        # With a lean course loaded twice for each row, before its sums and after them.
+        def towards_of(given: list[jax.Array], at: int) -> jax.Array:
+            scale = scale_of(at) if held is None else held[at]
+            return given[at] * scale[0] if scale else given[at]
 
         # The row after the last one is never used, only read.
         def place(number: Any) -> Any:
@@ -73,33 +85,37 @@ def norm_gradients(
             for ref in view_refs:
                 plgpu.async_prefetch(ref.at[place(number)])
 
-        def read(number: Any) -> list[list[jax.Array]]:
+        def read(number: Any) -> tuple[list[jax.Array], list[list[jax.Array]]]:
             there = place(number)
-            return [[row.load(ref.at[there], at) for at in chunks] for ref in (x_ref, dy_ref, *other_refs)]
+            told = [ref[number, there] for ref in number_refs for number in range(2)]
+            return told, [[row.load(ref.at[there], at) for at in chunks] for ref in (x_ref, dy_ref, *other_refs)]
 
         def step(number: Any, state: Any) -> Any:
-            here, sums = state
+            ready, sums = state
             # On the way to the GPU's cache: registers have room for one row more alone, and loads come late in a step.
             ask(number + course.ahead)
             # Asked for before this row is computed, so that it is there when its turn comes.
-            after = read(number + 1)
+            after = () if course.lean else read(number + 1)
+            told, here = read(number) if course.lean else ready
             off, given, *more = ([one.astype(jnp.float32) for one in part] for part in here)
-            towards = [one * by for one, by in zip(given, scale[0], strict=True)] if scale else given
-            if centred:
+            towards = [towards_of(given, at) for at in chunks]
+            if told:
+                off = [one - told[0] for one in off]
+            elif centred:
                 (total,) = totals_of(1, off)
                 off = [one - total / width for one in off]
-            squares = [one * one for one in off]
+            squares = [] if told else [[one * one for one in off]]
             products = [one * other for one, other in zip(towards, off, strict=True)]
-            # With the mean four exchanges, else two: an even number, as `row_of` asks for.
-            turn = 0 if centred else jax.lax.rem(number, jnp.int32(2))
-            totals = totals_of(turn, squares, products, *([towards] if centred else []))
-            over = jax.lax.rsqrt(totals[0] / width + eps)
-            along = totals[1] / width * over
-            level = totals[2] / width if centred else None
+            # With a mean that is summed four exchanges, else two: an even number, as `row_of` asks for.
+            turn = 0 if centred and not told else jax.lax.rem(number, jnp.int32(2))
+            totals = list(totals_of(turn, *squares, products, *([towards] if centred else [])))
+            over = told[1] if told else jax.lax.rsqrt(totals.pop(0) / width + eps)
+            along = totals[0] / width * over
+            level = totals[1] / width if centred else None
             shares: list[list[jax.Array]] = [[] for _ in vectors]
             for at in chunks:
                 normed = off[at] * over
-                back = towards[at] - normed * along
+                back = (towards_of(given, at) if course.lean else towards[at]) - normed * along
                 back = back if level is None else back - level
                 back = over * back
                 row.store(dx_ref.at[program + number * programs], at, back + more[0][at] if more else back)
@@ -114,7 +130,7 @@ def norm_gradients(
         steps = jax.lax.div(count - program + (programs - 1), jnp.int32(programs))
         for number in range(1, course.ahead):
             ask(jnp.int32(number))
-        state = (read(jnp.int32(0)), [[zeros for _ in chunks] for _ in vectors])
+        state = (() if course.lean else read(jnp.int32(0)), [[zeros for _ in chunks] for _ in vectors])
         _, sums = jax.lax.fori_loop(jnp.int32(0), steps, step, state)
         for ref, total in zip(sum_refs, sums, strict=True):
             for at in chunks:
@@ -122,7 +138,7 @@ def norm_gradients(
 
     dx, *partial = launch(
         kernel,
-        [flat, pulled, *others, *scales, *views],
+        [flat, pulled, *others, *scales, *numbers, *views],
         out=[
             jax.ShapeDtypeStruct(flat.shape, flat.dtype),
             *(jax.ShapeDtypeStruct((programs, width), jnp.float32) for _ in vectors),
@@ -133,5 +149,8 @@ def norm_gradients(
         interpret=interpret,
         name=f"{name}_gradient",
     )
-    sums = [jnp.sum(rows, axis=0).astype(vector.dtype) for rows, vector in zip(partial, vectors, strict=True)]
-    return dx.reshape(x.shape), *sums
+    if course.summed and partial and column_sums.serves(width):
+        totals = column_sums.column_sums(partial, interpret=interpret, name=name)
+    else:
+        totals = [jnp.sum(rows, axis=0) for rows in partial]
+    return dx.reshape(x.shape), *(total.astype(vector.dtype) for total, vector in zip(totals, vectors, strict=True))

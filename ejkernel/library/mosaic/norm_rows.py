@@ -24,32 +24,43 @@ _MULTIPROCESSORS, _BLOCKS = 132, 8
 
 @dataclass(frozen=True)
 class Course:
-    """Elements of a row for each thread at most, rows asked for in advance, and one barrier for all sums of a row."""
+    """Elements of a row for each thread at most, rows asked for in advance, and one barrier for all sums of a row.
+
+    `summed`: the vectors' gradients are added up over blocks by a kernel of ours, not by XLA. `registers` are those
+    that each element is counted with, which decides how many blocks share a multiprocessor. `lean`: neither the next
+    row nor the weight is held, for rows that are too wide for both.
+    """
 
     each: int = _EACH
     ahead: int = 3
     together: bool = False
+    summed: bool = False
+    registers: int = _REGISTERS_EACH
+    lean: bool = False
 
 
-def course_of(width: int, itemsize: int, *, centred: bool, added: bool) -> Course:
+def course_of(width: int, itemsize: int, *, centred: bool, added: bool, kept: bool = False) -> Course:
     """That of a gradient. The sums of a row without a mean are one round of exchanges, which one barrier serves.
 
     With a mean they are two rounds, and what is left of a step hides them: on an H200 one barrier gained nothing there,
     and else 131 us became 101 (8192x7168), 74 became 69 (residual_norm 8192x4096) and 31.5 became 29.8 (4096x4096).
     Narrow rows have many blocks at once, of which the registers for it cost some: 1024 with a mean took 74 us, not 59.
+    With a mean and a factor that were kept there is one round as well.
     """
-    if centred or width < 128 * _EACH or jax.__version_info__ < (0, 11):
+    if (centred and not kept) or width < 128 * _EACH or jax.__version_info__ < (0, 11):
         return Course()
     # Twice as many warpgroups where each has whole loads, and registers are left for two blocks of them.
-    halves = not added and itemsize == 2 and width == 128 * _EACH
+    halves = not added and not centred and itemsize == 2 and width == 128 * _EACH
     return Course(_EACH // 2 if halves else _EACH, ahead=1, together=True)
 
 
-def portions(count: int, width: int, extra: int = 0, each: int = _EACH) -> tuple[int, int]:
+def portions(
+    count: int, width: int, extra: int = 0, each: int = _EACH, for_each: int = _REGISTERS_EACH
+) -> tuple[int, int]:
     """Warpgroups of a block, and blocks; `extra` arrays are held beside x, its gradient, the weight and its sum."""
     groups = min(max(-(-width // (128 * each)), 1), 8)
     held = -(-width // (128 * groups))
-    registers = min((_REGISTERS_EACH + extra) * held + _BESIDES, _MOST)
+    registers = min((for_each + extra) * held + _BESIDES, _MOST)
     at_once = min(max(_OF_MULTIPROCESSOR // (128 * groups * registers), 1), _BLOCKS)
     return groups, max(1, min(count, at_once * _MULTIPROCESSORS))
 

@@ -19,11 +19,12 @@ def softmax() -> Recipe:
     """`exp(x - top) / norm`; the numbers are top and the norm's inverse."""
 
     # Exponentials are what it costs most, so that each is made once here.
-    def held(row: Row, chunks: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    def held(row: Row, chunks: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Numbers]:
         top = jnp.maximum(row.largest(functools.reduce(jnp.maximum, chunks)), _LOWEST)
         powers = [jnp.exp(values - top) for values in chunks]
         (norm,) = row.sums(powers)
-        return [one * (1.0 / norm) for one in powers]
+        share = 1.0 / norm
+        return [one * share for one in powers], (top, share)
 
     def begin(size: int) -> Numbers:
         return jnp.full(size, _LOWEST, jnp.float32), jnp.zeros(size, jnp.float32)
@@ -50,10 +51,10 @@ def running_norm(state: Numbers, values: jax.Array, counted: jax.Array | None, s
 def rms_norm(width: int, eps: float) -> Recipe:
     """`x * over * weight`; the number is what is multiplied with."""
 
-    def held(row: Row, chunks: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    def held(row: Row, chunks: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Numbers]:
         (total,) = row.sums([values * values for values in chunks])
         over = jax.lax.rsqrt(total / width + eps)
-        return [values * over for values in chunks]
+        return [values * over for values in chunks], (over,)
 
     def step(state: Numbers, values: jax.Array, counted: jax.Array | None, seen: Any) -> Numbers:
         square = values * values
@@ -69,15 +70,29 @@ def rms_norm(width: int, eps: float) -> Recipe:
     )
 
 
-def layer_norm(width: int, eps: float, finished: Callable[..., jax.Array]) -> Recipe:
-    """`(x - mean) * over`, with weight and bias as `finished(normed, vectors)` has them; the numbers are these two."""
+def layer_norm(width: int, eps: float, finished: Callable[..., jax.Array], *, once: bool = False) -> Recipe:
+    """`(x - mean) * over`, with weight and bias as `finished(normed, vectors)` has them; the numbers are these two.
 
-    def held(row: Row, chunks: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    `once`: both sums of a row that is held come at once, of what is left without the row's first element. Its distance
+    from the mean, squared, is at most the width times the variance: float32 leaves 1e-7 of that, too coarse for float32
+    itself alone.
+    """
+
+    def held(row: Row, chunks: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Numbers]:
         (total,) = row.sums(chunks)
-        off = [values - total / width for values in chunks]
+        mean = total / width
+        off = [values - mean for values in chunks]
         (square,) = row.sums([one * one for one in off])
         over = jax.lax.rsqrt(square / width + eps)
-        return [one * over for one in off]
+        return [one * over for one in off], (mean, over)
+
+    def held_once(row: Row, chunks: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Numbers]:
+        near = [values - row.first for values in chunks]
+        total, square = row.sums_at_once(near, [one * one for one in near])
+        shift = total / width
+        # Rounding may leave a constant row with less than nothing.
+        over = jax.lax.rsqrt(jnp.maximum(square / width - shift * shift, 0.0) + eps)
+        return [(one - shift) * over for one in near], (row.first + shift, over)
 
     # Each thread keeps the mean of what it has seen and the squared distances from it: no large mean hurts.
     def step(state: Numbers, values: jax.Array, counted: jax.Array | None, seen: Any) -> Numbers:
@@ -98,10 +113,11 @@ def layer_norm(width: int, eps: float, finished: Callable[..., jax.Array]) -> Re
 
     zeros = functools.partial(jnp.zeros, dtype=jnp.float32)
     return Recipe(
-        held,
+        held_once if once else held,
         lambda size: (zeros(size), zeros(size)),
         step,
         end,
         lambda numbers, values: (values - numbers[0]) * numbers[1],
         lambda normed, *vectors: finished(normed, vectors),
+        once,
     )

@@ -43,7 +43,7 @@ def summed_rows(
             summed = (one + other).astype(x.dtype)
             row.store(summed_ref.at[at], number, summed)
             chunks.append(summed.astype(jnp.float32))
-        for number, values in enumerate(recipe.held(row, chunks)):
+        for number, values in enumerate(recipe.held(row, chunks)[0]):
             others = [row.load(ref, number).astype(jnp.float32) for ref in vector_refs]
             row.store(normed_ref.at[at], number, recipe.finish(values, *others))
 

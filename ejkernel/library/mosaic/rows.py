@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from ..arguments import ArgumentError
+from . import together
 from .launch import launch, load, loop, places, plgpu
 from .meeting import meet, meeting
 from .spread import Spread, refuses, spread
@@ -30,6 +31,9 @@ class Row:
     # Joins the vectors of all warpgroups, element by element, as the given function does with two.
     exchange: Callable[[Callable[..., jax.Array], jax.Array], jax.Array]
     interpret: bool
+    # The row's first element, and the shared memory by which all sums have one barrier; None: not asked for.
+    first: Any = None
+    board: Any = None
 
     def start(self, number: Any) -> tuple[Any, Any]:
         """The begin of this warpgroup's chunk of a number, and how many of its first elements are another chunk's."""
@@ -59,6 +63,13 @@ class Row:
         """The sums of some quantities over the row, each given by its values for every chunk."""
         return tuple(self.total(self.joined(values)) for values in chunks)
 
+    def sums_at_once(self, *chunks: Sequence[jax.Array]) -> Numbers:
+        """As `sums`, with one barrier for all of them where the row has a board for it."""
+        if self.board is None:
+            return self.sums(*chunks)
+        vectors = [self.joined(values) for values in chunks]
+        return together.sums(self.board, vectors, layout=self.layout, groups=self.spread.groups)
+
     def joined(self, values: Sequence[jax.Array]) -> jax.Array:
         """The sum of chunks, element by element; what two chunks have is counted once."""
         kept = []
@@ -80,18 +91,20 @@ class Row:
 class Recipe:
     """An operation on a row.
 
-    `held(row, chunks)` makes every chunk of the result from all chunks, in float32. `begin(size)`, `step(state, values,
-    counted, seen)` and `end(row, state, seen)` find the numbers of a row chunk by chunk, where `seen` is how many
-    elements each thread had before, and `made(numbers, values)` makes a chunk of the result from them.
-    `finish(values, *vectors)` does what is left with the chunk's part of each vector.
+    `held(row, chunks)` makes every chunk of the result from all chunks, in float32, and the numbers of the row.
+    `begin(size)`, `step(state, values, counted, seen)` and `end(row, state, seen)` find these numbers chunk by chunk,
+    where `seen` is how many elements each thread had before, and `made(numbers, values)` makes a chunk of the result
+    from them. `finish(values, *vectors)` does what is left with the chunk's part of each vector.
     """
 
-    held: Callable[..., Sequence[jax.Array]]
+    held: Callable[..., tuple[Sequence[jax.Array], Numbers]]
     begin: Callable[[int], Numbers]
     step: Callable[..., Numbers]
     end: Callable[..., Numbers]
     made: Callable[..., jax.Array]
     finish: Callable[..., jax.Array]
+    # Does `held` ask for all sums of a row at once, and for the row's first element?
+    once: bool = False
 
 
 def by_rows(
@@ -109,19 +122,42 @@ def by_rows(
 
     `fast`: exponentials may be off by 1e-6 of themselves, which 16 bits do not show.
     """
+    how: dict[str, Any] = {"num_warps": num_warps, "each": each, "interpret": interpret, "name": name, "fast": fast}
+    return with_numbers(recipe, x, vectors, numbers=0, **how)[0]
+
+
+def with_numbers(
+    recipe: Recipe,
+    x: jax.Array,
+    vectors: Sequence[jax.Array],
+    *,
+    numbers: int,
+    num_warps: int,
+    each: int | None,
+    interpret: bool,
+    name: str,
+    fast: bool = False,
+) -> Sequence[jax.Array]:
+    """As `by_rows`, and so many of each row's numbers, (numbers, rows), if any."""
     width = x.shape[-1]
     refused = refuses(width, x.dtype.itemsize, num_warps, each)
     if refused:
         raise ArgumentError(f"mosaic cannot compute this call: {refused}")
     flat = x.reshape(-1, width)
     lying = spread(width, x.dtype.itemsize, num_warps // 4, each)
+    # The interpreter has each sum by itself, and so has an older JAX.
+    at_once = recipe.once and each is None and not interpret and together.serves()
 
     def kernel(x_ref: Any, *refs: Any) -> None:
         vector_refs, rest = refs[: len(vectors)], refs[len(vectors) :]
-        o_ref, shared = rest[0], rest[1:]
+        o_ref, number_refs, shared = rest[0], rest[1 : 1 + bool(numbers)], rest[1 + bool(numbers) :]
         at = jax.lax.axis_index("row")
-        row = row_of(lying, shared, interpret=interpret)
+        row = row_of(lying, () if at_once else shared, interpret=interpret)
         mine, made = x_ref.at[at], o_ref.at[at]
+
+        def tell(found: Numbers) -> None:
+            for ref in number_refs:
+                put(row, [ref.at[number] for number in range(numbers)], at, found[:numbers])
 
         def finished(number: Any, values: jax.Array) -> None:
             others = [row.load(ref, number).astype(jnp.float32) for ref in vector_refs]
@@ -129,8 +165,12 @@ def by_rows(
 
         if each is None:
             chunks = [row.load(mine, number).astype(jnp.float32) for number in range(lying.count)]
-            for number, values in enumerate(recipe.held(row, chunks)):
+            if recipe.once:
+                row = replace(row, first=mine[0].astype(jnp.float32), board=shared[0].at[0] if at_once else None)
+            values_made, found = recipe.held(row, chunks)
+            for number, values in enumerate(values_made):
                 finished(number, values)
+            tell(found)
             return
         # Chunks that may reach over the row's end come last, and are masked.
         whole = lying.unmasked
@@ -149,28 +189,43 @@ def by_rows(
             counted = row.counted(number)
             state = recipe.step(state, row.load(mine, number).astype(jnp.float32), counted, seen)
             seen = seen + (1.0 if counted is None else jnp.where(counted, 1.0, 0.0))
-        numbers = recipe.end(row, state, seen)
+        found = recipe.end(row, state, seen)
+        tell(found)
 
         # Backwards: what was read last is the likeliest to be in a cache.
         def finish(number: Any, nothing: Any) -> Any:
             there = lying.count - 1 - number
-            finished(there, recipe.made(numbers, row.load(mine, there).astype(jnp.float32)))
+            finished(there, recipe.made(found, row.load(mine, there).astype(jnp.float32)))
             return nothing
 
         loop(lying.count, finish, None, interpret=interpret)
 
-    (out,) = launch(
+    kept = [jax.ShapeDtypeStruct((numbers, flat.shape[0]), jnp.float32)] if numbers else []
+    out, *told = launch(
         kernel,
         [flat, *vectors],
-        out=[jax.ShapeDtypeStruct(flat.shape, flat.dtype)],
+        out=[jax.ShapeDtypeStruct(flat.shape, flat.dtype), *kept],
         grid={"row": flat.shape[0]},
-        scratch=boards_of(lying, interpret=interpret),
+        scratch=[together.boards()] if at_once else boards_of(lying, interpret=interpret),
         groups={"group": lying.groups} if lying.groups > 1 else None,
         interpret=interpret,
         name=name,
         approx_math=fast,
     )
-    return out.reshape(x.shape)
+    return out.reshape(x.shape), *told
+
+
+def put(row: Row, refs: Sequence[Any], at: Any, values: Sequence[jax.Array]) -> None:
+    """Writes a row's numbers, which all its warpgroups know, by one of them."""
+
+    def write() -> None:
+        for ref, value in zip(refs, values, strict=True):
+            ref[at] = value
+
+    if row.spread.groups == 1:
+        write()
+    else:
+        pl.when(row.group == 0)(write)
 
 
 def boards_of(lying: Spread, *, interpret: bool) -> list[Any]:

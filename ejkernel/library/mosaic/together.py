@@ -26,6 +26,11 @@ arith: Any = typed_arith
 _SIZE = 128
 
 
+def serves() -> bool:
+    """Has this JAX what `sums` is made of?"""
+    return bool(jax.__version_info__ >= (0, 11))
+
+
 def boards() -> Any:
     """Shared memory for `sums`: two boards, of which one call has the one and the next call the other."""
     return plgpu.SMEM((2, _SIZE), jnp.float32)

@@ -21,13 +21,20 @@ _MOST_EACH = 64
 
 
 def row_sums(
-    logits: jax.Array, labels: jax.Array, *, total: bool, block: int, num_warps: int, interpret: bool
+    logits: jax.Array,
+    labels: jax.Array,
+    *,
+    total: bool,
+    block: int,
+    num_warps: int,
+    interpret: bool,
+    words: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | float]:
     """Each row's maximum, the sum of its exponentials once that is taken off, its label's logit and, if asked, its sum.
 
-    For a label out of range it is the nearest word's logit.
+    For a label out of range it is the nearest word's logit. Columns beyond so many words are left out.
     """
-    rows, words = logits.shape
+    rows, words = logits.shape[0], words or logits.shape[1]
     block = min(block, power_of_two(words))
     whole, rest = divmod(words, block)
 
@@ -85,40 +92,48 @@ def row_slopes(
     block: int,
     num_warps: int,
     interpret: bool,
+    words: int | None = None,
+    into: Sequence[jax.Array] = (),
 ) -> tuple[jax.Array, jax.Array]:
     """`slopes(logits, top, share, is_label, words) * scale`, rounded, and what rounding took from each row's sum.
 
-    `numbers` are each row's top, share and scale.
+    `numbers` are each row's top, share and scale. Columns beyond so many words get zeros. `into` is an array of more
+    rows and the number of the first one to write: that array is returned.
     """
-    rows, words = logits.shape
-    block = min(block, power_of_two(words))
-    blocks = pl.cdiv(words, block)
+    rows, columns = logits.shape
+    words = words or columns
+    block = min(block, power_of_two(columns))
+    blocks = pl.cdiv(columns, block)
+    placing = [jnp.reshape(into[1], 1).astype(jnp.int32), into[0]] if into else []
+    shape = into[0].shape if into else logits.shape
 
-    def kernel(
-        logits_ref: Any, labels_ref: Any, top_ref: Any, share_ref: Any, scale_ref: Any, made_ref: Any, lost_ref: Any
-    ) -> None:
+    def kernel(logits_ref: Any, labels_ref: Any, top_ref: Any, share_ref: Any, scale_ref: Any, *refs: Any) -> None:
+        made_ref, lost_ref = refs[-2:]
         row, number = pl.program_id(0), pl.program_id(1)
         place = number * block + jnp.arange(block, dtype=jnp.int32)
-        mask = inside(number, block, words, 0, (block,)) if words % block else None
+        mask = inside(number, block, columns, 0, (block,)) if columns % block else None
         values = load(logits_ref.at[row, place], mask)
         wide = slopes(values, top_ref[row], share_ref[row], place == labels_ref[row], words) * scale_ref[row]
+        if words % block or words < columns:
+            wide = jnp.where(inside(number, block, words, 0, (block,)), wide, 0.0)
         # XLA, which interprets it, may take a conversion and one back away.
         near = rounded(wide, dtype) if interpret else wide.astype(dtype).astype(jnp.float32)
-        store(made_ref.at[row, place], near.astype(dtype), mask)
-        lost = wide - near if mask is None else jnp.where(mask, wide - near, 0.0)
-        lost_ref[row, number] = jnp.sum(lost)
+        there = refs[0][0] + row if into else row
+        store(made_ref.at[there, place], near.astype(dtype), mask)
+        lost_ref[row, number] = jnp.sum(wide - near)
 
     made, lost = launch_all(
         kernel,
-        [logits, labels.astype(jnp.int32), *numbers],
-        out=[jax.ShapeDtypeStruct(logits.shape, dtype), jax.ShapeDtypeStruct((rows, blocks), jnp.float32)],
+        [logits, labels.astype(jnp.int32), *numbers, *placing],
+        out=[jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((rows, blocks), jnp.float32)],
         grid=(rows, blocks),
-        in_specs=[pl.BlockSpec()] * 5,
+        in_specs=[pl.BlockSpec()] * (5 + len(placing)),
         out_specs=[pl.BlockSpec()] * 2,
         num_warps=num_warps,
         num_stages=1,
         interpret=interpret,
         name="library_row_slopes",
+        aliases={6: 0} if into else None,
     )
     return made, jnp.sum(lost, axis=1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,8 +42,12 @@ def launch_all(
     num_stages: int,
     interpret: bool,
     name: str,
+    aliases: Mapping[int, int] | None = None,
 ) -> Sequence[jax.Array]:
-    """Runs the kernel over a grid; `interpret` is for tests, on machines without a GPU."""
+    """Runs the kernel over a grid; `interpret` is for tests, on machines without a GPU.
+
+    `aliases`: operands that are written to, by their number, and the results that they become.
+    """
     out, operands = all_alike(out, operands)
     made: Sequence[jax.Array] = pl.pallas_call(
         kernel,
@@ -51,6 +55,7 @@ def launch_all(
         grid=grid,
         in_specs=in_specs,
         out_specs=out_specs,
+        input_output_aliases=dict(aliases or {}),
         compiler_params=backend().CompilerParams(num_warps=num_warps, num_stages=num_stages),
         interpret=interpret,
         name=name,

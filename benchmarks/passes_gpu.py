@@ -1,0 +1,266 @@
+"""On a Hopper GPU: norms with fewer meetings of a row's threads, and cross entropy with whole products.
+
+A process a case, and they take turns on the device. Norms compile before their turn, all at once; cross entropy in it,
+since XLA times its products. A line a way: device time over interleaved rounds,
+its ratio to the floor, and how far it is off: norms beside plain JAX in float32, cross entropy beside its first way,
+the guess. Exit code 1 where a way fails, is wrong, or a case does not end in time.
+
+    python benchmarks/passes_gpu.py norms --seconds 60
+    python benchmarks/passes_gpu.py cross_entropy --seconds 90
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import jax.numpy as jnp
+
+sys.path.insert(0, str(Path(__file__).parent))
+from library_programs import both_passes, lowered
+from mosaic_gpu import distances, short, told
+from mosaic_gpu_cases import plain_layer, plain_rms
+from mosaic_gpu_gradients import KEPT, LAUNCHES, WIDE, GradientLaunch, NormGradient, launches
+from tuning_gpu import raced
+
+from ejkernel.library import LayerNorm, LayerNormConfig, LinearCrossEntropy, LinearCrossEntropyConfig
+
+FLOPS, TRAFFIC = 790e12, 4.3e12
+# Largest error over the largest value that bfloat16 explains.
+LIMIT = 3e-2
+ROUNDS = {"norms": 12, "cross_entropy": 4}
+# Compiling a product by Triton in each of its tilings takes longer than all else, and cuBLAS is what large ones get.
+CUBLAS = {"xla_gpu_enable_triton_gemm": False}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A call: its ways by name, the first one known to be right or a plain function besides, and its floor."""
+
+    name: str
+    ways: dict[str, Callable[..., Any]]
+    make: Callable[[], tuple[Any, ...]]
+    floor: float
+    plain: Callable[..., Any] | None = None
+
+
+def drawn(*shapes: tuple[tuple[int, ...], str]) -> tuple[Any, ...]:
+    """Random arrays, made where they are used."""
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    return tuple(jax.random.normal(key, *shape) for key, shape in zip(keys, shapes, strict=True))
+
+
+def norm(rows: int, width: int, backward: bool) -> Study:
+    """layer_norm by its ways of meeting, forward or with its gradient."""
+    shapes: list[Any] = [((rows, width), "bfloat16"), ((width,), "float32"), ((width,), "float32")]
+    abstract = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    kernel, warps = LayerNorm(), [4, 8] if width >= 4096 else [4]
+    more: list[dict[str, Any]] = [{}, {"once": True}]
+    if backward:
+        more = [{}, {"kept": True}, {"once": True, "kept": True}]
+    cfgs = [LayerNormConfig("mosaic", num_warps=w, **fields) for w in warps for fields in more]
+
+    def by(cfg: LayerNormConfig) -> Callable[..., Any]:
+        def run(*arrays: Any) -> Any:
+            return kernel.run(*arrays, cfg=cfg)
+
+        return both_passes(run, abstract) if backward else run
+
+    plain = both_passes(plain_layer, abstract) if backward else plain_layer
+    shapes += [((rows, width), "bfloat16")] * backward
+    moved = rows * width * 2.0 * (5 if backward else 2)
+    name = f"layer_norm {rows}x{width}{', with gradient' if backward else ''}"
+    return Study(name, {short(cfg): by(cfg) for cfg in cfgs}, lambda: drawn(*shapes), moved / TRAFFIC, plain)
+
+
+def norm_gradient(rows: int, width: int) -> Study:
+    """The gradient alone, with and without what the forward pass kept."""
+    kernel = NormGradient()
+    cfgs = [*launches(width, 1, LAUNCHES[:1]), *launches(width, 1, KEPT)]
+
+    def by(cfg: GradientLaunch) -> Callable[..., Any]:
+        return lambda x, dy, weight, bias, kept: kernel.run(x, dy, weight, bias, *([kept] * cfg.kept), cfg=cfg)
+
+    def plain(x: Any, dy: Any, weight: Any, bias: Any, _: Any) -> Any:
+        return jax.vjp(plain_layer, x, weight, bias)[1](dy)
+
+    def make() -> tuple[Any, ...]:
+        x, dy, weight, bias = drawn(*[((rows, width), "bfloat16")] * 2, *[((width,), "float32")] * 2)
+        wide = x.astype(jnp.float32)
+        return x, dy, weight, bias, jnp.stack([jnp.mean(wide, 1), jax.lax.rsqrt(jnp.var(wide, 1) + 1e-6)])
+
+    floor = rows * width * 6.0 / TRAFFIC
+    return Study(f"gradient of layer_norm {rows}x{width}", {short(cfg): by(cfg) for cfg in cfgs}, make, floor, plain)
+
+
+def wide_gradient(rows: int, width: int) -> Study:
+    """The gradient alone of rms_norm, of rows that are too wide for the one that the library has, beside XLA's."""
+    kernel = NormGradient()
+
+    def plain(x: Any, dy: Any, weight: Any) -> Any:
+        return jax.vjp(plain_rms, x, weight)[1](dy)
+
+    ways: dict[str, Callable[..., Any]] = {short(cfg): functools.partial(kernel.run, cfg=cfg) for cfg in WIDE}
+    shapes: list[Any] = [*[((rows, width), "bfloat16")] * 2, ((width,), "float32")]
+    floor = rows * width * 6.0 / TRAFFIC
+    return Study(f"gradient of rms_norm {rows}x{width}", ways | {"xla": plain}, lambda: drawn(*shapes), floor, plain)
+
+
+def cross_entropy(tokens: int, width: int, words: int) -> Study:
+    """With gradients: chunks as the guess has them, padded words, all derivatives kept, and Mosaic's passes."""
+    kernel, half = LinearCrossEntropy(), -(-tokens // 256) * 128
+    launch: dict[str, Any] = {"block": 2048, "num_warps": 8}
+    config = LinearCrossEntropyConfig
+    padded: dict[str, Any] = {"padded": 128} if words % 8 else {}
+    # The smaller chunk where all derivatives are large, and Mosaic's passes where there is time for them.
+    large = 2 * tokens * words >= 1 << 30
+    cfgs = [config("triton", half, **launch)]
+    cfgs += [config("triton", half, **launch, **padded)] if padded else []
+    cfgs += [config("triton", size, **launch, **padded, stacked=True) for size in (half, half // 2)[: 1 + large]]
+    cfgs += [] if large else [config("mosaic", half, **launch, **padded)]
+
+    def by(cfg: LinearCrossEntropyConfig) -> Callable[..., Any]:
+        def run(hidden: Any, weight: Any, labels: Any) -> Any:
+            loss, kept = kernel.fwd_with_residuals(hidden, weight, labels, cfg=cfg)
+            return loss, kernel.vjp(kept, loss, jnp.float32(1), hidden, weight, labels, cfg=cfg)[:2]
+
+        return run
+
+    def make() -> tuple[Any, ...]:
+        hidden, weight = drawn(((tokens, width), "bfloat16"), ((width, words), "bfloat16"))
+        labels = jax.random.randint(jax.random.key(1), (tokens,), 0, words)
+        return hidden, weight * jnp.bfloat16(0.02), labels
+
+    floor = 6.0 * tokens * width * words / FLOPS
+    ways = {short(cfg): by(cfg) for cfg in cfgs}
+    return Study(f"cross entropy {tokens}x{width} by {words} words, with gradients", ways, make, floor)
+
+
+STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
+    "norms": (
+        lambda: norm(8192, 4096, True),
+        lambda: norm(32768, 1024, True),
+        lambda: norm(8192, 4096, False),
+        lambda: norm_gradient(8192, 4096),
+        lambda: norm_gradient(32768, 1024),
+        lambda: wide_gradient(4096, 16384),
+    ),
+    "cross_entropy": (
+        lambda: cross_entropy(8192, 4096, 131072),
+        lambda: cross_entropy(4096, 4096, 32000),
+        lambda: cross_entropy(4096, 3584, 152064),
+        lambda: cross_entropy(8192, 768, 50257),
+    ),
+}
+
+
+@contextmanager
+def turn(path: str) -> Iterator[None]:
+    """The device, for one process at a time."""
+    with open(path, "w", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def here(kind: str, number: int, lock: str, as_is: bool) -> bool:
+    """Prints the lines of a case; False where a way fails or is wrong."""
+    study = STUDIES[kind][number]()
+    abstract = jax.eval_shape(study.make)
+    has_products = kind == "cross_entropy"
+    options: Any = CUBLAS if has_products and not as_is else None
+    built: dict[int, Any] = {}
+    names, off = dict(enumerate(study.ways)), {}
+    said: list[str] = []
+
+    def build(at: int, way: Callable[..., Any]) -> None:
+        start = time.perf_counter()
+        try:
+            built[at] = way()
+            names[at] += f" [{time.perf_counter() - start:.1f} s]"
+        # What one way says, the others do not hear.
+        except Exception as error:
+            built.pop(at, None)
+            said.append(f"   FAILED {names[at]}: {told(error)}")
+
+    for at, fn in enumerate(study.ways.values()):
+        build(at, functools.partial(lowered, f"case{number}_{at}", fn, abstract))
+        if at in built and not has_products:
+            build(at, built[at].compile)
+    with turn(lock):
+        for at in list(built) if has_products else ():
+            build(at, functools.partial(built[at].compile, options))
+        arrays = jax.block_until_ready(study.make())
+        if study.plain is not None:
+            wide = [a.astype(jnp.float32) for a in arrays]
+            wanted = jax.tree.leaves(jax.jit(study.plain)(*wide))
+            del wide
+        else:
+            wanted = [a.astype(jnp.float32) for a in jax.tree.leaves(built[min(built)](*arrays))]
+        for at in list(built):
+            try:
+                off[at] = max(float(x) for x in distances(jax.tree.leaves(built[at](*arrays)), wanted))
+                trouble = "" if off[at] <= LIMIT else f"WRONG {names[at]}: off by {off[at]:.3g} of the largest value"
+            # A kernel that fails on the device may leave it lost for the ways after it, which then say so.
+            except Exception as error:
+                trouble = f"FAILED {names[at]}: {told(error)}"
+            if trouble:
+                said.append(f"   {trouble}")
+                del built[at]
+        del wanted
+        times = raced(built, arrays, f"case{number}", rounds=ROUNDS[kind])
+    print(f"{study.name}: floor {study.floor * 1e6:.1f} us")
+    for at in sorted(times, key=times.__getitem__):
+        ratio = f"{times[at] / study.floor:.3f} of the floor"
+        print(f"   {times[at] * 1e6:9.1f} us  {ratio}  {names[at]}  off {off[at]:.1e}")
+    print("\n".join(said), flush=True)
+    return not said
+
+
+def main() -> int:
+    """All cases at once; their lines as they end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kind", choices=sorted(STUDIES))
+    parser.add_argument("--only", nargs="*", type=int, help="numbers of cases")
+    parser.add_argument("--as-is", action="store_true", help="products by any of XLA's compilers, not by cuBLAS alone")
+    parser.add_argument("--seconds", type=float, default=90.0, help="most that all may take")
+    parser.add_argument("--here", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.here is not None:
+        warnings.simplefilter("ignore")
+        if jax.default_backend() != "gpu":
+            print("this benchmark needs a GPU; nothing was measured")
+            return 0
+        return int(not here(options.kind, options.here, options.lock, options.as_is))
+    end, status = time.monotonic() + options.seconds, 0
+    with tempfile.NamedTemporaryFile() as lock:
+        command = [sys.executable, __file__, options.kind, "--lock", lock.name]
+        command += ["--as-is"] if options.as_is else []
+        numbers = range(len(STUDIES[options.kind])) if options.only is None else options.only
+        children = [subprocess.Popen([*command, "--here", str(number)]) for number in numbers]
+        for child in children:
+            try:
+                status |= child.wait(max(end - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                status = 1
+    return int(status != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
