@@ -86,15 +86,17 @@ def share_out(work: Callable[[range, Any], None], strip: Strip, words: int, *, w
 
     @pl.when(worker < strip.workers)
     def _() -> None:
-        each = registers(strip.workers)
-        if each and not interpret:
-            plgpu.set_max_registers(each[1], action="increase")
-        if strip.each() == words:
+        held = registers(strip.workers)
+        if held and not interpret:
+            plgpu.set_max_registers(held[1], action="increase")
+        each = strip.each()
+        if each == words:
             work(range(words), worker)
             return
-        # Two warpgroups share a tile, and each has one byte of its words.
-        for byte in range(2):
+        # Several warpgroups share a tile, and each has some numbers of its words.
+        sharers = words // each
+        for share in range(sharers):
 
-            @pl.when(jax.lax.rem(worker, jnp.int32(2)) == byte)
-            def _(byte: int = byte) -> None:
-                work(range(byte * words // 2, (byte + 1) * words // 2), jax.lax.div(worker, jnp.int32(2)))
+            @pl.when(jax.lax.rem(worker, jnp.int32(sharers)) == share)
+            def _(share: int = share) -> None:
+                work(range(share * each, (share + 1) * each), jax.lax.div(worker, jnp.int32(sharers)))
