@@ -22,7 +22,7 @@ from .rows import narrow_rows
 from .triton.quantized import refuses, widened
 
 # Those whose blocks add up the parts of the depth, by how their counters become zero.
-_JOINED = {"mosaic_joined": "filled", "mosaic_joined_once": "constant"}
+_JOINED = {"mosaic_joined": "filled", "mosaic_joined_once": "constant", "mosaic_joined_light": "constant"}
 _MOSAIC = ("mosaic", "mosaic_ahead", *_JOINED)
 
 
@@ -48,7 +48,8 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
     depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies) and "mosaic_ahead"
     (the same, with the next weights made wide while the tensor cores multiply, for scales (n,)), "mosaic_joined" (the
     same, with the parts added up by the blocks that made them, which all run at once) and "mosaic_joined_once" (the
-    same, with counters that are set to zero once, when the program is loaded).
+    same, with counters that are set to zero once, when the program is loaded), "mosaic_joined_light" (the same, with
+    barriers at which one thread of each warp arrives).
     """
 
     op_id = "library.quantized_matmul"
@@ -125,11 +126,14 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
 
     @staticmethod
     def _strips(inv: Invocation[Any, Any]) -> list[QuantizedMatmulConfig]:
+        ways = [("mosaic_ahead", "ahead", 9), ("mosaic", "", 9), ("mosaic_joined_light", "joined", 9)]
+        # Their blocks are the same, and what they have instead depends on them little.
+        ways += [("mosaic_joined", "joined", 1), ("mosaic_joined_once", "joined", 1)]
         return [
             QuantizedMatmulConfig(way, s.n, s.k, None, s.stages, s.parts, s.workers)
-            for way, kind in (("mosaic_ahead", "ahead"), ("mosaic", ""), *((way, "joined") for way in _JOINED))
+            for way, kind, most in ways
             if kind == "" or inv.args[2].ndim == 1
-            for s in quantized_tiles.strips(*inv.args, kind=kind)
+            for s in list(quantized_tiles.strips(*inv.args, kind=kind))[:most]
         ]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: QuantizedMatmulConfig) -> bool | str:
@@ -230,7 +234,8 @@ def _by_mosaic(
     if cfg.implementation == "mosaic":
         return quantized.product(x, weight, scales, strip=strip, interpret=interpret)
     counters = _JOINED.get(cfg.implementation, "")
-    ahead = functools.partial(quantized_ahead.product, strip=strip, interpret=interpret, counters=counters)
+    how: dict[str, Any] = {"counters": counters, "light": cfg.implementation == "mosaic_joined_light"}
+    ahead = functools.partial(quantized_ahead.product, strip=strip, interpret=interpret, **how)
     if not counters:
         return ahead(x, weight, scales)
     # One launch after the other, since they share their counters.

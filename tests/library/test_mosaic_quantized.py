@@ -1,7 +1,8 @@
 """Weights of 8 and 4 bits by Mosaic GPU: interpreted with races looked for, beside float64, and lowered for a GPU.
 
 Covers `library/mosaic/quantized.py`, `library/mosaic/quantized_ahead.py`, `library/mosaic/quantized_blocks.py`,
-`library/mosaic/quantized_tiles.py`, `library/mosaic/joining.py` and `library/mosaic/words.py`.
+`library/mosaic/quantized_tiles.py`, `library/mosaic/joining.py`, `library/mosaic/slots.py` and
+`library/mosaic/words.py`.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def ahead(n, k, stages, parts, workers):
     return QuantizedMatmulConfig("mosaic_ahead", n, k, None, stages, parts, workers)
 
 
-def joined(n, k, stages, parts, workers, once=False):
+def joined(n, k, stages, parts, workers, how=""):
     """The same, with parts that the blocks add up; the interpreter adds them up afterwards."""
-    return QuantizedMatmulConfig("mosaic_joined_once" if once else "mosaic_joined", n, k, None, stages, parts, workers)
+    return QuantizedMatmulConfig(f"mosaic_joined{how}", n, k, None, stages, parts, workers)
 
 
 def call(rows, depth, width, kind, group=None):
@@ -198,7 +199,7 @@ def test_what_cannot_run_says_why(monkeypatch):
     assert "shared memory" in judged(by_mosaic(256, 128, 5, 4, 2))
     assert judged(ahead(256, 64, 4, 4, 2)) is True
     assert "scales of groups" in judged(ahead(256, 64, 4, 4, 2), group=128)
-    assert judged(joined(256, 128, 4, 4, 2)) is judged(joined(256, 128, 4, 4, 2, once=True)) is True
+    assert judged(joined(256, 128, 4, 4, 2)) is judged(joined(256, 128, 4, 4, 2, "_light")) is True
     assert "scales of groups" in judged(joined(256, 64, 4, 4, 2), group=128)
     assert "256 blocks wait for each other and are over 132" in judged(joined(256, 64, 4, 8, 2))
     assert "nothing to add up" in judged(joined(256, 64, 4, 1, 2))
@@ -215,13 +216,15 @@ def test_a_cfg_by_hand_that_cannot_run_is_refused_with_a_sentence():
 
 
 @needs_words
-@pytest.mark.parametrize("once", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_parts_that_blocks_add_up_are_one_launch(once):
+@pytest.mark.parametrize("how", ["", pytest.param("_once", marks=pytest.mark.slow), "_light"])
+def test_parts_that_blocks_add_up_are_one_launch(how):
     """The sums are counted and added up in the kernel, and what follows it makes no product's rows anew."""
     shapes = call(64, 8192, 8192, "int8")
-    text = lowered_by_mosaic(lambda *a: QuantizedMatmul().run(*a, cfg=joined(384, 128, 3, 6, 3, once=once)), *shapes)
+    text = lowered_by_mosaic(lambda *a: QuantizedMatmul().run(*a, cfg=joined(384, 128, 3, 6, 3, how)), *shapes)
     assert "atom.add.relaxed.gpu" in text
     assert "stablehlo.multiply" not in text
+    # One thread of each warp says that a slot is free.
+    assert ("bar.warp.sync" in text) is (how == "_light")
 
 
 @needs_words

@@ -143,9 +143,7 @@ def _meet(counter: Any, part: Any, worker: Any, joint: Joint) -> None:
             " WAITING: ld.relaxed.gpu.global.u32 c, [$0]; xor.b32 c, c, o; setp.ge.s32 p, c, 0; @p bra WAITING;"
             " fence.acq_rel.gpu; }"
         )
-        llvm.inline_asm(
-            ir.Type.parse("!llvm.void"), [counter, value], code, "l,r,~{memory}", has_side_effects=True
-        )
+        llvm.inline_asm(ir.Type.parse("!llvm.void"), [counter, value], code, "l,r,~{memory}", has_side_effects=True)
     mosaic.utils.warpgroup_barrier()
 
 

@@ -32,7 +32,7 @@ _AHEAD = {8: ((256, 128, 2), (256, 64, 2), (128, 128, 2)), 4: ((256, 128, 2), (2
 # or four warpgroups have more to multiply while others make weights wide.
 _JOINED = {
     8: ((256, 128, 2), (384, 128, 3), (384, 64, 3), (256, 128, 4)),
-    4: ((256, 128, 2), (256, 128, 4), (256, 256, 2), (256, 256, 4)),
+    4: ((256, 128, 2), (256, 128, 4), (256, 256, 2)),
 }
 _BY_KIND = {"": _SHAPES, "ahead": _AHEAD, "joined": _JOINED}
 
@@ -118,7 +118,7 @@ def apart(x: Any, weight: Any, *, sizes: tuple[int | None, ...]) -> str:
 
 
 def strips(x: Any, weight: Any, scales: Any, *, kind: str = "") -> Iterator[Strip]:
-    """Blocks worth measuring: as many as there are multiprocessors, and as many stages as fit; kind "ahead", "joined"."""
+    """Blocks worth measuring, of a kind in `_BY_KIND`: as many as there are multiprocessors, as many stages as fit."""
     bits = BITS[weight.dtype.name]
     (depth, width), grouped = weight.shape, scales.ndim == 2
     for n, k, workers in _BY_KIND[kind][bits]:
