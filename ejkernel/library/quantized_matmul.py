@@ -234,8 +234,12 @@ def _by_mosaic(
     if cfg.implementation == "mosaic":
         return quantized.product(x, weight, scales, strip=strip, interpret=interpret)
     counters = _JOINED.get(cfg.implementation, "")
-    how: dict[str, Any] = {"counters": counters, "light": cfg.implementation == "mosaic_joined_light"}
-    ahead = functools.partial(quantized_ahead.product, strip=strip, interpret=interpret, **how)
+    light = cfg.implementation == "mosaic_joined_light"
+
+    def ahead(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:
+        how: dict[str, Any] = {"strip": strip, "interpret": interpret, "counters": counters, "light": light}
+        return quantized_ahead.product(x, weight, scales, **how)
+
     if not counters:
         return ahead(x, weight, scales)
     # One launch after the other, since they share their counters.

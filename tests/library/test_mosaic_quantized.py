@@ -228,6 +228,17 @@ def test_parts_that_blocks_add_up_are_one_launch(how):
 
 
 @needs_words
+def test_under_vmap_launches_that_share_their_counters_follow_each_other():
+    """A loop over the batch, since blocks of two calls would be counted together."""
+    x, *rest = call(64, 1024, 1024, "int8")
+    run = jax.vmap(
+        lambda *a: QuantizedMatmul().run(*a, cfg=joined(256, 64, 4, 4, 2, "_light")), in_axes=(0, None, None)
+    )
+    text = lowered_by_mosaic(run, jax.ShapeDtypeStruct((2, *x.shape), x.dtype), *rest)
+    assert "stablehlo.while" in text
+
+
+@needs_words
 def test_counters_of_a_program_are_zero_and_its_own():
     """As many as there are strips; what follows them tells them from other constants."""
     from ejkernel.library.mosaic.joining import constant_counters

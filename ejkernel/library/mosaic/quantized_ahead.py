@@ -175,7 +175,7 @@ def product(
         name="library_quantized_matmul",
     )
     if joined:
-        return found[0][:count]  # type: ignore[no-any-return]
+        return found[0][:count]
     # Sums one by one, not a reduction: XLA computes all of this in one pass.
     total = made[0]
     for number in range(1, strip.parts):
