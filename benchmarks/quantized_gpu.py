@@ -2,8 +2,8 @@
 
 A probe is the kernel without some of its works, and shows what the others take: "copies" multiplies nothing, "products"
 copies nothing, "tensor" makes nothing wide either, "barriers" neither copies nor multiplies. Each width runs in a
-process of its own with a time limit, since a variant whose blocks wait for each other might wait for ever: the line
-before the end names it.
+process of its own with a time limit, since blocks that wait for each other might wait for ever: the line before the end
+names the variant.
 """
 
 from __future__ import annotations

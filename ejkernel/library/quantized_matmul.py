@@ -21,7 +21,7 @@ from .reverse import recomputed
 from .rows import narrow_rows
 from .triton.quantized import refuses, widened
 
-# Those whose blocks add up the parts of the depth, by how their counters become zero.
+# Blocks of these add up the parts of the depth; by how their counters become zero.
 _JOINED = {"mosaic_joined": "filled", "mosaic_joined_once": "constant", "mosaic_joined_light": "constant"}
 _MOSAIC = ("mosaic", "mosaic_ahead", *_JOINED)
 

@@ -64,7 +64,7 @@ class Joint:
 
 
 def constant_counters(strips: int) -> Any:
-    """Counters at zero, as a constant of the program, in whose memory they are counted."""
+    """Counters at zero, as a constant of the program; they are counted in the constant's memory."""
     return np.concatenate([np.zeros(strips, np.int32), _MARK])
 
 
@@ -83,7 +83,7 @@ def join(refs: Sequence[Any], place: Sequence[Any], sums: Sequence[jax.Array], f
         base = mosaic.utils.memref_ptr(memory)
 
         def line(of: Any, group: Any, number: int) -> Any:
-            """Where this thread's sums of a part lie."""
+            """The place of this thread's sums of a part."""
             at = arith.addi(arith.muli(of, _whole(joint.groups)), group)
             at = arith.addi(arith.muli(at, _whole(len(totals))), _whole(number))
             at = arith.addi(arith.muli(at, _whole(joint.line)), thread)
