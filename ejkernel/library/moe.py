@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from ..ops import Executor
 from .arguments import ArgumentError, float_array, same, same_dtype
 from .call import planned, program
-from .moe_dispatch import MoeCombineConfig, MoeDispatchConfig, moe_combine, moe_dispatch
+from .moe_combine import MoeCombineConfig, moe_combine
+from .moe_dispatch import MoeDispatchConfig, moe_dispatch
 from .ragged_dot import RaggedDotConfig, ragged_dot
 from .rows import float_rows
 from .top_k import TopKConfig
