@@ -1,0 +1,97 @@
+"""Gradients of grouped products' matrices, by blocks that stay on their multiprocessors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from ..ragged_dot_tiles import starts_of
+from .handover import by_chunks
+from .launch import load, plgpu
+from .matmul import lines, turned
+from .ragged_dot import holding
+from .rolling import Step, Work, rolling
+from .tiles import CHUNK, Tile
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tile of a group's matrix: the group, the tile's row and column, and the group's rows of both factors."""
+
+    owner: Any
+    row: Any
+    column: Any
+    first: Any
+    start: Any
+    stop: Any
+
+
+def outer(
+    lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype: Any, interpret: bool, **launched: Any
+) -> jax.Array:
+    """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix."""
+    (rows, depth), width, groups = lhs.shape, out.shape[1], sizes.shape[0]
+    tile = holding(tile, lhs.dtype, dtype)
+    columns, high = width // tile.n, depth // tile.m
+
+    def find(number: Any, start_ref: Any, stop_ref: Any, *refs: Any) -> tuple[_Place, Any, Any]:
+        owner, rest = (op(number, jnp.int32(high * columns)) for op in (jax.lax.div, jax.lax.rem))
+        row, column = (op(rest, jnp.int32(columns)) for op in (jax.lax.div, jax.lax.rem))
+        start, stop = start_ref[owner], stop_ref[owner]
+        first = jax.lax.div(start, jnp.int32(tile.k))
+        steps = jnp.where(start < stop, jax.lax.div(stop + (tile.k - 1), jnp.int32(tile.k)) - first, 0)
+        # The matrix of an empty group is written too: zeros.
+        return _Place(owner, row, column, first, start, stop), number >= 0, steps
+
+    def fill(place: _Place, at: Any, step: Step, *refs: Any) -> None:
+        inner = pl.ds((place.first + at) * tile.k, tile.k)
+        plgpu.copy_gmem_to_smem(refs[2].at[inner, pl.ds(place.row * tile.m, tile.m)], step.left, step.full)
+        plgpu.copy_gmem_to_smem(refs[3].at[inner, pl.ds(place.column * tile.n, tile.n)], step.right[0], step.full)
+
+    def multiply(place: _Place, at: Any, totals: Sequence[Any], step: Step) -> None:
+        begin = (place.first + at) * tile.k
+        part = step.left.at[:, pl.ds(jax.lax.axis_index("group") * tile.share, tile.share)]
+
+        # Rows of other groups, at either end, count for nothing.
+        @pl.when((begin < place.start) | (begin + tile.k > place.stop))
+        def _() -> None:
+            values = load(part, plgpu.Layout.WGMMA, interpret=interpret, optimized=False)
+            row = jax.lax.broadcasted_iota("int32", (tile.k, tile.share), 0)
+            row = begin + (row if interpret else plgpu.layout_cast(row, plgpu.Layout.WGMMA))
+            part[...] = jnp.where((row >= place.start) & (row < place.stop), values, jnp.zeros_like(values))
+            plgpu.commit_smem()
+
+        plgpu.wgmma(totals[0], turned(part), step.right[0])
+
+    def write(place: _Place, totals: Sequence[jax.Array], *refs: Any) -> None:
+        made_ref, staged = refs[4:]
+        group = jax.lax.axis_index("group")
+        mine = pl.ds(group * tile.share, tile.share)
+        there = pl.ds(place.row * tile.m + group * tile.share, tile.share)
+
+        def chunk(at: int) -> jax.Array:
+            return totals[0][:, at : at + CHUNK].astype(dtype)
+
+        def copy(columns: Any) -> None:
+            plgpu.copy_smem_to_gmem(staged.at[mine], made_ref.at[place.owner, there, columns])
+
+        by_chunks(chunk, tile.n, staged.at[mine], copy, first=place.column * tile.n, width=width, settled=False)
+
+    (made,) = rolling(
+        Work(groups * high * columns, find, fill, multiply, write),
+        [*(x.astype(jnp.int32) for x in starts_of(sizes, rows)), lhs, out],
+        out=[jax.ShapeDtypeStruct((groups, depth, width), dtype)],
+        scratch=[plgpu.SMEM((tile.m, CHUNK), dtype, transforms=lines(dtype))],
+        left=(tile.k, tile.m),
+        right=[(tile.k, tile.n)],
+        tile=tile,
+        interpret=interpret,
+        name="library_ragged_dot_outer_rolling",
+        **launched,
+    )
+    return made

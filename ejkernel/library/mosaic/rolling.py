@@ -1,0 +1,159 @@
+"""Products tile after tile on Hopper GPUs: a block for each multiprocessor, which copies ahead into its next tile.
+
+A block for each tile begins with nothing in shared memory, and ends by waiting for its writes: an H200 multiplies for
+8 us of a tile of 128x256 by 768, and waits for some 4 more. Here the copying warpgroup is some steps ahead, whatever
+tile these belong to, and writes of a tile are waited for while the next one is multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from .launch import launch, loop, plgpu
+from .matmul import lines
+from .tiles import PROCESSORS, WORKERS, Tile
+
+# The copying warpgroup needs few registers, and leaves its others to those that hold sums: 40 + 2 * 232 of 512.
+_COPYING, _MULTIPLYING = 40, 232
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step's tiles are held in: the left one, those on the right, and the barrier that copies arrive at."""
+
+    left: Any
+    right: Sequence[Any]
+    full: Any
+
+
+@dataclass(frozen=True)
+class Work:
+    """The tiles of a launch, from 0 to before `count`.
+
+    `find(number, *references)` gives anything that says which tile it is, whether there is something to do, and how
+    many steps that takes. `fill(place, at, step, *references)` starts a copy to shared memory for each tile of step
+    `at`. `multiply(place, at, totals, step)` adds a step's products up, one for each tile on the right, and
+    `write(place, totals, *references)` hands a warpgroup's share of the tile over.
+    """
+
+    count: int
+    find: Callable[..., tuple[Any, Any, Any]]
+    fill: Callable[..., None]
+    multiply: Callable[[Any, Any, Sequence[Any], Step], None]
+    write: Callable[..., None]
+
+
+def rolling(
+    work: Work,
+    operands: Sequence[jax.Array],
+    *,
+    out: Sequence[jax.ShapeDtypeStruct],
+    scratch: Sequence[Any],
+    left: tuple[int, int],
+    right: Sequence[tuple[int, int]],
+    tile: Tile,
+    interpret: bool,
+    name: str,
+    blocks: int = PROCESSORS,
+) -> Sequence[jax.Array]:
+    """Runs the work; `left` and `right` are shapes of a step's tiles, which have the last operand's dtype.
+
+    References are those of operands, results and scratch, in this order. The columns of a tile are shared out evenly
+    among the tiles on the right.
+    """
+    dtype, stages = operands[-1].dtype, tile.stages
+    blocks = min(blocks, work.count)
+    sums = plgpu.ACC((tile.share, tile.n // len(right)), jnp.float32)
+    given = len(operands) + len(out) + len(scratch)
+
+    def kernel(*refs: Any) -> None:
+        arrays, (left_ref, *right_refs, full, empty) = refs[:given], refs[given:]
+        block, group = jax.lax.axis_index("block"), jax.lax.axis_index("group")
+
+        def slot(at: Any) -> Any:
+            return jax.lax.rem(at, jnp.int32(stages))
+
+        def held(at: Any) -> Step:
+            return Step(left_ref.at[slot(at)], [ref.at[slot(at)] for ref in right_refs], full.at[slot(at)])
+
+        # All warpgroups go through the same tiles, and count the steps before each.
+        def through(do: Callable[[Any, Any, Any], None]) -> Any:
+            def turn(number: Any, before: Any) -> Any:
+                there = number * blocks + block
+                place, is_used, steps = work.find(jnp.minimum(there, work.count - 1), *arrays)
+                is_used = is_used & (there < work.count)
+                pl.when(is_used)(lambda: do(place, before, steps))
+                return before + jnp.where(is_used, steps, 0)
+
+            return loop(pl.cdiv(work.count, blocks), turn, jnp.int32(0), interpret=interpret)
+
+        def copied(place: Any, before: Any, steps: Any) -> None:
+            def step(at: Any, nothing: Any) -> Any:
+                here = before + at
+                pl.when(here >= stages)(lambda: plgpu.barrier_wait(empty.at[slot(here)]))
+                work.fill(place, at, held(here), *arrays)
+                return nothing
+
+            loop(steps, step, (), interpret=interpret)
+
+        def multiplied(place: Any, before: Any, steps: Any) -> None:
+            def added_up(*totals: Any) -> Any:
+                def step(at: Any, nothing: Any) -> Any:
+                    here = held(before + at)
+                    plgpu.barrier_wait(here.full)
+                    work.multiply(place, at, totals, here)
+                    # These products are still running while the next tiles are waited for: their own are released then.
+                    plgpu.wgmma_wait(len(totals))
+                    pl.when(at > 0)(lambda: plgpu.barrier_arrive(empty.at[slot(before + at - 1)]))
+                    return nothing
+
+                loop(steps, step, (), interpret=interpret)
+                plgpu.wgmma_wait(0)
+                pl.when(steps > 0)(lambda: plgpu.barrier_arrive(empty.at[slot(before + steps - 1)]))
+                return tuple(total[...] for total in totals)
+
+            work.write(place, pl.run_scoped(added_up, *(sums for _ in right)), *arrays)
+
+        @pl.when(group == WORKERS)
+        def _() -> None:
+            if not interpret:
+                plgpu.set_max_registers(_COPYING, action="decrease")
+            done = through(copied)
+            # Every phase of a barrier is waited for, also the last ones.
+            last = jnp.minimum(done, stages)
+
+            def drained(at: Any, nothing: Any) -> Any:
+                plgpu.barrier_wait(empty.at[slot(done - last + at)])
+                return nothing
+
+            loop(last, drained, (), interpret=interpret)
+
+        @pl.when(group < WORKERS)
+        def _() -> None:
+            if not interpret:
+                plgpu.set_max_registers(_MULTIPLYING, action="increase")
+            through(multiplied)
+            plgpu.wait_smem_to_gmem(0)
+
+    made: Sequence[jax.Array] = launch(
+        kernel,
+        operands,
+        out=out,
+        grid={"block": blocks},
+        scratch=[
+            *scratch,
+            *(plgpu.SMEM((stages, *shape), dtype, transforms=lines(dtype)) for shape in (left, *right)),
+            plgpu.Barrier(num_arrivals=1 + len(right), num_barriers=stages),
+            plgpu.Barrier(num_arrivals=WORKERS, num_barriers=stages),
+        ],
+        groups={"group": WORKERS + 1},
+        interpret=interpret,
+        name=name,
+    )
+    return made
