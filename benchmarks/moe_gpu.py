@@ -87,14 +87,14 @@ def layer_ways() -> dict[str, Callable[..., Any]]:
     """Whole layers: the guess, then one part after the other by the newer ways."""
     moved = {"dispatch": MoeDispatchConfig("mosaic"), "combine": MoeCombineConfig("mosaic")}
     kept = {"dispatch": MoeDispatchConfig("count"), "combine": MoeCombineConfig("unrolled")}
-    old, rolling, gated = (block(way) for way in ("mosaic", "mosaic_rolling", "mosaic_gated"))
+    old, (rolling, gated) = block("mosaic"), (block(way, 256, 3) for way in ("mosaic_rolling", "mosaic_gated"))
     cfgs = {
         "guess": None,
         "old rows, mosaic": MoeConfig(up=old, down=old, **kept),
         "rows, mosaic": MoeConfig(up=old, down=old, **moved),
         "rows, rolling": MoeConfig(up=rolling, down=rolling, **moved),
-        "rows, gated, mosaic": MoeConfig(up=gated, down=old, **moved),
         "rows, gated, rolling": MoeConfig(up=gated, down=rolling, **moved),
+        "rows, gated 4, rolling 4": MoeConfig(up=block("mosaic_gated"), down=block("mosaic_rolling"), **moved),
     }
     return {name: functools.partial(library.moe, k=K, cfg=cfg, executor=UNTUNED) for name, cfg in cfgs.items()}
 

@@ -147,7 +147,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
             own = RaggedDotConfig("mosaic", 128, *_columns(*rhs.shape[1:]))
             ways.insert(0 if share > 4 * _READ else len(ways), own)
             if _ROLLING and share > 4 * _READ:
-                ways.insert(0, RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 4))
+                ways.insert(0, RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 3))
             if share <= _READ or (share <= 4 * _READ and rhs.shape[0] <= _FEW):
                 high, stages = (64, 6) if share <= _READ else (128, 4)
                 ways.insert(0, RaggedDotConfig("mosaic_jax", high, 128, 64, None, stages))
@@ -172,8 +172,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         blocks = itertools.product(rows, (128, 256), inner, (4, 8), (3, 4))
         # JAX's first: where it serves it is mostly the fastest, and a tuning that runs out of time must not miss it.
         found = [RaggedDotConfig("mosaic_jax", m, n, 64, None, s) for m, n in ((64, 128), (128, 128)) for s in (4, 6)]
-        found += [RaggedDotConfig(way, 128, 256, 64, None, 4) for way in ("mosaic_rolling", "mosaic")]
-        found += [RaggedDotConfig("mosaic", 128, 256, 64, None, 3)]
+        found += [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, s) for s in (3, 4)]
+        found += [RaggedDotConfig("mosaic", 128, 256, 64, None, s) for s in (4, 3)]
         found += [RaggedDotConfig("triton", *block) for block in blocks]
         found += [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((128, 5), (128, 4), (64, 6))]
         # Without Triton the guess may be among these.

@@ -19,7 +19,8 @@ from .ragged_dot_tiles import masked
 from .ragged_dot_ways import mosaic_tile, outer, product
 from .reverse import recomputed
 
-_FUSED = RaggedDotConfig("mosaic_gated", 128, 256, 64, None, 4)
+# With three stages there is room for all columns of a result, with four for half of them.
+_FUSED = [RaggedDotConfig("mosaic_gated", 128, 256, 64, None, stages) for stages in (3, 4)]
 # Does a GPU on which Mosaic's kernels were measured guess "mosaic_gated" for long groups?
 _GUESSED = False
 # Rows of a group on average from which products are what takes the time.
@@ -100,8 +101,8 @@ class RaggedGated(Kernel[RaggedDotConfig, jax.Array]):
         """That of one product; both at once where groups are long, and that was measured."""
         lhs, gate, *_ = inv.args
         is_long = lhs.shape[0] > _LONG * gate.shape[0]
-        if _GUESSED and is_long and is_measured(inv, lhs.size, gate.size) and self.valid_cfg(inv, _FUSED) is True:
-            return _FUSED
+        if _GUESSED and is_long and is_measured(inv, lhs.size, gate.size) and self.valid_cfg(inv, _FUSED[0]) is True:
+            return _FUSED[0]
         return RaggedDot().heuristic_cfg_gpu(_one(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
@@ -114,7 +115,7 @@ class RaggedGated(Kernel[RaggedDotConfig, jax.Array]):
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[RaggedDotConfig]:
         """Those of one product, and both at once."""
-        return [_FUSED, *RaggedDot().candidate_cfgs_gpu(_one(inv))]
+        return [*_FUSED, *RaggedDot().candidate_cfgs_gpu(_one(inv))]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: RaggedDotConfig) -> bool | str:
         """As of one product; both at once takes what rolling products take, the gradient being one of those."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ from jax.experimental import pallas as pl
 
 from .launch import plgpu
 from .tiles import CHUNK
+
+# Makes the columns of a result from this one on, as many as are handed over at a time.
+Chunk = Callable[[int], jax.Array]
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,21 @@ class Share:
     high: Any
 
 
+@dataclass(frozen=True)
+class Columns:
+    """A tile's columns: the first, how many it has, and how many the result has."""
+
+    first: Any
+    count: int
+    width: int
+
+    def where(self, at: int) -> Callable[[Callable[[], None]], Any]:
+        """Does something unless the columns from `at` on are beyond the last one."""
+        if self.width % self.count:
+            return pl.when(self.first + at < self.width)
+        return lambda do: do()
+
+
 def share_of(group: Any, size: int, start: Any, first: Any, last: Any) -> Share:
     """The rows of a warpgroup in a tile that starts there, with rows from `first` to before `last` of the group."""
     begin = start + group * size
@@ -33,23 +52,23 @@ def share_of(group: Any, size: int, start: Any, first: Any, last: Any) -> Share:
 
 def by_group(
     share: Share,
-    chunk: Callable[[int], jax.Array],
-    columns: int,
-    o_ref: Any,
+    results: Sequence[tuple[Chunk, Any]],
+    columns: Columns,
     staged: Any,
     pieces: Any,
     *,
-    first: Any,
-    width: int,
     settled: bool = True,
 ) -> None:
-    """Hands a share's columns over, `chunk(at)` being those from `at` on; rows of other groups are left as they are."""
+    """Hands a share of each result over to its reference; rows of other groups are left as they are.
+
+    `staged` is (buffers, rows, columns), `pieces` has another order of elements, in which a row can be anywhere.
+    """
     mine = pl.ds(share.group * share.size, share.size)
 
-    def copy(there: Any) -> None:
-        plgpu.copy_smem_to_gmem(staged.at[mine], o_ref.at[pl.ds(share.begin, share.size), there])
+    def copy(o_ref: Any, buffer: Any, there: Any) -> None:
+        plgpu.copy_smem_to_gmem(buffer, o_ref.at[pl.ds(share.begin, share.size), there])
 
-    def copy_some(there: Any) -> None:
+    def copy_some(o_ref: Any, buffer: Any, there: Any) -> None:
         count, at = share.high - share.low, share.low
         # Copies have a fixed size: one for each binary digit of the number of rows.
         size = share.size // 2
@@ -63,38 +82,40 @@ def by_group(
 
             at, size = at + some, size // 2
 
-    how: dict[str, Any] = {"first": first, "width": width, "settled": settled}
+    def handed(copied: Callable[..., None], buffers: Sequence[Any]) -> None:
+        pairs = [(chunk, functools.partial(copied, o_ref)) for chunk, o_ref in results]
+        by_chunks(pairs, columns, buffers, settled=settled)
+
     is_whole = share.high - share.low == share.size
-    pl.when(is_whole)(lambda: by_chunks(chunk, columns, staged.at[mine], copy, **how))
-    pl.when(jnp.logical_not(is_whole))(lambda: by_chunks(chunk, columns, pieces.at[mine], copy_some, **how))
+    pl.when(is_whole)(lambda: handed(copy, [staged.at[number, mine] for number in range(staged.shape[0])]))
+    pl.when(jnp.logical_not(is_whole))(lambda: handed(copy_some, [pieces.at[mine]]))
 
 
 def by_chunks(
-    chunk: Callable[[int], jax.Array],
-    columns: int,
-    buffer: Any,
-    copy: Callable[[Any], None],
+    results: Sequence[tuple[Chunk, Callable[[Any, Any], None]]],
+    columns: Columns,
+    buffers: Sequence[Any],
     *,
-    first: Any,
-    width: int,
     settled: bool = True,
 ) -> None:
-    """Hands a warpgroup's share of the result over, some columns at a time: all of them would take the steps' memory.
+    """Hands a warpgroup's share of each result over by `copy(buffer, columns)`, as many chunks at once as buffers.
 
-    Columns beyond the last one are left out. `settled`: all is written when it returns.
+    All columns at once would take the steps' memory. Those beyond the last one are left out. `settled`: all is written
+    when it returns.
     """
-    for at in range(0, columns, CHUNK):
+    parts = [(chunk, copy, at) for chunk, copy in results for at in range(0, columns.count, CHUNK)]
+    for begin in range(0, len(parts), len(buffers)):
+        some = list(zip(parts[begin:], buffers, strict=False))
+        # The chunks before have been read from there by now.
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        for (chunk, _, at), buffer in some:
 
-        def hand_over(at: int = at) -> None:
-            # The chunk before has been read from there by now.
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            buffer[...] = chunk(at)
-            plgpu.commit_smem()
-            copy(pl.ds(first + at, CHUNK))
+            def put(chunk: Chunk = chunk, at: int = at, buffer: Any = buffer) -> None:
+                buffer[...] = chunk(at)
 
-        if width % columns:
-            pl.when(first + at < width)(hand_over)
-        else:
-            hand_over()
+            columns.where(at)(put)
+        plgpu.commit_smem()
+        for (_, copy, at), buffer in some:
+            columns.where(at)(functools.partial(copy, buffer, pl.ds(columns.first + at, CHUNK)))
     if settled:
         plgpu.wait_smem_to_gmem(0)

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from ..ragged_dot_tiles import starts_of
-from .handover import by_chunks
+from .handover import Columns, by_chunks
 from .launch import load, plgpu
 from .matmul import lines, turned
 from .ragged_dot import holding
 from .rolling import Step, Work, rolling
-from .tiles import CHUNK, Tile
+from .tiles import CHUNK, Tile, buffers
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,18 @@ def outer(
         def chunk(at: int) -> jax.Array:
             return totals[0][:, at : at + CHUNK].astype(dtype)
 
-        def copy(columns: Any) -> None:
-            plgpu.copy_smem_to_gmem(staged.at[mine], made_ref.at[place.owner, there, columns])
+        def copy(buffer: Any, columns: Any) -> None:
+            plgpu.copy_smem_to_gmem(buffer, made_ref.at[place.owner, there, columns])
 
-        by_chunks(chunk, tile.n, staged.at[mine], copy, first=place.column * tile.n, width=width, settled=False)
+        parts = [staged.at[number, mine] for number in range(held)]
+        by_chunks([(chunk, copy)], Columns(place.column * tile.n, tile.n, width), parts, settled=False)
 
+    held = buffers(tile, jnp.dtype(dtype).itemsize, tile.n)
     (made,) = rolling(
         Work(groups * high * columns, find, fill, multiply, write),
         [*(x.astype(jnp.int32) for x in starts_of(sizes, rows)), lhs, out],
         out=[jax.ShapeDtypeStruct((groups, depth, width), dtype)],
-        scratch=[plgpu.SMEM((tile.m, CHUNK), dtype, transforms=lines(dtype))],
+        scratch=[plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype))],
         left=(tile.k, tile.m),
         right=[(tile.k, tile.n)],
         tile=tile,

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 
 from ..counting import ended_before, running_sums
 from ..ragged_dot_tiles import starts_of
-from .handover import by_chunks, by_group, share_of
+from .handover import Columns, by_chunks, by_group, share_of
 from .launch import launch, load, plgpu
 from .matmul import lines, multiply, turned
 from .tiles import CHUNK, LINE_ROWS, SHARED_BYTES, WORKERS, Tile, visits
@@ -46,8 +46,8 @@ def product(
             is_group = jnp.broadcast_to(owner < groups, total.shape)
             made = jnp.where(is_group, total, jnp.zeros_like(total)).astype(dtype)
             share = share_of(group, tile.share, start, first, last)
-            columns_of: dict[str, Any] = {"first": j * tile.n, "width": width}
-            by_group(share, lambda at: made[:, at : at + CHUNK], tile.n, o_ref, staged, pieces, **columns_of)
+            results = [(lambda at: made[:, at : at + CHUNK], o_ref)]
+            by_group(share, results, Columns(j * tile.n, tile.n, width), staged, pieces)
 
         @pl.when((first < last) & (j < columns))
         def _() -> None:
@@ -69,7 +69,7 @@ def product(
         out=[jax.ShapeDtypeStruct((rows, width), dtype)],
         grid={"band": bands, "visit": tiles[0].shape[0], "column": wide},
         scratch=[
-            plgpu.SMEM((tile.m, CHUNK), dtype, transforms=lines(dtype)),
+            plgpu.SMEM((1, tile.m, CHUNK), dtype, transforms=lines(dtype)),
             plgpu.SMEM((tile.m, CHUNK), dtype),
         ],
         groups={"group": WORKERS + 1},
@@ -102,13 +102,13 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
             total = pl.run_scoped(added_up, plgpu.ACC((tile.share, tile.n), jnp.float32)).astype(dtype)
             rows = pl.ds(i * tile.m + group * tile.share, tile.share)
 
-            def copy(there: Any) -> None:
-                plgpu.copy_smem_to_gmem(staged.at[mine], made_ref.at[owner, rows, there])
+            def copy(buffer: Any, there: Any) -> None:
+                plgpu.copy_smem_to_gmem(buffer, made_ref.at[owner, rows, there])
 
             def chunk(at: int) -> jax.Array:
                 return total[:, at : at + CHUNK]  # type: ignore[no-any-return]
 
-            by_chunks(chunk, tile.n, staged.at[mine], copy, first=j * tile.n, width=width)
+            by_chunks([(chunk, copy)], Columns(j * tile.n, tile.n, width), [staged.at[mine]])
 
         def step(indices: Any, left: Any, right: Any, total: Any) -> Any:
             begin = (first + indices[0]) * tile.k

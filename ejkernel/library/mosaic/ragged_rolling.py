@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from .handover import by_group, share_of
+from .handover import Columns, Share, by_group, share_of
 from .launch import plgpu
 from .matmul import lines, turned
 from .ragged_dot import holding, visits_of
 from .rolling import Step, Work, rolling
-from .tiles import CHUNK, LINE_ROWS, Tile
+from .tiles import CHUNK, LINE_ROWS, Tile, buffers
 
 _WIDEST_BAND = 8
 
@@ -148,6 +148,14 @@ def _grouped(
         place = _Place(owner, line * LINE_ROWS, first, last, column)
         return place, (first < last) & (column < across), jnp.int32(steps)
 
+    def share_at(place: _Place) -> Share:
+        group = jax.lax.axis_index("group")
+        return share_of(group, tile.share, place.start, place.first, place.last)
+
+    def is_idle(place: _Place) -> Any:
+        share = share_at(place)
+        return share.low >= share.high
+
     def multiply(place: _Place, at: Any, totals: Sequence[Any], step: Step) -> None:
         mine = pl.ds(jax.lax.axis_index("group") * tile.share, tile.share)
         for total, part in zip(totals, step.right, strict=True):
@@ -155,24 +163,22 @@ def _grouped(
 
     def write(place: _Place, totals: Sequence[jax.Array], *refs: Any) -> None:
         *out_refs, staged, pieces = refs[4 + len(lhs) + len(rhs) :]
-        group = jax.lax.axis_index("group")
-        share = share_of(group, tile.share, place.start, place.first, place.last)
 
         def made(chunk: Callable[[Sequence[jax.Array], int], jax.Array], at: int) -> jax.Array:
             values = chunk(totals, at)
             is_group = jnp.broadcast_to(place.owner < groups, values.shape)
             return jnp.where(is_group, values, jnp.zeros_like(values)).astype(dtype)
 
-        for chunk, o_ref in zip(chunks, out_refs, strict=True):
-            there: dict[str, Any] = {"first": place.column * tall, "width": width, "settled": False}
-            by_group(share, functools.partial(made, chunk), tall, o_ref, staged, pieces, **there)
+        results = [(functools.partial(made, chunk), o_ref) for chunk, o_ref in zip(chunks, out_refs, strict=True)]
+        by_group(share_at(place), results, Columns(place.column * tall, tall, width), staged, pieces, settled=False)
 
+    held = buffers(tile, jnp.dtype(dtype).itemsize, len(chunks) * tall)
     return rolling(
-        Work(count * bands * wide, find, fill, multiply, write),
+        Work(count * bands * wide, find, fill, multiply, write, is_idle),
         [*tiles, *lhs, *rhs],
         out=[jax.ShapeDtypeStruct((rows, width), dtype) for _ in chunks],
         scratch=[
-            plgpu.SMEM((tile.m, CHUNK), dtype, transforms=lines(dtype)),
+            plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype)),
             plgpu.SMEM((tile.m, CHUNK), dtype),
         ],
         left=(tile.m, tile.k),

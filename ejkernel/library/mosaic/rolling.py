@@ -39,7 +39,8 @@ class Work:
     `find(number, *references)` gives anything that says which tile it is, whether there is something to do, and how
     many steps that takes. `fill(place, at, step, *references)` starts a copy to shared memory for each tile of step
     `at`. `multiply(place, at, totals, step)` adds a step's products up, one for each tile on the right, and
-    `write(place, totals, *references)` hands a warpgroup's share of the tile over.
+    `write(place, totals, *references)` hands a warpgroup's share of the tile over. Where `is_idle(place)` holds, a
+    warpgroup has no share, and leaves the tensor cores to the other.
     """
 
     count: int
@@ -47,6 +48,7 @@ class Work:
     fill: Callable[..., None]
     multiply: Callable[[Any, Any, Sequence[Any], Step], None]
     write: Callable[..., None]
+    is_idle: Callable[[Any], Any] | None = None
 
 
 def rolling(
@@ -120,6 +122,22 @@ def rolling(
 
             work.write(place, pl.run_scoped(added_up, *(sums for _ in right)), *arrays)
 
+        def passed(place: Any, before: Any, steps: Any) -> None:
+            def step(at: Any, nothing: Any) -> Any:
+                plgpu.barrier_wait(full.at[slot(before + at)])
+                plgpu.barrier_arrive(empty.at[slot(before + at)])
+                return nothing
+
+            loop(steps, step, (), interpret=interpret)
+
+        def worked(place: Any, before: Any, steps: Any) -> None:
+            if work.is_idle is None:
+                multiplied(place, before, steps)
+            else:
+                idle = work.is_idle(place)
+                pl.when(idle)(lambda: passed(place, before, steps))
+                pl.when(jnp.logical_not(idle))(lambda: multiplied(place, before, steps))
+
         @pl.when(group == WORKERS)
         def _() -> None:
             if not interpret:
@@ -138,7 +156,7 @@ def rolling(
         def _() -> None:
             if not interpret:
                 plgpu.set_max_registers(_MULTIPLYING, action="increase")
-            through(multiplied)
+            through(worked)
             plgpu.wait_smem_to_gmem(0)
 
     made: Sequence[jax.Array] = launch(

@@ -74,6 +74,12 @@ def shapes_refuse(rows: int, depth: int, columns: int, block_k: int | None, dtyp
     return ""
 
 
+def buffers(tile: Tile, itemsize: int, results: int) -> int:
+    """Chunks of results that shared memory has room for beside the steps and the parts of tiles, of so many at most."""
+    left = SHARED_BYTES - tile.bytes(itemsize, CHUNK)
+    return max(1, min(results // CHUNK, left // (tile.m * CHUNK * itemsize)))
+
+
 def rolling_refuses(rows: int, sizes: tuple[int, ...], tile: tuple[int | None, ...]) -> str:
     """The reason that blocks which stay on their multiprocessors cannot go through matrices of these sizes.
 
