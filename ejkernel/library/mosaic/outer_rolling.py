@@ -39,10 +39,16 @@ def outer(
     tile = holding(tile, lhs.dtype, dtype)
     columns, high = width // tile.n, depth // tile.m
 
-    def find(number: Any, start_ref: Any, stop_ref: Any, *refs: Any) -> tuple[_Place, Any, Any]:
-        owner, rest = (op(number, jnp.int32(high * columns)) for op in (jax.lax.div, jax.lax.rem))
+    def spot(number: Any) -> tuple[Any, Any]:
+        each = jnp.int32(high * columns)
+        return jax.lax.div(number, each), jax.lax.rem(number, each)
+
+    def read(number: Any, start_ref: Any, stop_ref: Any, *refs: Any) -> list[Any]:
+        return [ref[spot(number)[0]] for ref in (start_ref, stop_ref)]
+
+    def find(number: Any, start: Any, stop: Any) -> tuple[_Place, Any, Any]:
+        owner, rest = spot(number)
         row, column = (op(rest, jnp.int32(columns)) for op in (jax.lax.div, jax.lax.rem))
-        start, stop = start_ref[owner], stop_ref[owner]
         first = jax.lax.div(start, jnp.int32(tile.k))
         steps = jnp.where(start < stop, jax.lax.div(stop + (tile.k - 1), jnp.int32(tile.k)) - first, 0)
         # The matrix of an empty group is written too: zeros.
@@ -85,7 +91,7 @@ def outer(
 
     held = buffers(tile, jnp.dtype(dtype).itemsize, tile.n)
     (made,) = rolling(
-        Work(groups * high * columns, find, fill, multiply, write),
+        Work(groups * high * columns, read, find, fill, multiply, write),
         [*(x.astype(jnp.int32) for x in starts_of(sizes, rows)), lhs, out],
         out=[jax.ShapeDtypeStruct((groups, depth, width), dtype)],
         scratch=[plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype))],

@@ -139,11 +139,16 @@ def _grouped(
     tiles = visits_of(sizes, rows, tile.m)
     count = tiles[0].shape[0]
 
-    def find(number: Any, *refs: Any) -> tuple[_Place, Any, Any]:
+    def spot(number: Any) -> tuple[Any, Any]:
         band, rest = (op(number, jnp.int32(count * wide)) for op in (jax.lax.div, jax.lax.rem))
         visit, column = (op(rest, jnp.int32(wide)) for op in (jax.lax.div, jax.lax.rem))
-        column = band * wide + column
-        owner, line, first, last = (ref[visit] for ref in refs[:4])
+        return visit, band * wide + column
+
+    def read(number: Any, *refs: Any) -> list[Any]:
+        return [ref[spot(number)[0]] for ref in refs[:4]]
+
+    def find(number: Any, owner: Any, line: Any, first: Any, last: Any) -> tuple[_Place, Any, Any]:
+        _, column = spot(number)
         # The compiler sees that a tile starts where lines do.
         place = _Place(owner, line * LINE_ROWS, first, last, column)
         return place, (first < last) & (column < across), jnp.int32(steps)
@@ -174,7 +179,7 @@ def _grouped(
 
     held = buffers(tile, jnp.dtype(dtype).itemsize, len(chunks) * tall)
     return rolling(
-        Work(count * bands * wide, find, fill, multiply, write, is_idle),
+        Work(count * bands * wide, read, find, fill, multiply, write, is_idle),
         [*tiles, *lhs, *rhs],
         out=[jax.ShapeDtypeStruct((rows, width), dtype) for _ in chunks],
         scratch=[
@@ -186,6 +191,7 @@ def _grouped(
         tile=tile,
         interpret=interpret,
         name=name,
+        fast=True,
         **launched,
     )
 

@@ -36,14 +36,16 @@ class Step:
 class Work:
     """The tiles of a launch, from 0 to before `count`.
 
-    `find(number, *references)` gives anything that says which tile it is, whether there is something to do, and how
-    many steps that takes. `fill(place, at, step, *references)` starts a copy to shared memory for each tile of step
-    `at`. `multiply(place, at, totals, step)` adds a step's products up, one for each tile on the right, and
-    `write(place, totals, *references)` hands a warpgroup's share of the tile over. Where `is_idle(place)` holds, a
-    warpgroup has no share, and leaves the tensor cores to the other.
+    `read(number, *references)` gives numbers from memory, which are asked for a tile ahead. `find(number, *numbers)`
+    gives anything that says which tile it is, whether there is something to do, and how many steps that takes.
+    `fill(place, at, step, *references)` starts a copy to shared memory for each tile of step `at`. `multiply(place, at,
+    totals, step)` adds a step's products up, one for each tile on the right, and `write(place, totals, *references)`
+    hands a warpgroup's share of the tile over. Where `is_idle(place)` holds, a warpgroup has no share, and leaves the
+    tensor cores to the other.
     """
 
     count: int
+    read: Callable[..., Sequence[Any]]
     find: Callable[..., tuple[Any, Any, Any]]
     fill: Callable[..., None]
     multiply: Callable[[Any, Any, Sequence[Any], Step], None]
@@ -62,12 +64,13 @@ def rolling(
     tile: Tile,
     interpret: bool,
     name: str,
+    fast: bool = False,
     blocks: int = PROCESSORS,
 ) -> Sequence[jax.Array]:
     """Runs the work; `left` and `right` are shapes of a step's tiles, which have the last operand's dtype.
 
     References are those of operands, results and scratch, in this order. The columns of a tile are shared out evenly
-    among the tiles on the right.
+    among the tiles on the right. `fast`: exponentials may be off by 1e-6 of themselves.
     """
     dtype, stages = operands[-1].dtype, tile.stages
     blocks = min(blocks, work.count)
@@ -86,14 +89,20 @@ def rolling(
 
         # All warpgroups go through the same tiles, and count the steps before each.
         def through(do: Callable[[Any, Any, Any], None]) -> Any:
-            def turn(number: Any, before: Any) -> Any:
+            def read(number: Any) -> list[Any]:
+                return list(work.read(jnp.minimum(number, work.count - 1), *arrays))
+
+            def turn(number: Any, state: Any) -> Any:
+                before, numbers = state
                 there = number * blocks + block
-                place, is_used, steps = work.find(jnp.minimum(there, work.count - 1), *arrays)
+                after = read(there + blocks)
+                place, is_used, steps = work.find(jnp.minimum(there, work.count - 1), *numbers)
                 is_used = is_used & (there < work.count)
                 pl.when(is_used)(lambda: do(place, before, steps))
-                return before + jnp.where(is_used, steps, 0)
+                return before + jnp.where(is_used, steps, 0), after
 
-            return loop(pl.cdiv(work.count, blocks), turn, jnp.int32(0), interpret=interpret)
+            state = (jnp.int32(0), read(block))
+            return loop(pl.cdiv(work.count, blocks), turn, state, interpret=interpret)[0]
 
         def copied(place: Any, before: Any, steps: Any) -> None:
             def step(at: Any, nothing: Any) -> Any:
@@ -173,5 +182,6 @@ def rolling(
         groups={"group": WORKERS + 1},
         interpret=interpret,
         name=name,
+        approx_math=fast,
     )
     return made
