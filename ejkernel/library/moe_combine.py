@@ -70,7 +70,7 @@ class MoeCombine(Kernel[MoeCombineConfig, jax.Array]):
         raise ArgumentError(f"{cfg} names no implementation of moe_combine; use {names}")
 
     def run_cpu(self, *args: Any, cfg: MoeCombineConfig, **kwargs: Any) -> jax.Array:
-        """The same on a CPU, where a Pallas kernel is interpreted, for tests alone."""
+        """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def reference(self, rows: jax.Array, weights: jax.Array, places: jax.Array) -> jax.Array:

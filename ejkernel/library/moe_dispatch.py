@@ -72,7 +72,7 @@ class MoeDispatch(Kernel[MoeDispatchConfig, Any]):
         return recomputed(by_mosaic, _copied)(x, places), sizes, places
 
     def run_cpu(self, *args: Any, cfg: MoeDispatchConfig, **kwargs: Any) -> Any:
-        """The same on a CPU, where a Pallas kernel is interpreted, for tests alone."""
+        """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def fwd_with_residuals(self, *args: Any, cfg: MoeDispatchConfig, **kwargs: Any) -> tuple[Any, Any]:

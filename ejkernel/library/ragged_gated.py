@@ -64,7 +64,7 @@ class RaggedGated(Kernel[RaggedDotConfig, jax.Array]):
         return out, tuple(products)
 
     def fwd_with_residuals_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, Any]:
-        """The same on a CPU."""
+        """The result and both products on a CPU."""
         return self.fwd_with_residuals(*args, cfg=cfg, interpret=True, **kwargs)
 
     def vjp(

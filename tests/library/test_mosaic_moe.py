@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes_library import UNTUNED, assert_near, normal, wide
-from fakes_mosaic import hopper, lowered_by_mosaic, needs_loops, needs_mosaic, races
+from fakes_mosaic import asked, hopper, lowered_by_mosaic, needs_loops, needs_mosaic, races
 
 from ejkernel.library import (
     MoeCombine,
@@ -30,7 +30,7 @@ from ejkernel.library.ragged_dot_tiles import masked, masked_outer
 from ejkernel.library.ragged_gated import RaggedGated
 from ejkernel.ops import Invocation
 
-__all__ = ["races"]
+__all__ = ["asked", "races"]
 pytestmark = needs_mosaic
 SENT, SUMMED = MoeDispatchConfig("mosaic"), MoeCombineConfig("mosaic")
 FUSED = RaggedDotConfig("mosaic_gated", 128, 256, 64, None, 4)
@@ -255,3 +255,25 @@ def test_what_cannot_run_says_why(monkeypatch):
     assert ROLLING in RaggedDot().candidate_cfgs_gpu(Invocation("x", (call[0], call[1], call[3]), {}))
     found.compute_capability = "10.0"
     assert "capability 9, not 10.0" in RaggedGated().valid_cfg(inv, FUSED) or jax.__version_info__ < (0, 10, 2)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="guesses were measured from JAX 0.11 on")
+def test_guesses_are_switched_by_one_name_each(asked, monkeypatch):
+    """Off by default, since they are measured first; on, they are for Hopper GPUs alone, and valid."""
+    rows, upwards, down = ((32768, 2048), NARROW), ((32, 2048, 768), NARROW), ((32, 768, 2048), NARROW)
+    weights, places, sizes = ((8192, 4), "float32"), ((8192, 4), "int32"), ((32,), "int32")
+    calls = {
+        "moe_dispatch": (MoeDispatch(), [((8192, 2048), NARROW), places], {"count": 32}),
+        "moe_combine": (MoeCombine(), [rows, weights, places], {}),
+        "ragged_gated": (RaggedGated(), [rows, upwards, upwards, sizes], {}),
+        "ragged_dot": (RaggedDot(), [((32768, 768), NARROW), down, sizes], {}),
+    }
+    for name, (kernel, shapes, static) in calls.items():
+        module = sys.modules[f"ejkernel.library.{name}"]
+        switch, newest = ("_ROLLING", "mosaic_rolling") if name == "ragged_dot" else ("_GUESSED", "mosaic")
+        newest = "mosaic_gated" if name == "ragged_gated" else newest
+        for is_on in (False, True):
+            monkeypatch.setattr(module, switch, is_on)
+            found = asked(kernel, *shapes, **static).implementation
+            assert found == newest if is_on else found != newest
+            assert asked(kernel, *shapes, capability="8.0", **static).implementation != newest

@@ -19,7 +19,7 @@ Chunk = Callable[[int], jax.Array]
 
 
 @dataclass(frozen=True)
-class Share:
+class OwnRows:
     """A warpgroup's rows of a tile: its number, how many it has, the first, and which of them are the group's."""
 
     group: Any
@@ -44,14 +44,14 @@ class Columns:
         return lambda do: do()
 
 
-def share_of(group: Any, size: int, start: Any, first: Any, last: Any) -> Share:
+def share_of(group: Any, size: int, start: Any, first: Any, last: Any) -> OwnRows:
     """The rows of a warpgroup in a tile that starts there, with rows from `first` to before `last` of the group."""
     begin = start + group * size
-    return Share(group, size, begin, jnp.clip(first - begin, 0, size), jnp.clip(last - begin, 0, size))
+    return OwnRows(group, size, begin, jnp.clip(first - begin, 0, size), jnp.clip(last - begin, 0, size))
 
 
 def by_group(
-    share: Share,
+    share: OwnRows,
     results: Sequence[tuple[Chunk, Any]],
     columns: Columns,
     staged: Any,

@@ -15,7 +15,7 @@ from .handover import Columns, by_chunks
 from .launch import load, plgpu
 from .matmul import lines, turned
 from .ragged_dot import holding
-from .rolling import Step, Work, rolling
+from .rolling import StepTiles, TileWork, rolling
 from .tiles import CHUNK, Tile, buffers
 
 
@@ -54,12 +54,12 @@ def outer(
         # The matrix of an empty group is written too: zeros.
         return _Place(owner, row, column, first, start, stop), number >= 0, steps
 
-    def fill(place: _Place, at: Any, step: Step, *refs: Any) -> None:
+    def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
         inner = pl.ds((place.first + at) * tile.k, tile.k)
         plgpu.copy_gmem_to_smem(refs[2].at[inner, pl.ds(place.row * tile.m, tile.m)], step.left, step.full)
         plgpu.copy_gmem_to_smem(refs[3].at[inner, pl.ds(place.column * tile.n, tile.n)], step.right[0], step.full)
 
-    def multiply(place: _Place, at: Any, totals: Sequence[Any], step: Step) -> None:
+    def multiply(place: _Place, at: Any, totals: Sequence[Any], step: StepTiles) -> None:
         begin = (place.first + at) * tile.k
         part = step.left.at[:, pl.ds(jax.lax.axis_index("group") * tile.share, tile.share)]
 
@@ -91,7 +91,7 @@ def outer(
 
     held = buffers(tile, jnp.dtype(dtype).itemsize, tile.n)
     (made,) = rolling(
-        Work(groups * high * columns, read, find, fill, multiply, write),
+        TileWork(groups * high * columns, read, find, fill, multiply, write),
         [*(x.astype(jnp.int32) for x in starts_of(sizes, rows)), lhs, out],
         out=[jax.ShapeDtypeStruct((groups, depth, width), dtype)],
         scratch=[plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype))],

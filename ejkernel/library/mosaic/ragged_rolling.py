@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from .handover import Columns, Share, by_group, share_of
+from .handover import Columns, OwnRows, by_group, share_of
 from .launch import plgpu
 from .matmul import lines, turned
 from .ragged_dot import holding, visits_of
-from .rolling import Step, Work, rolling
+from .rolling import StepTiles, TileWork, rolling
 from .tiles import CHUNK, LINE_ROWS, Tile, buffers
 
 _WIDEST_BAND = 8
@@ -47,7 +47,7 @@ def product(
     depth, width = lhs[0].shape[1], rhs[0].shape[1 if transposed else 2]
     each = depth // tile.k
 
-    def fill(place: _Place, at: Any, step: Step, *refs: Any) -> None:
+    def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
         columns = pl.ds(place.column * tile.n, tile.n)
         for number in range(len(lhs)):
             left, right = refs[4 + number], refs[4 + len(lhs) + number]
@@ -90,7 +90,7 @@ def gated(
     """
     half, dtype = tile.n // 2, lhs.dtype
 
-    def fill(place: _Place, at: Any, step: Step, *refs: Any) -> None:
+    def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
         inner, columns = pl.ds(at * tile.k, tile.k), pl.ds(place.column * half, half)
         plgpu.copy_gmem_to_smem(refs[4].at[pl.ds(place.start, tile.m), inner], step.left, step.full)
         for ref, there in zip(refs[5:7], step.right, strict=True):
@@ -153,7 +153,7 @@ def _grouped(
         place = _Place(owner, line * LINE_ROWS, first, last, column)
         return place, (first < last) & (column < across), jnp.int32(steps)
 
-    def share_at(place: _Place) -> Share:
+    def share_at(place: _Place) -> OwnRows:
         group = jax.lax.axis_index("group")
         return share_of(group, tile.share, place.start, place.first, place.last)
 
@@ -161,7 +161,7 @@ def _grouped(
         share = share_at(place)
         return share.low >= share.high
 
-    def multiply(place: _Place, at: Any, totals: Sequence[Any], step: Step) -> None:
+    def multiply(place: _Place, at: Any, totals: Sequence[Any], step: StepTiles) -> None:
         mine = pl.ds(jax.lax.axis_index("group") * tile.share, tile.share)
         for total, part in zip(totals, step.right, strict=True):
             plgpu.wgmma(total, step.left.at[mine], turned(part) if transposed else part)
@@ -179,7 +179,7 @@ def _grouped(
 
     held = buffers(tile, jnp.dtype(dtype).itemsize, len(chunks) * tall)
     return rolling(
-        Work(count * bands * wide, read, find, fill, multiply, write, is_idle),
+        TileWork(count * bands * wide, read, find, fill, multiply, write, is_idle),
         [*tiles, *lhs, *rhs],
         out=[jax.ShapeDtypeStruct((rows, width), dtype) for _ in chunks],
         scratch=[

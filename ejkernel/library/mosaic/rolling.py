@@ -24,8 +24,8 @@ _COPYING, _MULTIPLYING = 40, 232
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a step's tiles are held in: the left one, those on the right, and the barrier that copies arrive at."""
+class StepTiles:
+    """Shared memory of a step's tiles: the left one, those on the right, and the barrier that copies arrive at."""
 
     left: Any
     right: Sequence[Any]
@@ -33,7 +33,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Work:
+class TileWork:
     """The tiles of a launch, from 0 to before `count`.
 
     `read(number, *references)` gives numbers from memory, which are asked for a tile ahead. `find(number, *numbers)`
@@ -48,13 +48,13 @@ class Work:
     read: Callable[..., Sequence[Any]]
     find: Callable[..., tuple[Any, Any, Any]]
     fill: Callable[..., None]
-    multiply: Callable[[Any, Any, Sequence[Any], Step], None]
+    multiply: Callable[[Any, Any, Sequence[Any], StepTiles], None]
     write: Callable[..., None]
     is_idle: Callable[[Any], Any] | None = None
 
 
 def rolling(
-    work: Work,
+    work: TileWork,
     operands: Sequence[jax.Array],
     *,
     out: Sequence[jax.ShapeDtypeStruct],
@@ -84,8 +84,8 @@ def rolling(
         def slot(at: Any) -> Any:
             return jax.lax.rem(at, jnp.int32(stages))
 
-        def held(at: Any) -> Step:
-            return Step(left_ref.at[slot(at)], [ref.at[slot(at)] for ref in right_refs], full.at[slot(at)])
+        def held(at: Any) -> StepTiles:
+            return StepTiles(left_ref.at[slot(at)], [ref.at[slot(at)] for ref in right_refs], full.at[slot(at)])
 
         # All warpgroups go through the same tiles, and count the steps before each.
         def through(do: Callable[[Any, Any, Any], None]) -> Any:
