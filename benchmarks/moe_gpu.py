@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import functools
 import glob
 import os
@@ -45,6 +46,8 @@ FLOPS, TRAFFIC = 790e12, 4.3e12
 # Off by more than this share of the largest value is wrong: the router's gradient is a difference of products.
 LIMIT = 5e-2
 ROUNDS = 8
+# Programs of a case that are compiled at once.
+THREADS = 6
 UNTUNED: Executor[Any, Any] = Executor(ConfigSelectorChain(ConfigCache(), AutotunePolicy(allow_autotune=False)))
 TILED = RaggedDotConfig("tiled", block_m=256)
 ROW, PRODUCT = 2 * TOKENS * WIDTH / TRAFFIC, 2 * TOKENS * K * WIDTH * INNER / FLOPS
@@ -84,12 +87,11 @@ def rows_ways() -> dict[str, Callable[..., Any]]:
 
 
 def layer_ways() -> dict[str, Callable[..., Any]]:
-    """Whole layers: the guess, then one part after the other by the newer ways."""
+    """Whole layers: one part after the other by the newer ways."""
     moved = {"dispatch": MoeDispatchConfig("mosaic"), "combine": MoeCombineConfig("mosaic")}
     kept = {"dispatch": MoeDispatchConfig("count"), "combine": MoeCombineConfig("unrolled")}
     old, (rolling, gated) = block("mosaic"), (block(way, 256, 3) for way in ("mosaic_rolling", "mosaic_gated"))
     cfgs = {
-        "guess": None,
         "old rows, mosaic": MoeConfig(up=old, down=old, **kept),
         "rows, mosaic": MoeConfig(up=old, down=old, **moved),
         "rows, rolling": MoeConfig(up=rolling, down=rolling, **moved),
@@ -187,15 +189,21 @@ def study(name: str, lock: str, most: int) -> bool:
     abstract = tuple(jax.ShapeDtypeStruct(s, d) for s, d, _ in shapes)
     begun, good, said = time.perf_counter(), True, []
     built, names = {}, dict(enumerate(ways))
-    for at, (way, fn) in enumerate(ways.items()):
-        try:
-            built[at] = lowered(f"{tag}_{at}", fn, abstract).compile()
-        # What one way says, the others do not hear.
-        except Exception as error:
-            good = False
-            said.append(f"   FAILED {way}: {type(error).__name__}: {str(error)[:300]}")
-    # Nothing is timed for it by the compiler: other cases may be on the device.
-    reference = jax.jit(exact(right)).lower(*abstract).compile({"xla_gpu_autotune_level": 0})
+
+    def program(at: int) -> Any:
+        return lowered(f"{tag}_{at}", ways[names[at]], abstract).compile()
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        waiting = {at: pool.submit(program, at) for at in names}
+        # Nothing is timed for it by the compiler: other cases may be on the device.
+        reference = jax.jit(exact(right)).lower(*abstract).compile({"xla_gpu_autotune_level": 0})
+        for at, future in waiting.items():
+            try:
+                built[at] = future.result()
+            # What one way says, the others do not hear.
+            except Exception as error:
+                good = False
+                said.append(f"   FAILED {names[at]}: {type(error).__name__}: {str(error)[:300]}")
     compiled_s = time.perf_counter() - begun
     with turn(lock):
         arrays = made(shapes)
