@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from .matmul import matmul as matmul
     from .moe import MoeConfig as MoeConfig
     from .moe import moe as moe
+    from .moe_combine import MoeCombine as MoeCombine
+    from .moe_combine import MoeCombineConfig as MoeCombineConfig
+    from .moe_combine import moe_combine as moe_combine
     from .moe_dispatch import Dispatched as Dispatched
-    from .moe_dispatch import MoeCombine as MoeCombine
-    from .moe_dispatch import MoeCombineConfig as MoeCombineConfig
     from .moe_dispatch import MoeDispatch as MoeDispatch
     from .moe_dispatch import MoeDispatchConfig as MoeDispatchConfig
-    from .moe_dispatch import moe_combine as moe_combine
     from .moe_dispatch import moe_dispatch as moe_dispatch
     from .providers import Provider as Provider
     from .providers import ProviderError as ProviderError
@@ -81,7 +81,8 @@ _NAMES = {
     "linear_cross_entropy_ways": "LinearCrossEntropyConfig",
     "matmul": "Matmul MatmulConfig matmul",
     "moe": "MoeConfig moe",
-    "moe_dispatch": "Dispatched MoeCombine MoeCombineConfig MoeDispatch MoeDispatchConfig moe_combine moe_dispatch",
+    "moe_combine": "MoeCombine MoeCombineConfig moe_combine",
+    "moe_dispatch": "Dispatched MoeDispatch MoeDispatchConfig moe_dispatch",
     "providers": "Provider ProviderError providers register_provider unregister_provider",
     "quantize": "dequantize quantize",
     "quantized_matmul": "QuantizedMatmul QuantizedMatmulConfig quantized_matmul",

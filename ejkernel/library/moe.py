@@ -1,4 +1,4 @@
-"""A whole layer of experts: routing, three ragged products, and the weighted sum."""
+"""A whole layer of experts: routing, three ragged products, two of them gated, and the weighted sum."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ..ops import Executor
 from .arguments import ArgumentError, float_array, same, same_dtype
 from .call import planned, program
-from .moe_dispatch import MoeCombineConfig, MoeDispatchConfig, moe_combine, moe_dispatch
+from .moe_combine import MoeCombineConfig, moe_combine
+from .moe_dispatch import MoeDispatchConfig, moe_dispatch
 from .ragged_dot import RaggedDotConfig, ragged_dot
+from .ragged_gated import ragged_gated
 from .rows import float_rows
 from .top_k import TopKConfig
 
@@ -69,8 +70,7 @@ def moe(
         flat, routed = x.reshape(tokens, x.shape[-1]), logits.reshape(tokens, logits.shape[-1])
         how: dict[str, Any] = {"route": parts.route, "cfg": parts.dispatch, "executor": executor}
         sent = moe_dispatch(flat, routed, k=k, normalize=normalize, **how)
-        made = [ragged_dot(sent.rows, one, sent.group_sizes, cfg=parts.up, executor=executor) for one in (gate, up)]
-        inner = (jax.nn.silu(made[0].astype(jnp.float32)) * made[1].astype(jnp.float32)).astype(x.dtype)
+        inner = ragged_gated(sent.rows, gate, up, sent.group_sizes, cfg=parts.up, executor=executor)
         rows = ragged_dot(inner, down, sent.group_sizes, cfg=parts.down, executor=executor)
         out = moe_combine(rows, sent.weights, sent.places, cfg=parts.combine, executor=executor)
         return out.reshape(x.shape)

@@ -1,8 +1,8 @@
-"""Tokens sent to experts: each token's row copied to the groups of its experts, and added up again afterwards."""
+"""Tokens sent to experts: each token's row copied to the groups of its experts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,22 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
-from .arguments import (
-    ArgumentError,
-    as_int32,
-    float_array,
-    integer,
-    integers,
-    known_values,
-    same,
-)
+from .arguments import ArgumentError, float_array, integer, same
 from .call import plan, planned, program
 from .examples import drawn
+from .mosaic import served, spread
+from .mosaic.guess import is_measured
 from .permutation import by_counting, by_sorting, gathered_sum, inverse
+from .reverse import recomputed
 from .top_k import TopKConfig, top_k
-from .values import were_checked
 
-_SCATTERS = 1 << 4
+_NAMES = ("sort", "count", "mosaic")
+# Does a GPU on which Mosaic's kernels were measured guess "mosaic"?
+_GUESSED = False
 
 
 class Dispatched(NamedTuple):
@@ -40,7 +36,7 @@ class Dispatched(NamedTuple):
 
 @dataclass(frozen=True)
 class MoeDispatchConfig:
-    """The search for the order of rows."""
+    """The search for the order of rows, and how they are copied."""
 
     implementation: str
 
@@ -48,41 +44,98 @@ class MoeDispatchConfig:
 class MoeDispatch(Kernel[MoeDispatchConfig, Any]):
     """Rows of `x` (tokens, width) copied to `experts` (tokens, k), of which there are `count`, in order of experts.
 
-    Implementations: "sort" (a stable sort by expert) and "count" (each token's rank among those of its expert).
+    Implementations: "sort" (a stable sort by expert), "count" (each token's rank among those of its expert) and
+    "mosaic" (ranks as well, and a kernel for NVIDIA GPUs that reads each token's row once and writes it k times).
     """
 
     op_id = "library.moe_dispatch"
     version = "1"
     cfg_type = MoeDispatchConfig
 
-    def run(self, x: jax.Array, experts: jax.Array, *, count: int, cfg: MoeDispatchConfig) -> Any:
+    def run(
+        self, x: jax.Array, experts: jax.Array, *, count: int, cfg: MoeDispatchConfig, interpret: bool = False
+    ) -> Any:
         """Rows, group sizes and places."""
         tokens, k = experts.shape
-        if cfg.implementation not in ("sort", "count"):
-            raise ArgumentError(f"{cfg} names no implementation of moe_dispatch; use sort or count")
+        if cfg.implementation not in _NAMES:
+            raise ArgumentError(f"{cfg} names no implementation of moe_dispatch; use sort, count or mosaic")
         order = by_sorting if cfg.implementation == "sort" else by_counting
         places, sizes = order(experts.reshape(-1), count)
-        owner = inverse(places, tokens * k) // k
-        return jnp.take(x, owner, axis=0, mode="clip"), sizes, places.reshape(tokens, k)
+        places = places.reshape(tokens, k)
+        if cfg.implementation != "mosaic":
+            return _copied(x, places), sizes, places
+        from .mosaic import token_rows
+
+        def by_mosaic(x: jax.Array, places: jax.Array) -> jax.Array:
+            return token_rows.sent(x, places, interpret=interpret)
+
+        return recomputed(by_mosaic, _copied)(x, places), sizes, places
+
+    def run_cpu(self, *args: Any, cfg: MoeDispatchConfig, **kwargs: Any) -> Any:
+        """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
+        return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def fwd_with_residuals(self, *args: Any, cfg: MoeDispatchConfig, **kwargs: Any) -> tuple[Any, Any]:
         """The result; its gradient needs the places alone."""
         out = self.run(*args, cfg=cfg, **kwargs)
         return out, out[2]
 
+    def fwd_with_residuals_cpu(self, *args: Any, cfg: MoeDispatchConfig, **kwargs: Any) -> tuple[Any, Any]:
+        """The result on a CPU; its gradient needs the places alone."""
+        return self.fwd_with_residuals(*args, cfg=cfg, interpret=True, **kwargs)
+
     def vjp(
-        self, residuals: Any, y: Any, dy: Any, x: jax.Array, experts: jax.Array, *, count: int, cfg: MoeDispatchConfig
+        self,
+        residuals: Any,
+        y: Any,
+        dy: Any,
+        x: jax.Array,
+        experts: jax.Array,
+        *,
+        count: int,
+        cfg: MoeDispatchConfig,
+        interpret: bool = False,
     ) -> tuple[jax.Array, None]:
         """Each token's gradient is the sum of its rows', which are read from where they are."""
-        return gathered_sum(dy[0], residuals).astype(x.dtype), None
+        if cfg.implementation != "mosaic":
+            return _added(dy[0], residuals).astype(x.dtype), None
+        from .mosaic import token_rows
+
+        def by_mosaic(rows: jax.Array, places: jax.Array) -> jax.Array:
+            return token_rows.summed(rows, places, None, interpret=interpret)
+
+        return recomputed(by_mosaic, _added)(dy[0], residuals).astype(x.dtype), None
+
+    def vjp_cpu(self, *args: Any, cfg: MoeDispatchConfig, **kwargs: Any) -> tuple[jax.Array, None]:
+        """The gradient on a CPU, where a Pallas kernel is interpreted."""
+        return self.vjp(*args, cfg=cfg, interpret=True, **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> MoeDispatchConfig:
         """Counting: a sort makes several passes on a GPU, and takes longer on a CPU."""
         return MoeDispatchConfig("count")
 
+    def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> MoeDispatchConfig:
+        """Counting, with the copies by Mosaic where that was measured."""
+        x, experts = _named(inv)
+        own = MoeDispatchConfig("mosaic")
+        is_guessed = _GUESSED and is_measured(inv, experts.shape[1] * x.size) and self.valid_cfg(inv, own) is True
+        return own if is_guessed else self.heuristic_cfg(inv)
+
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[MoeDispatchConfig]:
-        """Both."""
+        """Both that are plain JAX."""
         return [MoeDispatchConfig("count"), MoeDispatchConfig("sort")]
+
+    def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[MoeDispatchConfig]:
+        """All of them."""
+        return [MoeDispatchConfig("mosaic"), *self.candidate_cfgs(inv)]
+
+    def valid_cfg(self, inv: Invocation[Any, Any], cfg: MoeDispatchConfig) -> bool | str:
+        """Refuses the Mosaic kernel where it cannot run, with the reason."""
+        if cfg.implementation != "mosaic":
+            return True
+        x, experts = _named(inv)
+        refused = spread.tokens_refuse(x.shape[1], x.dtype, experts.shape[1])
+        return refused or served.refuses(inv, experts.shape[1] * x.size, hopper=False) or True
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Random experts, where a trace hides the real ones."""
@@ -90,90 +143,18 @@ class MoeDispatch(Kernel[MoeDispatchConfig, Any]):
         return (x, drawn(rng, experts, 0, inv.kwargs["count"])), dict(inv.kwargs)
 
 
-@dataclass(frozen=True)
-class MoeCombineConfig:
-    """The sum of a token's rows."""
-
-    implementation: str
+def _named(inv: Invocation[Any, Any]) -> tuple[Any, Any]:
+    given = dict(zip(("x", "experts"), inv.args, strict=False)) | dict(inv.kwargs)
+    return given["x"], given["experts"]
 
 
-class MoeCombine(Kernel[MoeCombineConfig, jax.Array]):
-    """The sum of each token's rows times its weights: `rows` (n, width), `weights` and `places` (tokens, k).
-
-    Implementations: "unrolled" (a gather for each of the k, in one program), "reduce" (one gather and a sum) and
-    "scatter" (rows added to their tokens, as plain JAX is often written).
-    """
-
-    op_id = "library.moe_combine"
-    version = "1"
-    cfg_type = MoeCombineConfig
-
-    def run(self, rows: jax.Array, weights: jax.Array, places: jax.Array, *, cfg: MoeCombineConfig) -> jax.Array:
-        """The computation by the cfg's implementation."""
-        if cfg.implementation == "unrolled":
-            return gathered_sum(rows, places, weights).astype(rows.dtype)
-        if cfg.implementation == "reduce":
-            return _reduced(rows, weights, places)
-        if cfg.implementation == "scatter":
-            owner = inverse(places.reshape(-1), rows.shape[0])
-            weight = jnp.take(weights.reshape(-1).astype(jnp.float32), owner, mode="fill", fill_value=0)
-            parts = rows.astype(jnp.float32) * weight[:, None]
-            parts = jnp.where((owner < places.size)[:, None], parts, 0)
-            zeros = jnp.zeros((places.shape[0], rows.shape[1]), jnp.float32)
-            return zeros.at[owner // places.shape[1]].add(parts, mode="drop").astype(rows.dtype)
-        raise ArgumentError(f"{cfg} names no implementation of moe_combine; use unrolled, reduce or scatter")
-
-    def reference(self, rows: jax.Array, weights: jax.Array, places: jax.Array) -> jax.Array:
-        """The right result, by which candidates are checked."""
-        return _reduced(rows, weights, places)
-
-    def fwd_with_residuals(self, *args: Any, cfg: MoeCombineConfig, **kwargs: Any) -> tuple[Any, Any]:
-        """The result; its gradient needs the arguments alone."""
-        return self.run(*args, cfg=cfg, **kwargs), ()
-
-    def vjp(
-        self,
-        residuals: Any,
-        y: Any,
-        dy: jax.Array,
-        rows: jax.Array,
-        weights: jax.Array,
-        places: jax.Array,
-        *,
-        cfg: MoeCombineConfig,
-    ) -> tuple[jax.Array, jax.Array, None]:
-        """Each row's gradient is its token's times its weight, and each weight's a product of two rows."""
-        owner = inverse(places.reshape(-1), rows.shape[0])
-        used = owner < places.size
-        weight = jnp.take(weights.reshape(-1).astype(jnp.float32), owner, mode="fill", fill_value=0)
-        towards = jnp.take(dy, owner // places.shape[1], axis=0, mode="clip").astype(jnp.float32)
-        d_rows = jnp.where(used[:, None], towards * weight[:, None], 0).astype(rows.dtype)
-        wide = dy.astype(jnp.float32)
-        parts = [jnp.take(rows, places[:, at], axis=0, mode="clip") for at in range(places.shape[1])]
-        d_weights = jnp.stack([jnp.sum(part.astype(jnp.float32) * wide, axis=1) for part in parts], axis=1)
-        return d_rows, d_weights.astype(weights.dtype), None
-
-    def heuristic_cfg(self, inv: Invocation[Any, Any]) -> MoeCombineConfig:
-        """Unrolled: one read of every row and one write of every token."""
-        places = inv.args[2] if len(inv.args) > 2 else inv.kwargs["places"]
-        return MoeCombineConfig("unrolled" if places.shape[1] <= _SCATTERS else "reduce")
-
-    def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[MoeCombineConfig]:
-        """All of them."""
-        return [MoeCombineConfig(way) for way in ("unrolled", "reduce", "scatter")]
-
-    def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
-        """Each place once, where a trace hides the real ones."""
-        rows, weights, places = inv.args
-        if known_values(places) is None:
-            count = max(places.size, rows.shape[0])
-            places = rng.permutation(count)[: places.size].reshape(places.shape).astype(places.dtype)
-        return (rows, weights, places), dict(inv.kwargs)
+def _copied(x: jax.Array, places: jax.Array) -> jax.Array:
+    owner = inverse(places.reshape(-1), places.size) // places.shape[1]
+    return jnp.take(x, owner, axis=0, mode="clip")
 
 
-def _reduced(rows: jax.Array, weights: jax.Array, places: jax.Array) -> jax.Array:
-    taken = jnp.take(rows, places, axis=0, mode="clip").astype(jnp.float32)
-    return jnp.sum(taken * weights[:, :, None].astype(jnp.float32), axis=1).astype(rows.dtype)
+def _added(rows: jax.Array, places: jax.Array) -> jax.Array:
+    return gathered_sum(rows, places).astype(rows.dtype)
 
 
 @planned()
@@ -218,49 +199,3 @@ def moe_dispatch(
 @planned()
 def _sent(x: jax.Array, experts: jax.Array, *, count: int, cfg: Any, executor: Any) -> Any:
     return plan(MoeDispatch(), x, experts, count=count, cfg=cfg, executor=executor)
-
-
-def _out_of(places: np.ndarray[Any, Any], rows: int) -> bool:
-    return bool(places.size and (places.min() < 0 or places.max() >= rows))
-
-
-def _fit(places: np.ndarray[Any, Any], rows: int) -> bool:
-    return not _out_of(places, rows) and np.unique(places).size == places.size
-
-
-def _places_are_known(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    # All three arrays by position, as nearly every call has them: a call of another form is checked in full.
-    shape: tuple[int, ...] = args[0].shape if len(args) == 3 else ()
-    return len(shape) == 2 and were_checked(args[2], shape[0], _fit)
-
-
-@planned(known_good=_places_are_known)
-def moe_combine(
-    rows: jax.Array,
-    weights: jax.Array,
-    places: jax.Array,
-    *,
-    cfg: MoeCombineConfig | None = None,
-    executor: Executor[Any, Any] | None = None,
-) -> jax.Array:
-    """The sum of each token's rows times its weights: row `places[t, j]` of `rows` (n, width) by `weights[t, j]`.
-
-    Each row has at most one place. Places out of range are an error where they can be read; under a trace the nearest
-    row is read.
-    """
-    rows = float_array("rows", rows, ("n", "width"))
-    weights = float_array("weights", weights, ("tokens", "k"))
-    given = integers("places", places, ("tokens", "k"))
-    if weights.shape != given.shape:
-        raise ArgumentError(f"weights and places must have the same shape, got {weights.shape} and {given.shape}")
-    known = known_values(given)
-    if known is not None and _out_of(known, rows.shape[0]):
-        raise ArgumentError(
-            f"places must be from 0 to before the {rows.shape[0]} rows of rows {rows.shape}; "
-            f"they are from {known.min()} to {known.max()}"
-        )
-    if known is not None and not _fit(known, rows.shape[0]):
-        raise ArgumentError("places must differ from each other: a row belongs to one token")
-    if not given.size or not rows.size:
-        return jnp.zeros((given.shape[0], rows.shape[1]), rows.dtype)
-    return plan(MoeCombine(), rows, weights, as_int32(given), cfg=cfg, executor=executor)  # type: ignore[no-any-return]

@@ -29,6 +29,8 @@ _ARRAYS = ("lhs", "rhs", "group_sizes")
 _READ = 64
 # Rows that XLA's own serves, which reads each matrix whole, and so many groups that their last tiles count.
 _FEW_ROWS, _FEW = 128, 16
+# Does a GPU on which Mosaic's kernels were measured guess "mosaic_rolling" for long groups?
+_ROLLING = False
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
     """`lax.ragged_dot` of `lhs` (m, k), `rhs` (groups, k, n) and `group_sizes`; arguments as `ragged_dot` makes them.
 
     Implementations: "xla" (`lax.ragged_dot`), "masked" (group by group over all rows), "tiled" (a loop over tiles of
-    rows of one group), "triton" (the same as a Pallas kernel), "mosaic" (the same for Hopper GPUs, with
-    gradients) and "mosaic_jax" (JAX's Pallas kernel for Hopper GPUs).
+    rows of one group), "triton" (the same as a Pallas kernel), "mosaic" (the same for Hopper GPUs, with gradients),
+    "mosaic_rolling" (the same by blocks that stay on their multiprocessors) and "mosaic_jax" (JAX's Pallas kernel for
+    Hopper GPUs).
     """
 
     op_id = "library.ragged_dot"
@@ -141,8 +144,9 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         if is_measured(inv, lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2]):
             own = RaggedDotConfig("mosaic", 128, *_columns(*rhs.shape[1:]))
             low = RaggedDotConfig("triton", 64, 128, inner, 4, 3)
+            rolling = [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 3)] if _ROLLING and share > 512 else []
             reads = share <= _READ and rhs.shape[0] <= _FEW
-            ways = [*ways[:-1], low, own, ways[-1]] if reads else [own, *ways]
+            ways = [*ways[:-1], low, own, ways[-1]] if reads else [*rolling, own, *ways]
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
@@ -164,6 +168,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         blocks = dict.fromkeys([*itertools.product(rows, (128, 256), inner, (4, 8), (3, 4)), (64, 128, inner[0], 4, 3)])
         # JAX's first: where it serves it is mostly the fastest, and a tuning that runs out of time must not miss it.
         found = [RaggedDotConfig("mosaic_jax", m, n, 64, None, s) for m, n in ((64, 128), (128, 128)) for s in (4, 6)]
+        found += [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, s) for s in (3, 4)]
         found += [RaggedDotConfig("mosaic", 128, 256, 64, None, s) for s in (4, 3)]
         found += [RaggedDotConfig("triton", *block) for block in blocks]
         found += [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((128, 5), (128, 4), (64, 6))]
@@ -174,12 +179,12 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: RaggedDotConfig) -> bool | str:
         """Refuses Pallas kernels where they cannot run, with the reason."""
-        if cfg.implementation not in ("triton", "mosaic", "mosaic_jax"):
+        if cfg.implementation not in ("triton", "mosaic", "mosaic_rolling", "mosaic_jax"):
             return True
         device, given = device_of(inv), _named(inv)
         if get_device_platform(device) != "gpu":
             return f"{cfg.implementation} runs on GPUs alone"
-        if cfg.implementation == "mosaic":
+        if cfg.implementation in ("mosaic", "mosaic_rolling"):
             lhs, rhs, block = given["lhs"], given["rhs"], (cfg.block_m, cfg.block_n, cfg.block_k)
             wanted = given.get("preferred_element_type") or lhs.dtype.name
             if wanted not in ("float32", "bfloat16", "float16"):
@@ -193,6 +198,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
             # The gradient swaps depth and columns.
             for depth, width in (rhs.shape[1:], rhs.shape[:0:-1]):
                 refused = refused or tiles.shapes_refuse(lhs.shape[0], depth, width, cfg.block_k, lhs.dtype)
+            if cfg.implementation == "mosaic_rolling":
+                refused = refused or tiles.rolling_refuses(lhs.shape[0], rhs.shape[1:], block)
             sizes = (lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2])
             return refused or served.refuses(inv, *sizes, hopper=True) or True
         if cfg.implementation == "mosaic_jax":

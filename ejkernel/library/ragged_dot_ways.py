@@ -70,10 +70,15 @@ def _way(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
     if cfg.implementation == "mosaic":
         from .mosaic import ragged_dot as kernels
 
-        return functools.partial(kernels.product, tile=_mosaic_tile(cfg), interpret=interpret)
+        return functools.partial(kernels.product, tile=mosaic_tile(cfg), interpret=interpret)
+    if cfg.implementation == "mosaic_rolling":
+        from .mosaic import ragged_rolling
+
+        how: dict[str, Any] = {"tile": mosaic_tile(cfg), "interpret": interpret}
+        return lambda lhs, rhs, sizes, **kwargs: ragged_rolling.product([lhs], [rhs], sizes, **how, **kwargs)
     if cfg.implementation == "mosaic_jax":
         return lambda *args, **kwargs: _mosaic(*args, cfg=cfg, **kwargs)
-    names = "xla, masked, tiled, triton, mosaic or mosaic_jax"
+    names = "xla, masked, tiled, triton, mosaic, mosaic_rolling or mosaic_jax"
     raise ArgumentError(f"{cfg} names no implementation of ragged_dot; use {names}")
 
 
@@ -84,11 +89,15 @@ def _outer_way(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array
         return masked_outer
     if cfg.implementation == "tiled":
         return lambda *args, **kwargs: tiled_outer(*args, tile=cfg.block_m or 128, **kwargs)
+    if cfg.implementation == "mosaic_rolling":
+        from .mosaic import outer_rolling
+
+        return functools.partial(outer_rolling.outer, tile=mosaic_tile(cfg), interpret=interpret)
     # JAX 0.10.0 cannot take a part of what tensor cores read.
     if cfg.implementation == "mosaic" and jax.__version_info__ >= (0, 10, 2):
         from .mosaic import ragged_dot as kernels
 
-        return functools.partial(kernels.outer, tile=_mosaic_tile(cfg), interpret=interpret)
+        return functools.partial(kernels.outer, tile=mosaic_tile(cfg), interpret=interpret)
     if cfg.implementation == "mosaic" or triton_missing():
         # Whole tiles of rows: their matrices are added up in memory, so few are better.
         way = functools.partial(tiled_outer, tile=512)
@@ -148,7 +157,8 @@ def _cut(sizes: Any, rows: int) -> jax.Array:
     return (stops - starts).astype(jnp.int32)
 
 
-def _mosaic_tile(cfg: RaggedDotConfig) -> tiles.Tile:
+def mosaic_tile(cfg: RaggedDotConfig) -> tiles.Tile:
+    """The tile of a cfg for the library's own kernels for Hopper GPUs."""
     return tiles.Tile(cfg.block_m or 128, cfg.block_n or 128, cfg.block_k or 64, cfg.num_stages or 4)
 
 

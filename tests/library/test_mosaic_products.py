@@ -88,10 +88,10 @@ def test_bands_of_columns_need_not_divide_them(races):
 @pytest.mark.parametrize("block", [(128, 256, 4), (256, 128, 3), (128, 64, 6)])
 def test_results_of_any_dtype_leave_room_for_the_steps(block, dtype):
     """Wider results take the memory of stages, of which two are left at least."""
-    from ejkernel.library.mosaic.ragged_dot import _holding
+    from ejkernel.library.mosaic.ragged_dot import holding
 
     m, n, stages = block
-    held = _holding(Tile(m, n, 64, stages), "bfloat16", dtype)
+    held = holding(Tile(m, n, 64, stages), "bfloat16", dtype)
     assert (held.stages == stages) or dtype == "float32"
     assert held.stages >= 2
     assert (m + n) * 64 * 2 * held.stages + 2 * m * CHUNK * jnp.dtype(dtype).itemsize <= SHARED_BYTES
@@ -100,7 +100,7 @@ def test_results_of_any_dtype_leave_room_for_the_steps(block, dtype):
 @pytest.mark.parametrize("tile", [8, 64, 128])
 def test_every_row_is_in_one_visit_of_its_group(tile):
     """From the line of its group's first row on, and in no more visits than there are."""
-    from ejkernel.library.mosaic.ragged_dot import _visits
+    from ejkernel.library.mosaic.ragged_dot import visits_of
 
     rows, rng = 320, np.random.default_rng(0)
     for groups in (1, 3, 40):
@@ -108,7 +108,7 @@ def test_every_row_is_in_one_visit_of_its_group(tile):
             sizes = rng.multinomial(int(rng.integers(0, rows + 1)), rng.dirichlet([0.4] * groups))
             owners = np.repeat(np.arange(groups + 1), [*sizes, rows - sizes.sum()])
             found = np.full(rows, -1)
-            for group, line, low, high in zip(*map(np.asarray, _visits(jnp.asarray(sizes), rows, tile)), strict=True):
+            for group, line, low, high in zip(*map(np.asarray, visits_of(jnp.asarray(sizes), rows, tile)), strict=True):
                 if low < high:
                     assert line * LINE_ROWS <= low
                     assert high <= line * LINE_ROWS + tile <= max(rows, tile)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from jax.experimental import pallas as pl
 
 from ..counting import ended_before, running_sums
 from ..ragged_dot_tiles import starts_of
+from .handover import Columns, by_chunks, by_group, share_of
 from .launch import launch, load, plgpu
 from .matmul import lines, multiply, turned
 from .tiles import CHUNK, LINE_ROWS, SHARED_BYTES, WORKERS, Tile, visits
@@ -25,12 +25,12 @@ def product(
     """Each row times its group's matrix, or that matrix transposed; rows of no group give zeros."""
     (rows, depth), groups = lhs.shape, rhs.shape[0]
     width = rhs.shape[1] if transposed else rhs.shape[2]
-    tile = _holding(tile, lhs.dtype, dtype)
+    tile = holding(tile, lhs.dtype, dtype)
     columns = pl.cdiv(width, tile.n)
     # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
     bands = pl.cdiv(columns, _WIDEST_BAND)
     wide = pl.cdiv(columns, bands)
-    tiles = _visits(sizes, rows, tile.m)
+    tiles = visits_of(sizes, rows, tile.m)
 
     def kernel(group_ref: Any, line_ref: Any, first_ref: Any, last_ref: Any, *refs: Any) -> None:
         lhs_ref, rhs_ref, o_ref, staged, pieces = refs
@@ -45,31 +45,9 @@ def product(
         def write(total: jax.Array, group: Any) -> None:
             is_group = jnp.broadcast_to(owner < groups, total.shape)
             made = jnp.where(is_group, total, jnp.zeros_like(total)).astype(dtype)
-            begin = start + group * tile.share
-            # The rows of this warpgroup that are the group's.
-            low = jnp.clip(first - begin, 0, tile.share)
-            high = jnp.clip(last - begin, 0, tile.share)
-            mine = pl.ds(group * tile.share, tile.share)
-
-            def copy(there: Any) -> None:
-                plgpu.copy_smem_to_gmem(staged.at[mine], o_ref.at[pl.ds(begin, tile.share), there])
-
-            def copy_some(there: Any) -> None:
-                count, at = high - low, low
-                # Copies have a fixed size: one for each binary digit of the number of rows.
-                size = tile.share // 2
-                while size:
-                    some = jax.lax.bitwise_and(count, size)
-
-                    @pl.when(some > 0)
-                    def _(at: Any = at, size: int = size) -> None:
-                        part = pieces.at[pl.ds(group * tile.share + at, size)]
-                        plgpu.copy_smem_to_gmem(part, o_ref.at[pl.ds(begin + at, size), there])
-
-                    at, size = at + some, size // 2
-
-            pl.when(high - low == tile.share)(lambda: _by_chunks(made, staged.at[mine], copy, j * tile.n, width))
-            pl.when(high - low < tile.share)(lambda: _by_chunks(made, pieces.at[mine], copy_some, j * tile.n, width))
+            share = share_of(group, tile.share, start, first, last)
+            results = [(lambda at: made[:, at : at + CHUNK], o_ref)]
+            by_group(share, results, Columns(j * tile.n, tile.n, width), staged, pieces)
 
         @pl.when((first < last) & (j < columns))
         def _() -> None:
@@ -91,7 +69,7 @@ def product(
         out=[jax.ShapeDtypeStruct((rows, width), dtype)],
         grid={"band": bands, "visit": tiles[0].shape[0], "column": wide},
         scratch=[
-            plgpu.SMEM((tile.m, CHUNK), dtype, transforms=lines(dtype)),
+            plgpu.SMEM((1, tile.m, CHUNK), dtype, transforms=lines(dtype)),
             plgpu.SMEM((tile.m, CHUNK), dtype),
         ],
         groups={"group": WORKERS + 1},
@@ -104,7 +82,7 @@ def product(
 def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype: Any, interpret: bool) -> jax.Array:
     """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix."""
     (rows, depth), width, groups = lhs.shape, out.shape[1], sizes.shape[0]
-    tile = _holding(tile, lhs.dtype, dtype)
+    tile = holding(tile, lhs.dtype, dtype)
     columns, high = pl.cdiv(width, tile.n), pl.cdiv(depth, tile.m)
     starts, stops = starts_of(sizes, rows)
 
@@ -124,10 +102,13 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
             total = pl.run_scoped(added_up, plgpu.ACC((tile.share, tile.n), jnp.float32)).astype(dtype)
             rows = pl.ds(i * tile.m + group * tile.share, tile.share)
 
-            def copy(there: Any) -> None:
-                plgpu.copy_smem_to_gmem(staged.at[mine], made_ref.at[owner, rows, there])
+            def copy(buffer: Any, there: Any) -> None:
+                plgpu.copy_smem_to_gmem(buffer, made_ref.at[owner, rows, there])
 
-            _by_chunks(total, staged.at[mine], copy, j * tile.n, width)
+            def chunk(at: int) -> jax.Array:
+                return total[:, at : at + CHUNK]  # type: ignore[no-any-return]
+
+            by_chunks([(chunk, copy)], Columns(j * tile.n, tile.n, width), [staged.at[mine]])
 
         def step(indices: Any, left: Any, right: Any, total: Any) -> Any:
             begin = (first + indices[0]) * tile.k
@@ -175,28 +156,7 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
     return made
 
 
-def _by_chunks(made: jax.Array, buffer: Any, copy: Callable[[Any], None], first: Any, width: int) -> None:
-    """Hands a warpgroup's share of the result over, some columns at a time: all of them would take the steps' memory.
-
-    Columns beyond the last one are left out.
-    """
-    for at in range(0, made.shape[1], CHUNK):
-
-        def hand_over(at: int = at) -> None:
-            # The chunk before has been read from there by now.
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            buffer[...] = made[:, at : at + CHUNK]
-            plgpu.commit_smem()
-            copy(pl.ds(first + at, CHUNK))
-
-        if width % made.shape[1]:
-            pl.when(first + at < width)(hand_over)
-        else:
-            hand_over()
-    plgpu.wait_smem_to_gmem(0)
-
-
-def _visits(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, ...]:
+def visits_of(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, ...]:
     """Of each visit the group, the first line of its tile, and the first and last of its rows that are the group's.
 
     A group's tiles follow each other from the line of rows that its first one is in: copies start at lines. One more
@@ -219,7 +179,7 @@ def _visits(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, ...]:
     return tuple(x.astype(jnp.int32) for x in (group, line, low, high))
 
 
-def _holding(tile: Tile, dtype: Any, made: Any) -> Tile:
+def holding(tile: Tile, dtype: Any, made: Any) -> Tile:
     """The tile, with fewer stages where those of a result wider than the factors would not fit."""
     step = (tile.m + tile.n) * tile.k * jnp.dtype(dtype).itemsize
     left = SHARED_BYTES - 2 * tile.m * CHUNK * jnp.dtype(made).itemsize

@@ -17,6 +17,8 @@ _LEAST_EACH, _LEAST_SHARED = 4, 16
 # Rows wider than this may be read twice; more warps keep fewer rows in flight, and so in the cache for the second time.
 _HELD = 1 << 14
 _TWICE, _VERY_WIDE = ((4, 16), (16, 8)), 1 << 16
+# Rows of a token at most: those of a chunk are all on their way at once, and each takes registers.
+_MOST_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -99,3 +101,17 @@ def launches(x: Any) -> Iterable[tuple[int, int | None]]:
     kept = [one for one in held if not refuses(width, itemsize, *one)][:2]
     ways = _TWICE[: 0 if width <= _HELD else 1 if width < _VERY_WIDE else 2]
     return [*kept, *((warps, each) for warps, each in ways if not refuses(width, itemsize, warps, each))]
+
+
+def token_groups(width: int) -> int:
+    """Warpgroups for a token's rows: each thread has two loads of 16 bytes of narrow elements."""
+    return min(max(1, width // (LANES * _CHUNK)), 8)
+
+
+def tokens_refuse(width: int, dtype: Any, k: int) -> str:
+    """The reason that k rows of this width are not moved for each token; empty where they are."""
+    if dtype.name not in ("float32", "bfloat16", "float16"):
+        return f"Mosaic's rows are of float32, bfloat16 and float16, not {dtype.name}"
+    if k > _MOST_ROWS:
+        return f"{k} rows of a token are over {_MOST_ROWS}"
+    return refuses(width, dtype.itemsize, 4 * token_groups(width), None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 # A line of shared memory, as tensor cores read it.
 LINE_BYTES = 128
 # Warpgroups that multiply; one more copies.
@@ -69,6 +71,25 @@ def shapes_refuse(rows: int, depth: int, columns: int, block_k: int | None, dtyp
     line = LINE_BYTES // dtype.itemsize
     if rows % 8 or depth % max(block_k or line, line) or columns % line:
         return f"{rows} rows, a depth of {depth} and {columns} columns must be multiples of 8, {block_k} and {line}"
+    return ""
+
+
+def buffers(tile: Tile, itemsize: int, results: int) -> int:
+    """Chunks of results that shared memory has room for beside the steps and the parts of tiles, of so many at most."""
+    left = SHARED_BYTES - tile.bytes(itemsize, CHUNK)
+    return max(1, min(results // CHUNK, left // (tile.m * CHUNK * itemsize)))
+
+
+def rolling_refuses(rows: int, sizes: tuple[int, ...], tile: tuple[int | None, ...]) -> str:
+    """The reason that blocks which stay on their multiprocessors cannot go through matrices of these sizes.
+
+    Empty where they can. Copies are of whole tiles, and the gradient swaps depth and columns.
+    """
+    if jax.__version_info__ < (0, 10, 2):
+        return "JAX 0.10.0 cannot take a part of what tensor cores read"
+    m, n, k = (size or 128 for size in tile)
+    if rows < m or rows % k or any(size % block for size in sizes for block in (m, n, k)):
+        return f"{rows} rows by matrices of {sizes} are not whole tiles of {m}x{n}x{k}"
     return ""
 
 

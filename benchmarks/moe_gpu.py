@@ -1,0 +1,259 @@
+"""On a Hopper GPU: rows to experts and back, the whole layer and its products by each way, forward and with gradients.
+
+A process a case: all compile at once, and take turns on the device. A line a way: device time over interleaved rounds,
+its ratio to the floor, how far it is off float32, and with `--kernels` where its time goes. Exit code 1 where a way
+fails or is wrong.
+
+    python benchmarks/moe_gpu.py --only rows layer --kernels 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import functools
+import glob
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import jax.numpy as jnp
+
+sys.path.insert(0, str(Path(__file__).parent))
+import cases.moe
+import cases.moe_dispatch
+from library_programs import lowered
+from ragged_gpu import distances, turn
+from tuning_gpu import raced
+
+from ejkernel import library
+from ejkernel.library import MoeCombineConfig, MoeConfig, MoeDispatchConfig, RaggedDotConfig
+from ejkernel.library.ragged_gated import RaggedGated
+from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor
+
+TOKENS, WIDTH, INNER, COUNT, K = 8192, 2048, 768, 32, 4
+FLOPS, TRAFFIC = 790e12, 4.3e12
+# Off by more than this share of the largest value is wrong: the router's gradient is a difference of products.
+LIMIT = 5e-2
+ROUNDS = 8
+# Programs of a case that are compiled at once.
+THREADS = 6
+UNTUNED: Executor[Any, Any] = Executor(ConfigSelectorChain(ConfigCache(), AutotunePolicy(allow_autotune=False)))
+TILED = RaggedDotConfig("tiled", block_m=256)
+ROW, PRODUCT = 2 * TOKENS * WIDTH / TRAFFIC, 2 * TOKENS * K * WIDTH * INNER / FLOPS
+# Forward 1 and k rows in, k and 1 out; backward k and 1 and once more k in, 1 and k out.
+FLOORS = {"rows": (ROW * (2 * K + 2), ROW * (5 * K + 4)), "layer": (3 * PRODUCT, 9 * PRODUCT)}
+FLOORS |= {"gated": (2 * PRODUCT, 6 * PRODUCT), "down": (PRODUCT, 3 * PRODUCT)}
+X, LOGITS = ((TOKENS, WIDTH), "bfloat16", 1.0), ((TOKENS, COUNT), "float32", 1.0)
+UPWARDS = ((COUNT, WIDTH, INNER), "bfloat16", WIDTH**-0.5)
+DOWN = ((COUNT, INNER, WIDTH), "bfloat16", INNER**-0.5)
+ROWS, BETWEEN, SIZES = (
+    ((TOKENS * K, WIDTH), "bfloat16", 1.0),
+    ((TOKENS * K, INNER), "bfloat16", 1.0),
+    ((COUNT,), "int32", 0),
+)
+SHAPES: dict[str, list[Any]] = {
+    "rows": [X, LOGITS, ROWS],
+    "layer": [X, LOGITS, UPWARDS, UPWARDS, DOWN],
+    "gated": [ROWS, UPWARDS, UPWARDS, SIZES],
+    "down": [BETWEEN, DOWN, SIZES],
+}
+NAMES = [f"{name}{kind}" for kind in ("", "-gradient") for name in SHAPES]
+
+
+def block(way: str, columns: int = 256, stages: int = 4) -> RaggedDotConfig:
+    """A cfg of a kernel for Hopper GPUs."""
+    return RaggedDotConfig(way, 128, columns, 64, None, stages)
+
+
+def rows_ways() -> dict[str, Callable[..., Any]]:
+    """Rows there and back."""
+    pairs = [(order, sums) for order in ("count", "mosaic") for sums in ("unrolled", "mosaic")]
+    ours = functools.partial(cases.moe_dispatch.there_and_back, k=K, executor=UNTUNED)
+    return {
+        f"{order}, {sums}": functools.partial(ours, dispatch=MoeDispatchConfig(order), combine=MoeCombineConfig(sums))
+        for order, sums in pairs
+    }
+
+
+def layer_ways() -> dict[str, Callable[..., Any]]:
+    """Whole layers: one part after the other by the newer ways."""
+    moved = {"dispatch": MoeDispatchConfig("mosaic"), "combine": MoeCombineConfig("mosaic")}
+    kept = {"dispatch": MoeDispatchConfig("count"), "combine": MoeCombineConfig("unrolled")}
+    old, (rolling, gated) = block("mosaic"), (block(way, 256, 3) for way in ("mosaic_rolling", "mosaic_gated"))
+    cfgs = {
+        "old rows, mosaic": MoeConfig(up=old, down=old, **kept),
+        "rows, mosaic": MoeConfig(up=old, down=old, **moved),
+        "rows, rolling": MoeConfig(up=rolling, down=rolling, **moved),
+        "rows, gated, rolling": MoeConfig(up=gated, down=rolling, **moved),
+        "rows, gated 4, rolling 4": MoeConfig(up=block("mosaic_gated"), down=block("mosaic_rolling"), **moved),
+    }
+    return {name: functools.partial(library.moe, k=K, cfg=cfg, executor=UNTUNED) for name, cfg in cfgs.items()}
+
+
+def product_ways(kernel: Any, cfgs: list[RaggedDotConfig]) -> dict[str, Callable[..., Any]]:
+    """One kernel by several cfgs."""
+    named = {f"{cfg.implementation} {cfg.block_m}x{cfg.block_n}, {cfg.num_stages}": cfg for cfg in cfgs}
+    return {name: functools.partial(UNTUNED, kernel, cfg=cfg) for name, cfg in named.items()}
+
+
+def of_case(name: str) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any]]:
+    """The ways of a case, and what is right."""
+    ragged = functools.partial(library.ragged_dot, cfg=TILED, executor=UNTUNED)
+    if name == "rows":
+        return rows_ways(), functools.partial(cases.moe_dispatch.plain, k=K)
+    if name == "layer":
+        return layer_ways(), functools.partial(cases.moe.plain, k=K, product=ragged)
+    cfgs = [block("mosaic"), block("mosaic_rolling"), block("mosaic_rolling", 256, 3), block("mosaic_rolling", 128, 5)]
+    if name == "down":
+        return product_ways(library.RaggedDot(), [*cfgs, RaggedDotConfig("triton", 128, 128, 64, 4, 3)]), ragged
+    cfgs += [block("mosaic_gated"), block("mosaic_gated", 256, 3), block("mosaic_gated", 128, 5)]
+    return product_ways(RaggedGated(), cfgs), functools.partial(UNTUNED, RaggedGated(), cfg=TILED)
+
+
+def with_gradient(fn: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Results and gradients of the floating-point arrays, of which there are so many; cotangents come last."""
+
+    def run(*given: Any) -> Any:
+        arrays, pulled = given[:count], given[count:]
+        floats = [x for x in arrays if x.dtype != jnp.int32]
+        out, pull = jax.vjp(lambda *a: fn(*a, *arrays[len(a) :]), *floats)
+        leaves, form = jax.tree.flatten(out)
+        towards = [dy.astype(x.dtype) for dy, x in zip(pulled, leaves, strict=True)]
+        return out, pull(jax.tree.unflatten(form, towards))
+
+    return run
+
+
+def exact(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function in float32, with exact products."""
+
+    def run(*given: Any) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return fn(*(x if x.dtype == jnp.int32 else x.astype(jnp.float32) for x in given))
+
+    return run
+
+
+def made(shapes: list[Any]) -> tuple[Any, ...]:
+    """Random arrays, and sizes as a router makes them."""
+    found = []
+    for at, (shape, dtype, scale) in enumerate(shapes):
+        key = jax.random.key(at)
+        if dtype == "int32":
+            chosen = jax.lax.top_k(jax.random.normal(key, (TOKENS, COUNT)), K)[1]
+            found.append(jnp.bincount(chosen.reshape(-1), length=COUNT).astype(jnp.int32))
+        else:
+            found.append((jax.random.normal(key, shape) * scale).astype(dtype))
+    return tuple(jax.block_until_ready(found))
+
+
+def kernels_of(programs: dict[int, Any], arrays: Any, tag: str, most: int) -> dict[int, list[str]]:
+    """The largest kernels of each program, from one trace."""
+    if not most:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for program in programs.values():
+                jax.block_until_ready(program(*arrays))
+        taken: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        for path in glob.glob(os.path.join(folder, "**", "*.xplane.pb"), recursive=True):
+            planes = [p for p in jax.profiler.ProfileData.from_file(path).planes if p.name.startswith("/device:GPU")]
+            for event in (e for p in planes for line in p.lines if line.name.startswith("Stream") for e in line.events):
+                module = next((str(value) for name, value in event.stats if name == "hlo_module"), "")
+                taken[module.removeprefix("jit_")][event.name[:48]] += event.duration_ns * 1e-3
+    lines = {at: taken[f"{tag}_{at}"].most_common(most) for at in programs}
+    return {at: [f"{took:10.1f}      {name}" for name, took in found] for at, found in lines.items()}
+
+
+def study(name: str, lock: str, most: int) -> bool:
+    """Prints the lines of a case; False where a way fails or is wrong."""
+    kind, _, backward = name.partition("-")
+    shapes, (ways, right) = list(SHAPES[kind]), of_case(kind)
+    tag, count = f"moe_{name.replace('-', '_')}", len(shapes)
+    if backward:
+        results = jax.eval_shape(right, *(jax.ShapeDtypeStruct(s, d) for s, d, _ in shapes))
+        shapes += [(x.shape, "bfloat16", 1.0) for x in jax.tree.leaves(results)]
+        ways = {way: with_gradient(fn, count) for way, fn in ways.items()}
+        right = with_gradient(right, count)
+    abstract = tuple(jax.ShapeDtypeStruct(s, d) for s, d, _ in shapes)
+    begun, good, said = time.perf_counter(), True, []
+    built, names = {}, dict(enumerate(ways))
+
+    def program(at: int) -> Any:
+        return lowered(f"{tag}_{at}", ways[names[at]], abstract).compile()
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        waiting = {at: pool.submit(program, at) for at in names}
+        # Nothing is timed for it by the compiler: other cases may be on the device.
+        reference = jax.jit(exact(right)).lower(*abstract).compile({"xla_gpu_autotune_level": 0})
+        for at, future in waiting.items():
+            try:
+                built[at] = future.result()
+            # What one way says, the others do not hear.
+            except Exception as error:
+                good = False
+                said.append(f"   FAILED {names[at]}: {type(error).__name__}: {str(error)[:300]}")
+    compiled_s = time.perf_counter() - begun
+    with turn(lock):
+        arrays = made(shapes)
+        wanted, off = reference(*arrays), {}
+        for at in list(built):
+            off[at] = max(float(x) for x in distances(built[at](*arrays), wanted))
+            if not off[at] <= LIMIT:
+                good = False
+                said.append(f"   WRONG {names[at]}: off by {off[at]:.3g} of the largest value")
+        del wanted
+        times = raced(built, arrays, tag, rounds=ROUNDS)
+        parts = kernels_of(built, arrays, tag, most)
+    floor = FLOORS[kind][bool(backward)]
+    print(f"{name}: floor {floor * 1e6:.1f} us, compiled in {compiled_s:.0f} s")
+    for at in sorted(times, key=times.__getitem__):
+        print(f"   {times[at] * 1e6:9.1f} us  {times[at] / floor:.2f} of the floor  {names[at]}  off {off[at]:.1e}")
+        print("".join(f"   {line}\n" for line in parts.get(at, [])), end="")
+    print("\n".join(said), flush=True)
+    return good
+
+
+def main() -> int:
+    """All cases at once; their lines as they end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=NAMES, choices=NAMES, help="cases")
+    parser.add_argument("--kernels", type=int, default=0, help="so many kernels of each way, the largest")
+    parser.add_argument("--here", help="one case, in this process")
+    parser.add_argument("--lock", default="")
+    parser.add_argument("--seconds", type=float, default=70.0, help="most that all may take")
+    options = parser.parse_args()
+    if options.here is not None:
+        warnings.simplefilter("ignore")
+        if jax.default_backend() != "gpu":
+            print("this benchmark needs a GPU; nothing was measured")
+            return 0
+        return int(not study(options.here, options.lock, options.kernels))
+    end = time.monotonic() + options.seconds
+    with tempfile.NamedTemporaryFile() as lock:
+        command = [sys.executable, __file__, "--lock", lock.name, "--kernels", str(options.kernels), "--here"]
+        children = {name: subprocess.Popen([*command, name]) for name in options.only}
+        status = 0
+        for name, child in children.items():
+            try:
+                status |= child.wait(max(end - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                print(f"{name}: stopped after {options.seconds:.0f} s", flush=True)
+                status = 1
+    return int(status != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

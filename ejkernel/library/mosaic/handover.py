@@ -1,0 +1,121 @@
+"""Results of grouped products from registers to memory: some columns at a time, and the rows of one group alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from .launch import plgpu
+from .tiles import CHUNK
+
+# Makes the columns of a result from this one on, as many as are handed over at a time.
+Chunk = Callable[[int], jax.Array]
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """A warpgroup's rows of a tile: its number, how many it has, the first, and which of them are the group's."""
+
+    group: Any
+    size: int
+    begin: Any
+    low: Any
+    high: Any
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A tile's columns: the first, how many it has, and how many the result has."""
+
+    first: Any
+    count: int
+    width: int
+
+    def where(self, at: int) -> Callable[[Callable[[], None]], Any]:
+        """Does something unless the columns from `at` on are beyond the last one."""
+        if self.width % self.count:
+            return pl.when(self.first + at < self.width)
+        return lambda do: do()
+
+
+def share_of(group: Any, size: int, start: Any, first: Any, last: Any) -> OwnRows:
+    """The rows of a warpgroup in a tile that starts there, with rows from `first` to before `last` of the group."""
+    begin = start + group * size
+    return OwnRows(group, size, begin, jnp.clip(first - begin, 0, size), jnp.clip(last - begin, 0, size))
+
+
+def by_group(
+    share: OwnRows,
+    results: Sequence[tuple[Chunk, Any]],
+    columns: Columns,
+    staged: Any,
+    pieces: Any,
+    *,
+    settled: bool = True,
+) -> None:
+    """Hands a share of each result over to its reference; rows of other groups are left as they are.
+
+    `staged` is (buffers, rows, columns), `pieces` has another order of elements, in which a row can be anywhere.
+    """
+    mine = pl.ds(share.group * share.size, share.size)
+
+    def copy(o_ref: Any, buffer: Any, there: Any) -> None:
+        plgpu.copy_smem_to_gmem(buffer, o_ref.at[pl.ds(share.begin, share.size), there])
+
+    def copy_some(o_ref: Any, buffer: Any, there: Any) -> None:
+        count, at = share.high - share.low, share.low
+        # Copies have a fixed size: one for each binary digit of the number of rows.
+        size = share.size // 2
+        while size:
+            some = jax.lax.bitwise_and(count, size)
+
+            @pl.when(some > 0)
+            def _(at: Any = at, size: int = size) -> None:
+                part = pieces.at[pl.ds(share.group * share.size + at, size)]
+                plgpu.copy_smem_to_gmem(part, o_ref.at[pl.ds(share.begin + at, size), there])
+
+            at, size = at + some, size // 2
+
+    def handed(copied: Callable[..., None], buffers: Sequence[Any]) -> None:
+        pairs = [(chunk, functools.partial(copied, o_ref)) for chunk, o_ref in results]
+        by_chunks(pairs, columns, buffers, settled=settled)
+
+    is_whole = share.high - share.low == share.size
+    pl.when(is_whole)(lambda: handed(copy, [staged.at[number, mine] for number in range(staged.shape[0])]))
+    pl.when(jnp.logical_not(is_whole))(lambda: handed(copy_some, [pieces.at[mine]]))
+
+
+def by_chunks(
+    results: Sequence[tuple[Chunk, Callable[[Any, Any], None]]],
+    columns: Columns,
+    buffers: Sequence[Any],
+    *,
+    settled: bool = True,
+) -> None:
+    """Hands a warpgroup's share of each result over by `copy(buffer, columns)`, as many chunks at once as buffers.
+
+    All columns at once would take the steps' memory. Those beyond the last one are left out. `settled`: all is written
+    when it returns.
+    """
+    parts = [(chunk, copy, at) for chunk, copy in results for at in range(0, columns.count, CHUNK)]
+    for begin in range(0, len(parts), len(buffers)):
+        some = list(zip(parts[begin:], buffers, strict=False))
+        # The chunks before have been read from there by now.
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        for (chunk, _, at), buffer in some:
+
+            def put(chunk: Chunk = chunk, at: int = at, buffer: Any = buffer) -> None:
+                buffer[...] = chunk(at)
+
+            columns.where(at)(put)
+        plgpu.commit_smem()
+        for (_, copy, at), buffer in some:
+            columns.where(at)(functools.partial(copy, buffer, pl.ds(columns.first + at, CHUNK)))
+    if settled:
+        plgpu.wait_smem_to_gmem(0)

@@ -1,0 +1,201 @@
+"""Grouped products of blocks that stay on their multiprocessors: one matrix, a gated pair, or a sum of two products."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from .handover import Columns, OwnRows, by_group, share_of
+from .launch import plgpu
+from .matmul import lines, turned
+from .ragged_dot import holding, visits_of
+from .rolling import StepTiles, TileWork, rolling
+from .tiles import CHUNK, LINE_ROWS, Tile, buffers
+
+_WIDEST_BAND = 8
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tile: its group, its first row, the rows that are the group's, and its block of columns."""
+
+    owner: Any
+    start: Any
+    first: Any
+    last: Any
+    column: Any
+
+
+def product(
+    lhs: Sequence[jax.Array],
+    rhs: Sequence[jax.Array],
+    sizes: jax.Array,
+    *,
+    tile: Tile,
+    transposed: bool,
+    dtype: Any,
+    interpret: bool,
+    **launched: Any,
+) -> jax.Array:
+    """Each row times its group's matrix, or that matrix transposed, added up over pairs of `lhs` and `rhs`."""
+    depth, width = lhs[0].shape[1], rhs[0].shape[1 if transposed else 2]
+    each = depth // tile.k
+
+    def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
+        columns = pl.ds(place.column * tile.n, tile.n)
+        for number in range(len(lhs)):
+            left, right = refs[4 + number], refs[4 + len(lhs) + number]
+            inner = pl.ds((at - number * each) * tile.k, tile.k)
+
+            def copy(left: Any = left, right: Any = right, inner: Any = inner) -> None:
+                plgpu.copy_gmem_to_smem(left.at[pl.ds(place.start, tile.m), inner], step.left, step.full)
+                there = (columns, inner) if transposed else (inner, columns)
+                plgpu.copy_gmem_to_smem(right.at[_matrix(place, rhs[0]), *there], step.right[0], step.full)
+
+            if len(lhs) == 1:
+                copy()
+            else:
+                pl.when(jax.lax.div(at, jnp.int32(each)) == number)(copy)
+
+    def chunk(totals: Sequence[jax.Array], at: int) -> jax.Array:
+        return totals[0][:, at : at + CHUNK]
+
+    shape = (tile.n, tile.k) if transposed else (tile.k, tile.n)
+    how: dict[str, Any] = {"fill": fill, "chunks": [chunk], "columns": (tile.n, width), "steps": each * len(lhs)}
+    how |= {"right": [shape], "dtype": dtype, "tile": holding(tile, lhs[0].dtype, dtype)}
+    how |= {"interpret": interpret, "name": "library_ragged_dot_rolling", "transposed": transposed}
+    return _grouped(lhs, rhs, sizes, **how, **launched)[0]
+
+
+def gated(
+    lhs: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    sizes: jax.Array,
+    *,
+    tile: Tile,
+    kept: bool,
+    interpret: bool,
+    **launched: Any,
+) -> Sequence[jax.Array]:
+    """`silu(lhs @ gate) * (lhs @ up)` of each row with its group's matrices; with `kept` both products as well.
+
+    A tile has as many columns of either matrix, side by side, so that each warpgroup holds both sums of its elements.
+    """
+    half, dtype = tile.n // 2, lhs.dtype
+
+    def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
+        inner, columns = pl.ds(at * tile.k, tile.k), pl.ds(place.column * half, half)
+        plgpu.copy_gmem_to_smem(refs[4].at[pl.ds(place.start, tile.m), inner], step.left, step.full)
+        for ref, there in zip(refs[5:7], step.right, strict=True):
+            plgpu.copy_gmem_to_smem(ref.at[_matrix(place, gate), inner, columns], there, step.full)
+
+    def of_gate(totals: Sequence[jax.Array], at: int) -> jax.Array:
+        return totals[0][:, at : at + CHUNK]
+
+    def of_up(totals: Sequence[jax.Array], at: int) -> jax.Array:
+        return totals[1][:, at : at + CHUNK]
+
+    def inner(totals: Sequence[jax.Array], at: int) -> jax.Array:
+        return jax.nn.silu(of_gate(totals, at)) * of_up(totals, at)
+
+    chunks = [inner, of_gate, of_up] if kept else [inner]
+    how: dict[str, Any] = {"fill": fill, "chunks": chunks, "columns": (half, gate.shape[2])}
+    how |= {"steps": lhs.shape[1] // tile.k, "right": [(tile.k, half)] * 2, "dtype": dtype, "transposed": False}
+    how |= {"tile": holding(tile, dtype, dtype), "interpret": interpret, "name": "library_ragged_gated"}
+    return _grouped([lhs], [gate, up], sizes, **how, **launched)
+
+
+def _grouped(
+    lhs: Sequence[jax.Array],
+    rhs: Sequence[jax.Array],
+    sizes: jax.Array,
+    *,
+    fill: Callable[..., None],
+    chunks: Sequence[Callable[[Sequence[jax.Array], int], jax.Array]],
+    columns: tuple[int, int],
+    steps: int,
+    right: Sequence[tuple[int, int]],
+    transposed: bool,
+    tile: Tile,
+    dtype: Any,
+    interpret: bool,
+    name: str,
+    **launched: Any,
+) -> Sequence[jax.Array]:
+    """Tiles of all groups; each of `chunks` makes some columns of a result from the sums of a warpgroup's rows."""
+    rows, groups = lhs[0].shape[0], rhs[0].shape[0]
+    tall, width = columns[0], columns[1]
+    across = pl.cdiv(width, tall)
+    # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
+    bands = pl.cdiv(across, _WIDEST_BAND)
+    wide = pl.cdiv(across, bands)
+    tiles = visits_of(sizes, rows, tile.m)
+    count = tiles[0].shape[0]
+
+    def spot(number: Any) -> tuple[Any, Any]:
+        band, rest = (op(number, jnp.int32(count * wide)) for op in (jax.lax.div, jax.lax.rem))
+        visit, column = (op(rest, jnp.int32(wide)) for op in (jax.lax.div, jax.lax.rem))
+        return visit, band * wide + column
+
+    def read(number: Any, *refs: Any) -> list[Any]:
+        return [ref[spot(number)[0]] for ref in refs[:4]]
+
+    def find(number: Any, owner: Any, line: Any, first: Any, last: Any) -> tuple[_Place, Any, Any]:
+        _, column = spot(number)
+        # The compiler sees that a tile starts where lines do.
+        place = _Place(owner, line * LINE_ROWS, first, last, column)
+        return place, (first < last) & (column < across), jnp.int32(steps)
+
+    def share_at(place: _Place) -> OwnRows:
+        group = jax.lax.axis_index("group")
+        return share_of(group, tile.share, place.start, place.first, place.last)
+
+    def is_idle(place: _Place) -> Any:
+        share = share_at(place)
+        return share.low >= share.high
+
+    def multiply(place: _Place, at: Any, totals: Sequence[Any], step: StepTiles) -> None:
+        mine = pl.ds(jax.lax.axis_index("group") * tile.share, tile.share)
+        for total, part in zip(totals, step.right, strict=True):
+            plgpu.wgmma(total, step.left.at[mine], turned(part) if transposed else part)
+
+    def write(place: _Place, totals: Sequence[jax.Array], *refs: Any) -> None:
+        *out_refs, staged, pieces = refs[4 + len(lhs) + len(rhs) :]
+
+        def made(chunk: Callable[[Sequence[jax.Array], int], jax.Array], at: int) -> jax.Array:
+            values = chunk(totals, at)
+            is_group = jnp.broadcast_to(place.owner < groups, values.shape)
+            return jnp.where(is_group, values, jnp.zeros_like(values)).astype(dtype)
+
+        results = [(functools.partial(made, chunk), o_ref) for chunk, o_ref in zip(chunks, out_refs, strict=True)]
+        by_group(share_at(place), results, Columns(place.column * tall, tall, width), staged, pieces, settled=False)
+
+    held = buffers(tile, jnp.dtype(dtype).itemsize, len(chunks) * tall)
+    return rolling(
+        TileWork(count * bands * wide, read, find, fill, multiply, write, is_idle),
+        [*tiles, *lhs, *rhs],
+        out=[jax.ShapeDtypeStruct((rows, width), dtype) for _ in chunks],
+        scratch=[
+            plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype)),
+            plgpu.SMEM((tile.m, CHUNK), dtype),
+        ],
+        left=(tile.m, tile.k),
+        right=right,
+        tile=tile,
+        interpret=interpret,
+        name=name,
+        fast=True,
+        **launched,
+    )
+
+
+def _matrix(place: _Place, rhs: jax.Array) -> Any:
+    # One more group has the rows that belong to none.
+    return jnp.minimum(place.owner, rhs.shape[0] - 1)

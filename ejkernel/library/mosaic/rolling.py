@@ -1,0 +1,187 @@
+"""Products tile after tile on Hopper GPUs: a block for each multiprocessor, which copies ahead into its next tile.
+
+A block for each tile begins with nothing in shared memory, and ends by waiting for its writes: an H200 multiplies for
+8 us of a tile of 128x256 by 768, and waits for some 4 more. Here the copying warpgroup is some steps ahead, whatever
+tile these belong to, and writes of a tile are waited for while the next one is multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from .launch import launch, loop, plgpu
+from .matmul import lines
+from .tiles import PROCESSORS, WORKERS, Tile
+
+# The copying warpgroup needs few registers, and leaves its others to those that hold sums: 40 + 2 * 232 of 512.
+_COPYING, _MULTIPLYING = 40, 232
+
+
+@dataclass(frozen=True)
+class StepTiles:
+    """Shared memory of a step's tiles: the left one, those on the right, and the barrier that copies arrive at."""
+
+    left: Any
+    right: Sequence[Any]
+    full: Any
+
+
+@dataclass(frozen=True)
+class TileWork:
+    """The tiles of a launch, from 0 to before `count`.
+
+    `read(number, *references)` gives numbers from memory, which are asked for a tile ahead. `find(number, *numbers)`
+    gives anything that says which tile it is, whether there is something to do, and how many steps that takes.
+    `fill(place, at, step, *references)` starts a copy to shared memory for each tile of step `at`. `multiply(place, at,
+    totals, step)` adds a step's products up, one for each tile on the right, and `write(place, totals, *references)`
+    hands a warpgroup's share of the tile over. Where `is_idle(place)` holds, a warpgroup has no share, and leaves the
+    tensor cores to the other.
+    """
+
+    count: int
+    read: Callable[..., Sequence[Any]]
+    find: Callable[..., tuple[Any, Any, Any]]
+    fill: Callable[..., None]
+    multiply: Callable[[Any, Any, Sequence[Any], StepTiles], None]
+    write: Callable[..., None]
+    is_idle: Callable[[Any], Any] | None = None
+
+
+def rolling(
+    work: TileWork,
+    operands: Sequence[jax.Array],
+    *,
+    out: Sequence[jax.ShapeDtypeStruct],
+    scratch: Sequence[Any],
+    left: tuple[int, int],
+    right: Sequence[tuple[int, int]],
+    tile: Tile,
+    interpret: bool,
+    name: str,
+    fast: bool = False,
+    blocks: int = PROCESSORS,
+) -> Sequence[jax.Array]:
+    """Runs the work; `left` and `right` are shapes of a step's tiles, which have the last operand's dtype.
+
+    References are those of operands, results and scratch, in this order. The columns of a tile are shared out evenly
+    among the tiles on the right. `fast`: exponentials may be off by 1e-6 of themselves.
+    """
+    dtype, stages = operands[-1].dtype, tile.stages
+    blocks = min(blocks, work.count)
+    sums = plgpu.ACC((tile.share, tile.n // len(right)), jnp.float32)
+    given = len(operands) + len(out) + len(scratch)
+
+    def kernel(*refs: Any) -> None:
+        arrays, (left_ref, *right_refs, full, empty) = refs[:given], refs[given:]
+        block, group = jax.lax.axis_index("block"), jax.lax.axis_index("group")
+
+        def slot(at: Any) -> Any:
+            return jax.lax.rem(at, jnp.int32(stages))
+
+        def held(at: Any) -> StepTiles:
+            return StepTiles(left_ref.at[slot(at)], [ref.at[slot(at)] for ref in right_refs], full.at[slot(at)])
+
+        # All warpgroups go through the same tiles, and count the steps before each.
+        def through(do: Callable[[Any, Any, Any], None]) -> Any:
+            def read(number: Any) -> list[Any]:
+                return list(work.read(jnp.minimum(number, work.count - 1), *arrays))
+
+            def turn(number: Any, state: Any) -> Any:
+                before, numbers = state
+                there = number * blocks + block
+                after = read(there + blocks)
+                place, is_used, steps = work.find(jnp.minimum(there, work.count - 1), *numbers)
+                is_used = is_used & (there < work.count)
+                pl.when(is_used)(lambda: do(place, before, steps))
+                return before + jnp.where(is_used, steps, 0), after
+
+            state = (jnp.int32(0), read(block))
+            return loop(pl.cdiv(work.count, blocks), turn, state, interpret=interpret)[0]
+
+        def copied(place: Any, before: Any, steps: Any) -> None:
+            def step(at: Any, nothing: Any) -> Any:
+                here = before + at
+                pl.when(here >= stages)(lambda: plgpu.barrier_wait(empty.at[slot(here)]))
+                work.fill(place, at, held(here), *arrays)
+                return nothing
+
+            loop(steps, step, (), interpret=interpret)
+
+        def multiplied(place: Any, before: Any, steps: Any) -> None:
+            def added_up(*totals: Any) -> Any:
+                def step(at: Any, nothing: Any) -> Any:
+                    here = held(before + at)
+                    plgpu.barrier_wait(here.full)
+                    work.multiply(place, at, totals, here)
+                    # These products are still running while the next tiles are waited for: their own are released then.
+                    plgpu.wgmma_wait(len(totals))
+                    pl.when(at > 0)(lambda: plgpu.barrier_arrive(empty.at[slot(before + at - 1)]))
+                    return nothing
+
+                loop(steps, step, (), interpret=interpret)
+                plgpu.wgmma_wait(0)
+                pl.when(steps > 0)(lambda: plgpu.barrier_arrive(empty.at[slot(before + steps - 1)]))
+                return tuple(total[...] for total in totals)
+
+            work.write(place, pl.run_scoped(added_up, *(sums for _ in right)), *arrays)
+
+        def passed(place: Any, before: Any, steps: Any) -> None:
+            def step(at: Any, nothing: Any) -> Any:
+                plgpu.barrier_wait(full.at[slot(before + at)])
+                plgpu.barrier_arrive(empty.at[slot(before + at)])
+                return nothing
+
+            loop(steps, step, (), interpret=interpret)
+
+        def worked(place: Any, before: Any, steps: Any) -> None:
+            if work.is_idle is None:
+                multiplied(place, before, steps)
+            else:
+                idle = work.is_idle(place)
+                pl.when(idle)(lambda: passed(place, before, steps))
+                pl.when(jnp.logical_not(idle))(lambda: multiplied(place, before, steps))
+
+        @pl.when(group == WORKERS)
+        def _() -> None:
+            if not interpret:
+                plgpu.set_max_registers(_COPYING, action="decrease")
+            done = through(copied)
+            # Every phase of a barrier is waited for, also the last ones.
+            last = jnp.minimum(done, stages)
+
+            def drained(at: Any, nothing: Any) -> Any:
+                plgpu.barrier_wait(empty.at[slot(done - last + at)])
+                return nothing
+
+            loop(last, drained, (), interpret=interpret)
+
+        @pl.when(group < WORKERS)
+        def _() -> None:
+            if not interpret:
+                plgpu.set_max_registers(_MULTIPLYING, action="increase")
+            through(worked)
+            plgpu.wait_smem_to_gmem(0)
+
+    made: Sequence[jax.Array] = launch(
+        kernel,
+        operands,
+        out=out,
+        grid={"block": blocks},
+        scratch=[
+            *scratch,
+            *(plgpu.SMEM((stages, *shape), dtype, transforms=lines(dtype)) for shape in (left, *right)),
+            plgpu.Barrier(num_arrivals=1 + len(right), num_barriers=stages),
+            plgpu.Barrier(num_arrivals=WORKERS, num_barriers=stages),
+        ],
+        groups={"group": WORKERS + 1},
+        interpret=interpret,
+        name=name,
+        approx_math=fast,
+    )
+    return made

@@ -1,0 +1,279 @@
+"""Experts by Mosaic GPU: rows there and back, rolling and gated products, interpreted and lowered for a Hopper GPU.
+
+Covers `library/mosaic/handover.py`, `library/mosaic/outer_rolling.py`, `library/mosaic/ragged_rolling.py`,
+`library/mosaic/rolling.py`, `library/mosaic/token_rows.py`, `library/moe_combine.py` and `library/ragged_gated.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes_library import UNTUNED, assert_near, normal, wide
+from fakes_mosaic import asked, hopper, lowered_by_mosaic, needs_loops, needs_mosaic, races
+
+from ejkernel.library import (
+    MoeCombine,
+    MoeCombineConfig,
+    MoeDispatch,
+    MoeDispatchConfig,
+    RaggedDot,
+    RaggedDotConfig,
+    moe_combine,
+    moe_dispatch,
+)
+from ejkernel.library.mosaic.tiles import Tile, rolling_refuses
+from ejkernel.library.ragged_dot_tiles import masked, masked_outer
+from ejkernel.library.ragged_gated import RaggedGated
+from ejkernel.ops import Invocation
+
+__all__ = ["asked", "races"]
+pytestmark = needs_mosaic
+SENT, SUMMED = MoeDispatchConfig("mosaic"), MoeCombineConfig("mosaic")
+FUSED = RaggedDotConfig("mosaic_gated", 128, 256, 64, None, 4)
+ROLLING = RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 4)
+NARROW = jnp.dtype("bfloat16")
+
+
+def placed(tokens, k, width, dtype):
+    """Rows of tokens and of experts, weights, and a place for each row."""
+    places = np.random.default_rng(0).permutation(tokens * k).reshape(tokens, k).astype("int32")
+    rows = normal(tokens * k, width, dtype=dtype, seed=1)
+    return normal(tokens, width, dtype=dtype), rows, normal(tokens, k, seed=2), jnp.asarray(places)
+
+
+def shaped(*shapes):
+    """Arrays of which only shape and dtype are known."""
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+
+
+# Whole loads, a row that ends within a load, and one that two warpgroups share.
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((5, 3, 256), "bfloat16"),
+        pytest.param((3, 2, 200), "float32", marks=pytest.mark.slow),
+        pytest.param((3, 4, 5000), "float16", marks=[needs_loops, pytest.mark.slow]),
+    ],
+)
+def test_rows_go_to_their_places_and_come_back_as_sums(races, shape, dtype):
+    """With their gradients, each added up in float32 and rounded once."""
+    x, rows, weights, places = placed(*shape, dtype)
+    there, by = np.asarray(places), wide(weights)[:, :, None]
+
+    def back(rows, weights):
+        return moe_combine(rows, weights, places, cfg=SUMMED, executor=UNTUNED)
+
+    made, pull = jax.vjp(back, rows, weights)
+    d_rows, d_weights = pull(x)
+    towards = np.zeros(rows.shape)
+    towards[there] = by * wide(x)[:, None]
+    assert_near(made, np.sum(wide(rows)[there] * by, axis=1), dtype, slack=0.5)
+    assert_near(d_rows, towards, dtype, slack=0.5)
+    assert_near(d_weights, np.einsum("tkd,td->tk", wide(rows)[there], wide(x)), "float32")
+
+
+@pytest.mark.parametrize("width", [256, pytest.param(200, marks=pytest.mark.slow)])
+def test_each_token_is_read_once_and_copied_to_its_experts(races, width):
+    """The order is that of counting, and the gradient the sum of the copies' gradients."""
+    x, logits = normal(6, width, dtype="bfloat16"), normal(6, 4, seed=1)
+    ways = [MoeDispatchConfig("count"), SENT]
+
+    def sent(x, cfg):
+        return moe_dispatch(x, logits, k=2, cfg=cfg, executor=UNTUNED)
+
+    right, ours = (sent(x, cfg) for cfg in ways)
+    for one, other in zip(ours, right, strict=True):
+        np.testing.assert_array_equal(one, other)
+    dy = normal(12, width, dtype="bfloat16", seed=3)
+    (found,) = jax.vjp(lambda x: sent(x, SENT).rows, x)[1](dy)
+    assert_near(found, wide(dy)[np.asarray(right.places)].sum(1), "bfloat16", slack=0.5)
+
+
+def test_rows_without_a_place_have_gradients_of_zero(races):
+    """The kernel writes rows that have one alone, so plain JAX computes these."""
+    _, rows, weights, places = placed(4, 2, 128, "float32")
+    rows = jnp.concatenate([rows, rows[:3]])
+    how = {"cfg": SUMMED, "executor": UNTUNED}
+    out, pull = jax.vjp(lambda rows: moe_combine(rows, weights, places, **how), rows)
+    np.testing.assert_array_equal(pull(out)[0][8:], 0)
+
+
+@needs_loops
+@pytest.mark.parametrize("sizes", [(70, 0, 100), pytest.param((0, 1, 191), marks=pytest.mark.slow)])
+def test_blocks_go_from_tile_to_tile(races, sizes):
+    """Rows of several groups in a tile, an empty group and rows of none, for the sum of two products."""
+    from ejkernel.library.mosaic.ragged_rolling import product
+
+    one, other = (normal(192, 64, dtype="bfloat16", seed=seed) for seed in (0, 1))
+    near, far = (normal(3, 128, 64, dtype="bfloat16", seed=seed) for seed in (2, 3))
+    sizes, tile = jnp.asarray(sizes, jnp.int32), Tile(128, 64, 64, 2)
+    how = {"transposed": True, "dtype": NARROW}
+
+    def rolled(one, other, near, far, sizes):
+        return product([one, other], [near, far], sizes, tile=tile, interpret=True, blocks=2, **how)
+
+    made = jax.jit(rolled)(one, other, near, far, sizes)
+    how["dtype"] = jnp.dtype("float32")
+    wanted = masked(one, near, sizes, **how) + masked(other, far, sizes, **how)
+    assert_near(made, wide(wanted), "bfloat16")
+
+
+@needs_loops
+@pytest.mark.parametrize("kept", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_gate_is_joined_with_what_it_opens(races, kept):
+    """In float32, before anything is rounded; for a gradient both products are kept."""
+    from ejkernel.library.mosaic.ragged_rolling import gated
+
+    lhs, sizes = normal(192, 64, dtype="bfloat16"), jnp.asarray((70, 0, 100), jnp.int32)
+    matrices = [normal(3, 64, 128, dtype="bfloat16", seed=seed) for seed in (1, 2)]
+    how = {"tile": Tile(128, 128, 64, 2), "kept": kept, "interpret": True, "blocks": 2}
+    made = jax.jit(lambda *a: tuple(gated(*a, **how)))(lhs, *matrices, sizes)
+    one, other = (masked(lhs, matrix, sizes, transposed=False, dtype=jnp.float32) for matrix in matrices)
+    wanted = [jax.nn.silu(one) * other, *([one, other] if kept else [])]
+    for found, right in zip(made, wanted, strict=True):
+        assert_near(found, wide(right), "bfloat16", slack=0.5)
+
+
+@needs_loops
+@pytest.mark.parametrize("sizes", [(70, 0, 110), pytest.param((1, 1, 1), marks=pytest.mark.slow)])
+def test_gradients_of_matrices_are_added_up_tile_after_tile(races, sizes):
+    """Rows of other groups in the same step count for nothing, and an empty group has zeros."""
+    from ejkernel.library.mosaic.outer_rolling import outer
+
+    lhs, out = normal(192, 128, dtype="bfloat16"), normal(192, 128, dtype="bfloat16", seed=1)
+    sizes = jnp.asarray(sizes, jnp.int32)
+    how = {"tile": Tile(128, 64, 64, 2), "dtype": NARROW, "interpret": True, "blocks": 2}
+    made = jax.jit(lambda *a: outer(*a, **how))(lhs, out, sizes)
+    assert_near(made, wide(masked_outer(lhs, out, sizes, dtype=jnp.float32)), "bfloat16")
+
+
+@pytest.mark.slow
+@needs_loops
+@pytest.mark.parametrize("cfg", [FUSED, ROLLING], ids=lambda cfg: cfg.implementation)
+def test_gated_products_have_the_gradients_of_plain_jax(races, cfg):
+    """Of rows and both matrices, whatever computes them."""
+    lhs, sizes = normal(128, 256, dtype="bfloat16"), jnp.asarray((50, 78), jnp.int32)
+    matrices = [normal(2, 256, 256, dtype="bfloat16", seed=seed) / 16 for seed in (1, 2)]
+    dy = normal(128, 256, dtype="bfloat16", seed=3)
+
+    def pulled(cfg, *arrays):
+        out, pull = jax.vjp(lambda *a: UNTUNED(RaggedGated(), *a, sizes, cfg=cfg), *arrays)
+        return out, *pull(dy.astype(out.dtype))
+
+    found = pulled(cfg, lhs, *matrices)
+    right = pulled(RaggedDotConfig("masked"), *(x.astype(jnp.float32) for x in (lhs, *matrices)))
+    for one, other in zip(found, right, strict=True):
+        assert_near(one, wide(other), "bfloat16")
+
+
+@pytest.mark.parametrize("cfg", [RaggedDotConfig("masked"), RaggedDotConfig("tiled", block_m=16)])
+def test_plain_gated_products_have_the_gradients_that_jax_derives(cfg):
+    """The rule for both products, in float32."""
+    arrays, sizes = [normal(24, 8), normal(3, 8, 16, seed=1), normal(3, 8, 16, seed=2)], jnp.asarray((5, 0, 19))
+    dy = normal(24, 16, seed=3)
+
+    def plain(lhs, gate, up):
+        one, other = (masked(lhs, matrix, sizes, transposed=False, dtype=jnp.float32) for matrix in (gate, up))
+        return jax.nn.silu(one) * other
+
+    found, pull = jax.vjp(lambda *a: UNTUNED(RaggedGated(), *a, sizes, cfg=cfg), *arrays)
+    right, exact = jax.vjp(plain, *arrays)
+    for one, other in zip((found, *pull(dy)), (right, *exact(dy)), strict=True):
+        assert_near(one, wide(other), "float32")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((8192, 4, 2048), "bfloat16"), ((64, 8, 7168), "bfloat16"), ((100, 2, 200), "float32")]
+)
+@pytest.mark.parametrize("mapped", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_rows_and_their_gradients_are_lowered_for_a_gpu(shape, dtype, mapped):
+    """Two kernels of either, under a vmap too."""
+    tokens, k, width = shape
+
+    def both(x, rows, weights, experts, places):
+        sent = MoeDispatch().run(x, experts, count=8, cfg=SENT)
+        d_x = MoeDispatch().vjp(places, sent, sent, x, experts, count=8, cfg=SENT)
+        out = MoeCombine().run(rows, weights, places, cfg=SUMMED)
+        return sent, d_x, out, MoeCombine().vjp((), out, out, rows, weights, places, cfg=SUMMED)
+
+    shapes = ((tokens, width), dtype), ((tokens * k, width), dtype), ((tokens, k), "float32")
+    shapes = shaped(*shapes, *[((tokens, k), "int32")] * 2)
+    if mapped:
+        both, shapes = jax.vmap(both), [jax.ShapeDtypeStruct((3, *one.shape), one.dtype) for one in shapes]
+    text = lowered_by_mosaic(both, *shapes)
+    for name in ("sent", "summed", "pulled"):
+        assert f"library_moe_{name}" in text
+
+
+@needs_loops
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gated_products_and_their_gradients_are_lowered_for_a_gpu(x64):
+    """One kernel forward; backward one for the rows, and one for each matrix."""
+    kernel = RaggedGated()
+
+    def both(lhs, gate, up, sizes):
+        out, kept = kernel.fwd_with_residuals(lhs, gate, up, sizes, cfg=FUSED)
+        return kernel.run(lhs, gate, up, sizes, cfg=FUSED), kernel.vjp(kept, out, out, lhs, gate, up, sizes, cfg=FUSED)
+
+    matrix = ((8, 512, 768), NARROW)
+    with jax.enable_x64(x64):
+        text = lowered_by_mosaic(both, *shaped(((1024, 512), NARROW), matrix, matrix, ((8,), "int32")))
+    for name in ("library_ragged_gated", "library_ragged_dot_rolling", "library_ragged_dot_outer_rolling"):
+        assert name in text
+
+
+def test_what_cannot_run_says_why(monkeypatch):
+    """By the width and dtype of rows, how many a token has, whole tiles, and GPU."""
+    found = hopper(monkeypatch)
+    monkeypatch.setattr(sys.modules["ejkernel.library.ragged_dot"], "device_of", lambda inv: found)
+    x, experts = shaped(((64, 256), NARROW), ((64, 4), "int32"))
+    inv = Invocation("x", (x, experts), {"count": 8})
+    assert MoeDispatch().valid_cfg(inv, SENT) is True
+    assert SENT in MoeDispatch().candidate_cfgs_gpu(inv)
+    rows, weights, places = shaped(((1280, 64), NARROW), ((64, 20), "float32"), ((64, 20), "int32"))
+    inv = Invocation("x", (rows, weights, places), {})
+    assert "20 rows of a token" in MoeCombine().valid_cfg(inv, SUMMED)
+    assert MoeCombine().valid_cfg(inv, MoeCombineConfig("reduce")) is True
+    inv = Invocation("x", (x, *shaped(((64, 4), "float32"), ((64, 4), "int32"))), {})
+    assert MoeCombine().valid_cfg(inv, SUMMED) is True
+    assert SUMMED in MoeCombine().candidate_cfgs_gpu(inv)
+    narrow = Invocation("x", shaped(((64, 64), NARROW), ((64, 4), "int32")), {})
+    assert "shorter than the 128" in MoeDispatch().valid_cfg(narrow, SENT)
+    double = Invocation("x", shaped(((64, 256), "float64"), ((64, 4), "int32")), {})
+    assert "not float" in MoeDispatch().valid_cfg(double, SENT) or not jax.config.jax_enable_x64
+    call = shaped(((1024, 512), NARROW), ((8, 512, 768), NARROW), ((8, 512, 768), NARROW), ((8,), "int32"))
+    inv = Invocation("x", tuple(call), {})
+    if jax.__version_info__ >= (0, 10, 2):
+        assert RaggedGated().valid_cfg(inv, FUSED) is True
+        assert "not whole tiles" in rolling_refuses(1024, (512, 768 - 64), (128, 256, 64))
+        assert "not whole tiles" in rolling_refuses(64, (512, 768), (128, 256, 64))
+    assert FUSED in RaggedGated().candidate_cfgs_gpu(inv)
+    assert ROLLING in RaggedDot().candidate_cfgs_gpu(Invocation("x", (call[0], call[1], call[3]), {}))
+    found.compute_capability = "10.0"
+    assert "capability 9, not 10.0" in RaggedGated().valid_cfg(inv, FUSED) or jax.__version_info__ < (0, 10, 2)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="guesses were measured from JAX 0.11 on")
+def test_guesses_are_switched_by_one_name_each(asked, monkeypatch):
+    """Off by default, since they are measured first; on, they are for Hopper GPUs alone, and valid."""
+    rows, upwards, down = ((32768, 2048), NARROW), ((32, 2048, 768), NARROW), ((32, 768, 2048), NARROW)
+    weights, places, sizes = ((8192, 4), "float32"), ((8192, 4), "int32"), ((32,), "int32")
+    calls = {
+        "moe_dispatch": (MoeDispatch(), [((8192, 2048), NARROW), places], {"count": 32}),
+        "moe_combine": (MoeCombine(), [rows, weights, places], {}),
+        "ragged_gated": (RaggedGated(), [rows, upwards, upwards, sizes], {}),
+        "ragged_dot": (RaggedDot(), [((32768, 768), NARROW), down, sizes], {}),
+    }
+    for name, (kernel, shapes, static) in calls.items():
+        module = sys.modules[f"ejkernel.library.{name}"]
+        switch, newest = ("_ROLLING", "mosaic_rolling") if name == "ragged_dot" else ("_GUESSED", "mosaic")
+        newest = "mosaic_gated" if name == "ragged_gated" else newest
+        for is_on in (False, True):
+            monkeypatch.setattr(module, switch, is_on)
+            found = asked(kernel, *shapes, **static).implementation
+            assert found == newest if is_on else found != newest
+            assert asked(kernel, *shapes, capability="8.0", **static).implementation != newest
