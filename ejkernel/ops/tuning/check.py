@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from .. import _jax
-from ..timing import check, compiled_once, inputs
+from ..timing import check, inputs
 from ..timing.check import Comparison, Standard, worst_of
 from ..timing.inputs import FlatCall
-from ..timing.program import CompiledProgram, Staged
+from ..timing.program import CompiledProgram, Staged, own_program, run_own_program
 from .candidates import CandidateSet
 from .job import TuningJob
 from .journal.observer import NoObserver, StepObserver
@@ -253,7 +253,7 @@ def builders_of(
     made = check.builders(parts, device, inputs=dtypes, tolerance=tolerance, plain=plain)
     # What is known before the first answer, and after it.
     known = [_floats(parts[:count]) for count in range(1, len(parts) + 1)]
-    return made + [functools.partial(compiled_once.compiled, _nans, device, (floats,)) for floats in known if floats]
+    return made + [functools.partial(own_program, _nans, device, (floats,)) for floats in known if floats]
 
 
 def _poison(expected: Any) -> None:
@@ -262,7 +262,7 @@ def _poison(expected: Any) -> None:
     if not leaves:
         return
     devices = list({device for leaf in leaves for device in leaf.devices()})
-    made = compiled_once.run(_nans, devices[0], (leaves,)) if len(devices) == 1 else _nans_of_many(leaves)
+    made = run_own_program(_nans, devices[0], (leaves,)) if len(devices) == 1 else _nans_of_many(leaves)
     # An accelerator does one thing after the other, and gives memory away in that order: no need to wait.
     for spoilt in jax.block_until_ready(made) if _jax.default_platform() == "cpu" else made:
         spoilt.delete()
