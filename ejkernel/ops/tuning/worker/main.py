@@ -27,7 +27,7 @@ from ..job import TuningJob
 from ..journal.observer import Doing
 from ..reference import ExportedReference
 from ..runner import FOR_MEASURING, InProcessRunner
-from .ahead import AheadCompiler
+from .ahead_compiler import AheadCompiler
 from .child_setup import set_up_child
 from .delivered import Deliveries, delivery_of
 from .executables import compiled, loaded

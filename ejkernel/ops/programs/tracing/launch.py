@@ -21,7 +21,7 @@ from ...tuning.tuner import IsolationWarning, Tuner
 from ...tuning.worker.limits import Isolation
 from ...tuning.worker.runner import worker_settings
 from ..found_call import FoundCall
-from ..pool.travelling import asked_call
+from ..pool.serialization import asked_call
 from .tracers import Tracers
 
 # Processors that this process, the worker and its threads have for themselves, and as many processes as paid at most.
