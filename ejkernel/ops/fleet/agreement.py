@@ -54,8 +54,8 @@ class Agreement:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         life = uuid.uuid4().hex
-        pulse = Heartbeat(service, beat_key(ROOT, process), life, lease)
-        self.member = Member(service, process, processes, pulse, life, lease, clock)
+        heartbeat = Heartbeat(service, beat_key(ROOT, process), life, lease)
+        self.member = Member(service, process, processes, heartbeat, life, lease, clock)
         self._agreed: dict[Topic, Agreed] = {}
         self._flights = SingleFlight()
         self._tunings: Counter[Topic] = Counter()
