@@ -253,7 +253,7 @@ class WorkerRunner:
         return rows
 
     def note_seconds(self, number: int, seconds: float, ratio: float) -> None:
-        """Tells the observer."""
+        """Tells the observer a candidate's seconds, and its ratio to the best."""
         cfg, name = self.candidates.cfg(number), self.candidates.program_name(number)
         self._observer.dropped(cfg, name, seconds=seconds, ratio=ratio, clock=self.session.clock)
 
