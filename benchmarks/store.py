@@ -88,10 +88,10 @@ def measure(folder: str, size: int, puts: int) -> dict[str, float]:
     cache.get(*call_key(0))
     get = each(lambda n: cache.get(*call_key(0)), range(2000))
     missing = each(lambda n: cache.get(DEVICE, OP, f"none{n}"), range(200))
-    ledger = EntryLog(path)
-    ledger.list_entries()
+    entry_log = EntryLog(path)
+    entry_log.list_entries()
     start = time.perf_counter()
-    ledger.fold()
+    entry_log.fold()
     folded = time.perf_counter() - start
     again: PersistentCache[Any] = PersistentCache("", path)
     assert len(again) == size + puts, "entries were lost"

@@ -47,10 +47,13 @@ def test_every_room_is_described():
 
 
 def test_every_file_that_the_page_names_exists():
-    """`room/file.py` in the text is a file of the package."""
+    """`room/file.py`, or one of several as in `room/{one,other}.py`, is a file of the package."""
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     rooms = "|".join((*ROOMS, "library", "cli"))
     names = set(re.findall(rf"\b((?:{rooms})/[a-z_/]+\.py)", text))
+    several = re.findall(rf"\b((?:{rooms})/)\{{([a-z_,]+)\}}\.py", text)
+    assert several
+    names |= {f"{room}{name}.py" for room, files in several for name in files.split(",")}
     package = ROOT / "ejkernel"
     assert [n for n in sorted(names) if not ((package / "ops" / n).exists() or (package / n).exists())] == []
 

@@ -21,7 +21,7 @@ from .core.errors import JaxChangedError
 
 def _private(module: str, name: str) -> Any:
     try:
-        # Asked on every choice, so not through the machinery of imports where the module is there.
+        # Runs at every choice: a look into `sys.modules` costs less than an import of what is imported already.
         return getattr(sys.modules.get(module) or importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise _changed(f"there is no {module}.{name}") from error
@@ -270,7 +270,7 @@ def differentiated(jaxpr: Any, mark: str) -> set[int]:
     return backward & {number for part, number in runs if part != "backward"}
 
 
-# Of a differentiated program; a checkpoint computes its forward pass again.
+# The passes of a differentiated program. `again` is the forward pass that a checkpoint computes a second time.
 _PASSES = ("forward", "backward", "again")
 
 
@@ -292,7 +292,8 @@ def _runs_by_pass(jaxpr: Any, mark: str) -> Counter[tuple[str, int]]:
             for program in _programs_in(eqn.params.values()):
                 for scope, runs in count(program, part).items():
                     deeper[scope] += times * runs
-        # What does not change from step to step is moved out of a loop, and is part of the scope inside it.
+        # JAX moves operations that do not change from step to step out of a loop. They keep their scope, which then
+        # stands both in the loop and around it: the larger count is the scope's.
         total = known[id(inner), around] = Counter(dict.fromkeys(here, 1)) | deeper
         return total
 

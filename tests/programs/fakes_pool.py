@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Invocation, Kernel, OperationStores, Tuner
 from ejkernel.ops.core import device as devices
 from ejkernel.ops.core.request import ask
-from ejkernel.ops.programs.pool.courier import workers_of
+from ejkernel.ops.programs.pool.client import workers_of
 from ejkernel.ops.programs.pool.engines import suited
 from ejkernel.ops.programs.pool.schedule import ScheduleRules
 from ejkernel.ops.programs.pool.task import Reply

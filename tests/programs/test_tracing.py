@@ -1,6 +1,6 @@
 """Candidates that other processes trace: taken where they are the same programs, and never believed where not.
 
-Covers `programs/tracing/ahead.py`, `programs/tracing/tasks.py`, `programs/tracing/tracer.py`,
+Covers `programs/tracing/launch.py`, `programs/tracing/tasks.py`, `programs/tracing/tracer.py`,
 `programs/tracing/tracers.py` and `tuning/worker/tracing.py`.
 """
 
@@ -39,7 +39,7 @@ from ejkernel.ops.core.trace_context import TraceContext
 from ejkernel.ops.execution import signatures
 from ejkernel.ops.programs.pool.task import AskedCall
 from ejkernel.ops.programs.tracing import tracers as tracers_module
-from ejkernel.ops.programs.tracing.ahead import process_count
+from ejkernel.ops.programs.tracing.launch import process_count
 from ejkernel.ops.programs.tracing.tasks import CompileTask, TaskOrder, TraceTask
 from ejkernel.ops.programs.tracing.tracers import Tracers
 from ejkernel.ops.settings import Settings

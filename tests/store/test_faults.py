@@ -294,7 +294,7 @@ def test_a_put_that_fails_again_and_again_leaves_no_files_behind(tmp_path, monke
     never_small(monkeypatch)
     cache = store(tmp_path)
     keep(cache, "old", 1)
-    counter = cache._ledger.counter
+    counter = cache._entry_log.counter
     os.unlink(counter)
     os.mkdir(counter)
     with told() as said:

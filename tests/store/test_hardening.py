@@ -157,7 +157,7 @@ def test_what_another_fold_lost_is_found_and_folded_again(tmp_path, monkeypatch)
     keep(cache, "one", 1)
     stale = files.read(cache.path).data
     keep(cache, "two", 2)
-    files.write(cache.path, stale, durable=False, announce=cache._ledger._announce)
+    files.write(cache.path, stale, durable=False, announce=cache._entry_log._announce)
 
     assert value(store(tmp_path), "two") == 2
     keep(store(tmp_path), "three", 3)
@@ -186,7 +186,7 @@ def test_a_put_that_no_reader_would_get_is_not_acknowledged(tmp_path, monkeypatc
     """A folder that swallows what is written into it is named, and the put is served from memory."""
     cache = store(tmp_path)
     keep(cache, "one", 1)
-    monkeypatch.setattr(cache._ledger, "holds", lambda key, sealed: False)
+    monkeypatch.setattr(cache._entry_log, "holds", lambda key, sealed: False)
     with pytest.warns(StoreWarning, match="does not keep what is written"):
         keep(cache, "two", 2)
 

@@ -118,8 +118,8 @@ def test_an_edited_file_has_been_seen_too(tmp_path, clock):
 
 def blind(cache):
     """Has a cache put as if another process had been faster by a moment: it does not look before."""
-    cache._ledger.unchanged = lambda: True
-    cache._ledger.list_entries = lambda: None
+    cache._entry_log.unchanged = lambda: True
+    cache._entry_log.list_entries = lambda: None
     return cache
 
 
@@ -194,14 +194,14 @@ def test_a_put_that_is_pruned_before_it_is_acknowledged_is_put_again(tmp_path, m
     """Another process prunes it between the write and the look at it: the put wins, without a warning."""
     never_small(monkeypatch)
     cache, other = store(tmp_path), store(tmp_path)
-    real, pruned = cache._ledger.holds, []
+    real, pruned = cache._entry_log.holds, []
 
     def holds(found, sealed):
         if not pruned:
             pruned.append(prune(other, where=lambda each, raw: True))
         return real(found, sealed)
 
-    monkeypatch.setattr(cache._ledger, "holds", holds)
+    monkeypatch.setattr(cache._entry_log, "holds", holds)
     keep(cache, "one", 1)
 
     assert (pruned, cache.status) == ([1], "read-write")
@@ -212,13 +212,13 @@ def test_a_folder_that_drops_what_is_written_is_named(tmp_path, monkeypatch):
     """An entry that is gone twice in a row is not acknowledged, and this process still has it."""
     never_small(monkeypatch)
     cache, other = store(tmp_path), store(tmp_path)
-    real = cache._ledger.holds
+    real = cache._entry_log.holds
 
     def holds(found, sealed):
         prune(other, where=lambda each, raw: True)
         return real(found, sealed)
 
-    monkeypatch.setattr(cache._ledger, "holds", holds)
+    monkeypatch.setattr(cache._entry_log, "holds", holds)
     with told() as said:
         keep(cache, "one", 1)
 

@@ -188,17 +188,17 @@ def test_a_link_where_an_entry_is_written_is_replaced_and_not_followed(tmp_path,
     victim.write_text("mine")
     cache = store(tmp_path)
     keep(cache, "other", 0)
-    real = cache._ledger.next_seq
+    real = cache._entry_log.next_seq
 
     def plant_first(which):
         from ejkernel.ops.store.snapshot import key_hash, spell
 
         seq = real(which)
-        name = f"{key_hash(spell(which))}.{seq}.{cache._ledger.writer}.json"
-        os.symlink(victim, os.path.join(cache._ledger.folder, name))
+        name = f"{key_hash(spell(which))}.{seq}.{cache._entry_log.writer}.json"
+        os.symlink(victim, os.path.join(cache._entry_log.folder, name))
         return seq
 
-    monkeypatch.setattr(cache._ledger, "next_seq", plant_first)
+    monkeypatch.setattr(cache._entry_log, "next_seq", plant_first)
     keep(cache, "one", 1)
 
     assert victim.read_text() == "mine"
@@ -216,8 +216,8 @@ def test_a_link_at_the_temporary_name_is_not_followed(tmp_path, monkeypatch):
     monkeypatch.setattr(files.secrets, "token_hex", lambda count: "guessed")
     from ejkernel.ops.store.snapshot import key_hash, spell
 
-    name = f"{key_hash(spell(key('one')))}.1.{cache._ledger.writer}.json"
-    os.symlink(victim, os.path.join(cache._ledger.folder, f".{name}.guessed.tmp"))
+    name = f"{key_hash(spell(key('one')))}.1.{cache._entry_log.writer}.json"
+    os.symlink(victim, os.path.join(cache._entry_log.folder, f".{name}.guessed.tmp"))
     with pytest.warns(StoreWarning, match="File exists"):
         keep(cache, "one", 1)
 
@@ -231,8 +231,8 @@ def test_a_link_at_the_counter_is_not_followed(tmp_path):
     victim.write_text("mine")
     cache = store(tmp_path)
     keep(cache, "other", 0)
-    os.unlink(cache._ledger.counter)
-    os.symlink(victim, cache._ledger.counter)
+    os.unlink(cache._entry_log.counter)
+    os.symlink(victim, cache._entry_log.counter)
     with told():
         keep(cache, "one", 1)
 
@@ -330,7 +330,7 @@ def test_no_path_comes_from_the_content_of_a_file(tmp_path):
     raw = {"cfg": 1, "seq": 1, "writer": "../../../../etc/passwd"}
     (tmp_path / "ops.json").write_text(json.dumps({f"{DEV}|{OP}|../x": raw}), encoding="utf-8")
     cache = store(tmp_path)
-    found = cache._ledger.record_path(key("../x"), raw)
+    found = cache._entry_log.record_path(key("../x"), raw)
 
     assert Path(found).resolve().is_relative_to(tmp_path / "ops.json.d" / "records")
     assert cache.record(DEV, OP, "../x") is None

@@ -154,14 +154,14 @@ def test_a_record_belongs_to_its_own_put(tmp_path, monkeypatch):
     """Another process's put of the same key, a moment later, does not get our record."""
     never_small(monkeypatch)
     mine, other = store(tmp_path), store(tmp_path)
-    real = mine._ledger.add
+    real = mine._entry_log.add
 
     def add_and_be_overtaken(which, raw):
         sealed = real(which, raw)
         keep(other, "one", "theirs")
         return sealed
 
-    monkeypatch.setattr(mine._ledger, "add", add_and_be_overtaken)
+    monkeypatch.setattr(mine._entry_log, "add", add_and_be_overtaken)
     tuned(mine, "one")
 
     assert value(mine, "one") == "theirs"

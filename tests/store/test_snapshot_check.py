@@ -121,8 +121,8 @@ def test_a_fold_holds_one_file_at_a_time(tmp_path, monkeypatch):
     tracemalloc.start()
     try:
         cache.get(*filler(1))
-        cache._ledger.list_entries()
-        cache._ledger._load()
+        cache._entry_log.list_entries()
+        cache._entry_log._load()
         assert cache.fold()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -151,4 +151,4 @@ def test_a_check_of_a_file_that_was_replaced_since_says_nothing_about_the_one_in
     path.write_bytes(whole)
     assert verify(cache).is_sound
 
-    assert not cache._ledger._is_sound
+    assert not cache._entry_log._is_sound

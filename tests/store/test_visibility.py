@@ -60,14 +60,14 @@ def test_a_slow_reader_finds_a_key_that_is_put_and_folded_all_the_time(folder, m
         keep(peer, name, 1)
     reads = []
 
-    def late(file_name, entry=reader._ledger._entry):
+    def late(file_name, entry=reader._entry_log._entry):
         reads.append(file_name)
         keep(peer, "one", len(reads) + 1)
         assert peer.fold()
         keep(peer, "one", len(reads) + 1)
         return entry(file_name)
 
-    monkeypatch.setattr(reader._ledger, "_entry", late)
+    monkeypatch.setattr(reader._entry_log, "_entry", late)
     if seen == "get":
         assert value(reader, "one") > 1
     elif seen == "keys":
@@ -86,11 +86,11 @@ def test_what_was_pruned_and_put_again_is_found_by_a_reader_with_an_old_listing(
     reader, peer = store(folder), store(folder)
     for number in range(5):
         keep(peer, "one", number)
-    reader._ledger.list_entries()
-    peer._ledger.fold(lambda key, raw: True)
+    reader._entry_log.list_entries()
+    peer._entry_log.fold(lambda key, raw: True)
     keep(store(folder), "one", "again")
 
-    assert reader._ledger.find(key("one")).raw["cfg"] == "again"
+    assert reader._entry_log.find(key("one")).raw["cfg"] == "again"
 
 
 def test_a_put_is_seen_by_a_process_that_has_the_store_open(folder):

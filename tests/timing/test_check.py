@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ejkernel.ops.core.record import Finding
-from ejkernel.ops.timing import check, comparing, compiled_once, verdict
+from ejkernel.ops.timing import check, comparing, program
 from ejkernel.ops.timing.check import Comparison, Standard, builders, worst_of
 
 SHAPE = (64, 64)
@@ -366,13 +366,13 @@ def test_every_shape_is_compared(shape):
 @pytest.fixture(params=[False, True], ids=["host", "device"])
 def failed(request, monkeypatch):
     """The tests of the rule that an answer fails: each alone, all others being off."""
-    allowed = verdict._allowed
+    allowed = check._allowed
 
     def all_over(got, want):
         found = []
         for name in ("segments", "whole", "element", "factor"):
             with monkeypatch.context() as patch:
-                patch.setattr(verdict, "_allowed", lambda *given, name=name: {name: allowed(*given)[name]})
+                patch.setattr(check, "_allowed", lambda *given, name=name: {name: allowed(*given)[name]})
                 found += [name] if check.compare(got, want, on_device=request.param).reason else []
         return found
 
@@ -622,7 +622,7 @@ def test_comparisons_of_all_arrays_are_two_programs_that_can_be_made_before_them
     for build in made:
         build()
     compiled = []
-    monkeypatch.setattr(compiled_once, "compiled_quickly", compiled.append)
+    monkeypatch.setattr(program, "compiled_quickly", compiled.append)
     standard = Standard(right, plain=right[:1] if plain else (), inputs=[np.float32])
 
     assert len(made) == 2

@@ -1,4 +1,7 @@
-"""What the numbers of a comparison mean."""
+"""The verdict on the numbers of a comparison, and its sentences.
+
+Covers `timing/check.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,9 @@ import numpy as np
 import pytest
 
 from ejkernel.ops.core.record import Finding
-from ejkernel.ops.timing.check import compare
+from ejkernel.ops.timing.check import compare, judge
 from ejkernel.ops.timing.deviation import Numbers
 from ejkernel.ops.timing.rounding import limits_of
-from ejkernel.ops.timing.verdict import judge
 
 LIMITS = limits_of(np.float32)
 MANY = 1e6

@@ -30,7 +30,7 @@ from ..store.store import Source, StoredEntry
 from . import policy
 from .cache import overlay_in_force, traced_anew
 
-# What a call is called in the program that is looked through, its number behind it.
+# The name of the scope around a call in the program that is looked through; the call's number follows it.
 MARK = "ejk_found_"
 
 
@@ -44,9 +44,9 @@ class SeenCall:
     decision: Decision
     trace_context: TraceContext
     frames: tuple[policy.Frame, ...]
-    # The calls with kernels that this one is inside of.
+    # The numbers of the calls with kernels that make this call, the outermost first.
     outer: tuple[int, ...]
-    # Grows from the inside out: a kernel inside another one has the smaller number.
+    # Set when the call's kernel has been traced: a kernel inside another one ends first, and has the smaller number.
     order: int = field(default=-1)
 
 
@@ -74,10 +74,10 @@ class CallLog:
 
     @contextlib.contextmanager
     def scope(self, inv: Invocation[Any, Any]) -> Iterator[None]:
-        """Is put around the kernel of the call that was noted last, so that it can be found in the program."""
+        """A named scope around the kernel of the call that was noted last: the call is found by it in the program."""
         seen, self._next = self._next, None
         if seen is None:
-            # The cfg of a compiled kernel is given: no selector was asked.
+            # No selector noted the call. With `cfg=` none is asked; else a chooser of the user's own answered.
             self.unseen += inv.override_cfg is None
             yield
             return
@@ -151,16 +151,16 @@ def is_watching() -> bool:
 def collect(request: Request, decision: Decision, lock: LockFile | None) -> None:
     """Adds a decision to every collection around this call."""
     collectors = _collectors.get()
-    # What the caller gives is in the program's own text.
+    # A cfg that the caller gives stands in the program's own text: no file need hold it.
     if not collectors or request.inv.override_cfg is not None:
         return
     cfg = decision.cfg
     _refuse_what_does_not_come_back(request, cfg)
-    # What was tuned has an objective; the rest was put by hand, or an overlay said it.
+    # A tuned cfg has an objective; a measured one without it was put by hand, or came from an overlay.
     source: Source = "guess" if not decision.measured else "hand" if decision.objective is None else "autotune"
     entry = StoredEntry(cfg, environment(request.device), source, decision.objective, call=request.call)
     if lock is not None and request.key in lock and request.key not in overlay_in_force():
-        # Frozen before: frozen again under its lock, the text stays the same.
+        # The lock file answered: its entry is taken over, so that freezing again under the lock writes the same text.
         entry = replace(lock.entries[request.key], cfg=cfg)
     for calls in collectors:
         calls.entries[request.key] = entry

@@ -49,7 +49,7 @@ from .walk import LOCKED, Misses, Off, Tier, Walked, nothing_left, preview, walk
 if TYPE_CHECKING:
     from ..store.remote.remote_store import RemoteStore
 
-# Tiers that know nothing of a selector are made once: the list is made anew for every choice.
+# These tiers hold nothing of a selector, so all selectors share them.
 _OVERRIDE, _OVERLAY, _SEEDS, _HEURISTICS = OverrideTier(), OverlayTier(), SeedTier(), HeuristicsTier()
 
 
@@ -108,11 +108,11 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
         request = self._asked(inv, kernel, policy)
         log = call_log.in_force()
         if log is not None:
-            # A program is looked through, not run.
+            # The program is traced for its calls, not run: the call is noted and answered without tuning.
             return log.saw(self, request, self._decide_untuned(request, policy))
         lock = self.lock_file
         tiers = self._tiers(policy, lock)
-        # A lock is the same file for all processes, and what stands in the program is the same text.
+        # Processes need not agree under a lock file, or on a cfg in the program's text: all of them have the same.
         if lock is None and self._is_shared() and not is_program_text(request):
             decision = self._agree(_Proposal(self, request, tiers))
         else:
@@ -146,7 +146,8 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
         lock = self.lock_file
         tiers = self._tiers(policy, lock)
         if lock is None and self._is_shared():
-            # Behind what the program itself says, and before everything that this process knows by itself.
+            # The agreed cfg comes after override and overlay, which all processes share, and before what this process
+            # alone knows.
             tiers = (*tiers[:2], AgreedTier(), *tiers[2:])
         return walk(tiers, request, preview)
 
@@ -198,14 +199,14 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
 
     def _tiers(self, policy: AutotunePolicy, lock: LockFile | None = None) -> Sequence[Tier]:
         """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
-        # Made anew where any part of this selector was replaced: a choice from memory costs less than making it.
+        # The list is kept until a part of this selector is replaced: to make it costs more than a choice from memory.
         parts = (policy, lock, *vars(self).values())
         over = tuning_budget.why_over(self.settings) if policy.allow_autotune else ""
         known = (self.tuning_is_off(), over, *map(id, parts))
         listed = self._listed.get(known)
         if listed is None:
             self._listed.clear()
-            # The parts are kept with it, so that their addresses stay their own.
+            # `known` has the ids of the parts: they are kept alive with the list, so that no other object gets an id.
             listed = self._listed[known] = (self._list_of_tiers(policy, lock), parts)
         return listed[0]
 
@@ -283,7 +284,7 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
         return Decision.of(request, hit, walked.misses, walked.failed)
 
     def _asked(self, inv: Invocation[Cfg, Out], kernel: Kernel[Cfg, Out], policy: AutotunePolicy) -> Request:
-        """The request of a call, of a kernel that is alone with its name."""
+        """The request of a call; an error where another kernel class has the same name and version."""
         request = ask(inv, kernel, objective_of(policy))
         # A cfg given by hand is neither looked up nor kept.
         if inv.override_cfg is None:
@@ -328,7 +329,7 @@ class _Proposal:
 
     def keep(self, hit: Hit, misses: Misses = ()) -> Decision:
         cache = self.selector.cache
-        # What all processes run is in the memory of each.
+        # A measured cfg that all processes agreed on goes into the memory of each.
         if hit.measured and hit.keep is Keep.NOTHING and cache.entry(self.request.key) is None:
             hit = replace(hit, keep=Keep.MEMORY)
         self.selector._kept.accept(self.request, hit, misses)

@@ -26,7 +26,7 @@ VERSION = 1
 
 BOTH: Objective = "forward+backward"
 
-# Another process writes for milliseconds.
+# The longest wait for the file's lock, which another process holds for milliseconds while it writes.
 _WAIT_SECONDS = 30.0
 
 
@@ -79,7 +79,7 @@ class Recording:
 
 def check_round_trip(signature: Mapping[str, Any], key: Key) -> None:
     """Raises unless the signature reads back as the same call: else its tuning would answer another one."""
-    # A program is being traced around this, and has nothing to do with it.
+    # The caller may be tracing a program: rebuilding the call must not become a part of that trace.
     with _jax.clean_room():
         read_back = json.loads(json.dumps(signature))
         kernel, inv, trace_context = signatures.rebuilt(read_back, key.device.partition("|")[0])
@@ -102,7 +102,7 @@ def _merge(path: str, fresh: Mapping[Key, Mapping[str, Any]]) -> None:
     files.make_folder(os.path.dirname(path))
     with lock_at(f"{path}.lock", timeout=_WAIT_SECONDS):
         known = read_file(path)
-        # What is tuned for forward and backward serves the forward pass alone as well.
+        # A call that one program needs forward and backward stays so: that tuning serves the forward pass as well.
         kept = {key: {"objective": BOTH} for key in fresh if known.get(key, {}).get("objective") == BOTH}
         calls = {**known, **{key: {**call, **kept.get(key, {})} for key, call in fresh.items()}}
         head = f'"kind": {json.dumps(KIND)},\n"version": {VERSION},\n"calls": [\n'

@@ -54,8 +54,8 @@ class Agreement:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         life = uuid.uuid4().hex
-        pulse = Heartbeat(service, beat_key(ROOT, process), life, lease)
-        self.member = Member(service, process, processes, pulse, life, lease, clock)
+        heartbeat = Heartbeat(service, beat_key(ROOT, process), life, lease)
+        self.member = Member(service, process, processes, heartbeat, life, lease, clock)
         self._agreed: dict[Topic, Agreed] = {}
         self._flights = SingleFlight()
         self._tunings: Counter[Topic] = Counter()
@@ -143,7 +143,7 @@ def _hit(agreed: Agreed, *, first: bool) -> tuple[Hit, tuple[tuple[str, str], ..
     if not agreed.measured:
         reason = agreed.why or f"process {agreed.process} decided so for all"
         return Hit(agreed.cfg, "heuristics", "heuristics", data), (("autotune", reason),)
-    # Later choices leave memory as it is: it may have been told otherwise since.
+    # Only the first choice writes to memory: the user may have put another cfg there since.
     keep = Keep.MEMORY if first else Keep.NOTHING
     data = {"level": "memory", **data}
     return Hit(agreed.cfg, "memory", "cache_hit", data, keep, measured=True, objective=agreed.tuned_for), ()
@@ -157,7 +157,7 @@ _session_lock = threading.Lock()
 def agree(proposal: Proposal, seconds: float) -> Decision:
     """The decision of all processes of this program."""
     now = distributed()
-    # `jax.distributed` ended since the caller looked.
+    # `jax.distributed` ended after the caller found it running: this process decides alone.
     if now is None:
         return proposal.make()
     return _agreement(now).decide(proposal, seconds)

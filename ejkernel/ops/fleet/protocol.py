@@ -27,7 +27,7 @@ class Member:
     service: KeyValueStore
     process: int
     processes: int
-    pulse: Heartbeat
+    heartbeat: Heartbeat
     # New at every start of the process.
     life: str
     lease: float = LEASE
@@ -109,7 +109,7 @@ class Round:
     def _lead(self) -> VerdictAndDecision | None:
         """Claims the topic and decides for all; None where another process claimed it first."""
         mine = Claim(self.member.process, self.member.life, self.manifest)
-        with self.member.pulse.beating():
+        with self.member.heartbeat.beating():
             if not self.service.set_once(self.claim, mine.dumps()):
                 return None
             # A process that knew a cfg may have published it since this one looked: then nothing is measured.

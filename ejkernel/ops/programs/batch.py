@@ -19,7 +19,6 @@ from ..core.shown import Shown
 from ..tuning.job import program_end
 from ..tuning.progress import told_elsewhere
 from ..tuning.worker.process import kept_workers
-from .ahead import TracedAhead, start_worker
 from .budget_split import Share, allotted, in_order, quick_to_trace_first, share_of
 from .confirm import Change, Confirmation, confirm
 from .found_call import FoundCall
@@ -27,7 +26,8 @@ from .interrupts import Interrupts, noting_interrupts
 from .left_behind import is_worth_more, raced
 from .progress import Progress
 from .results import AutotuningResult, Entry, seconds_of
-from .tracing.ahead import traced_elsewhere
+from .trace_ahead import TracedAhead, start_worker
+from .tracing.launch import traced_elsewhere
 
 # The share of a budget for running the program before and after: its two forms are compiled side by side.
 _FOR_CONFIRMING = 0.12
@@ -69,7 +69,7 @@ class AutotuneOptions(Shown):
             raise SettingError(f"objective={self.objective!r} is unknown; use auto, forward or forward+backward")
         if self.pool is not None:
             # A process without a pool imports none of it.
-            from .pool.courier import check_pool
+            from .pool.client import check_pool
 
             check_pool(self.pool)
 

@@ -31,7 +31,7 @@ _MODULE, _COMPUTATIONS, _COMPUTATION_ID, _INSTRUCTIONS = 1, 3, 5, 2
 _SCHEDULE, _SEQUENCES, _SEQUENCE_KEY, _SEQUENCE, _SEQUENCE_IDS = 7, 1, 1, 2, 1
 _NAME, _OPCODE, _METADATA, _OP_NAME, _INSTRUCTION_ID, _CALLED = 1, 2, 7, 2, 35, 38
 _HLO_PROTO = b"Hlo Proto"
-# JAX's reader takes no more.
+# The largest file that JAX's reader takes.
 _LARGEST = 2 << 30
 
 
@@ -55,7 +55,7 @@ class TracedProgram:
     graphs: GraphKernels = field(default_factory=lambda: GraphKernels(()), compare=False)
 
 
-# By the name of a program, and the number behind it.
+# Programs by their names, and by number among those of one name.
 _Programs = Mapping[str, Mapping[str, TracedProgram]]
 
 
@@ -144,7 +144,8 @@ def _programs_of(programs: _Programs, events: Sequence[_Event]) -> dict[tuple[st
     """Each program that ran, by its name and number.
 
     A program that JAX read from its compilation cache has another number in the times than in the trace's list of
-    programs, and that may be another one's. So of those with the name it is the one that has most of the operations.
+    programs, and that number may be another program's. So of the programs with the name, the one that has most of the
+    operations is taken.
     """
     ran: dict[tuple[str, str], set[str]] = defaultdict(set)
     for event in events:
@@ -154,7 +155,7 @@ def _programs_of(programs: _Programs, events: Sequence[_Event]) -> dict[tuple[st
         some = programs.get(module, {})
         most = max((len(ops & one.names) for one in some.values()), default=0)
         fitting = {n: one for n, one in some.items() if len(ops & one.names) == most}
-        # Of several alike, that of the number; else what all of them say.
+        # If several fit equally well, the program with this number counts, else the labels that all of them share.
         found[module, number] = fitting.get(number) or _agreed(list(fitting.values()))
     return found
 

@@ -45,7 +45,7 @@ class DegradingStore:
         self.reason = ""
         # Not a method: the entry log is held for the end of the process, and must not keep the cache alive.
         self._say = _Voice()
-        self._ledger = EntryLog(file, durable=durable, report=self._say)
+        self._entry_log = EntryLog(file, durable=durable, report=self._say)
         # The entries read since that look of the entry log, or put.
         self._kept: dict[Key, StoredEntry] = {}
         self._kept_since = 0
@@ -53,18 +53,18 @@ class DegradingStore:
         self._unwritten: dict[Key, tuple[dict[str, Any], Record | None]] = {}
         self._mutex = threading.RLock()
         # A cache without references is folded when the process ends: a finalizer cannot touch files safely.
-        weakref.finalize(self, _leave, self._ledger).atexit = False
+        weakref.finalize(self, _leave, self._entry_log).atexit = False
         _open_stores.add(self)
 
     def _up_to_date(self) -> bool:
         """True where nothing changed on disk; else looks, and forgets what was read before."""
         try:
-            if self._ledger.unchanged():
+            if self._entry_log.unchanged():
                 # A put or a fold of this process may have looked, and seen changes of other processes.
-                if self._kept_since == self._ledger.listings:
+                if self._kept_since == self._entry_log.listings:
                     return True
             else:
-                self._ledger.list_entries()
+                self._entry_log.list_entries()
         except OSError as error:
             self._degrade("memory-only", f"{self.path} cannot be read ({why(error)})")
             return True
@@ -74,28 +74,28 @@ class DegradingStore:
     def _forget(self) -> None:
         """Forgets what was read from disk."""
         self._kept = {key: self._kept[key] for key in self._unwritten}
-        self._kept_since = self._ledger.listings
+        self._kept_since = self._entry_log.listings
 
     def _find(self, key: Key) -> StoredText | None:
         if key in self._unwritten:
             return StoredText(self._unwritten[key][0], os.getuid())
         try:
             # A hand-edited file does not move the counter; on this path there is time to look for one.
-            if self._ledger.is_edited():
-                self._ledger.list_entries()
-            found = self._ledger.find(key)
+            if self._entry_log.is_edited():
+                self._entry_log.list_entries()
+            found = self._entry_log.find(key)
         except OSError as error:
             self._degrade("memory-only", f"{self.path} cannot be read ({why(error)})")
             return None
-        if self._ledger.newer:
-            self._degrade("read-only", f"{self.path} is left as it is: {self._ledger.newer}")
+        if self._entry_log.newer:
+            self._degrade("read-only", f"{self.path} is left as it is: {self._entry_log.newer}")
         elif not self._unwritten:
             # Reading works again, and nothing waits to be written.
             self.status, self.reason = "read-write", ""
         return found
 
     def _write_record(self, key: Key, raw: Raw, record: Record) -> None:
-        path = self._ledger.record_path(key, raw)
+        path = self._entry_log.record_path(key, raw)
         try:
             files.make_folder(os.path.dirname(path), durable=self.durable)
             files.write(path, record.dumps().encode(), durable=self.durable)
@@ -113,7 +113,7 @@ class DegradingStore:
             return
         try:
             for key, (raw, record) in list(self._unwritten.items()):
-                sealed = self._ledger.add(key, raw)
+                sealed = self._entry_log.add(key, raw)
                 written[key] = raw, record, sealed
                 del self._unwritten[key]
                 if record is not None:
@@ -122,22 +122,22 @@ class DegradingStore:
             self._degrade("read-only", f"{self.path} is left as it is: {error}")
             return
         except OSError as error:
-            readable = was != "memory-only" and os.path.exists(self._ledger.path)
+            readable = was != "memory-only" and os.path.exists(self._entry_log.path)
             kind: CacheStatus = "read-only" if readable and _is_forbidden(error) else "memory-only"
-            self._degrade(kind, f"{self._ledger.folder} cannot be written ({why(error)})")
+            self._degrade(kind, f"{self._entry_log.folder} cannot be written ({why(error)})")
             return
-        if self._ledger.wants_folding:
+        if self._entry_log.wants_folding:
             self._fold()
         if self._take_back_lost(written) and not is_second and self.status == "read-write":
             # Another process has pruned it this very moment. Twice in a row is no accident.
             self._flush(is_second=True)
         elif self._unwritten and self.status == "read-write":
-            self._degrade("memory-only", f"{self._ledger.folder} does not keep what is written there")
+            self._degrade("memory-only", f"{self._entry_log.folder} does not keep what is written there")
 
     def _take_back_lost(self, written: Mapping[Key, tuple[dict[str, Any], Record | None, Raw]]) -> bool:
         """Takes back the acknowledgement of puts that a reader would not get; were there any?"""
         try:
-            gone = [key for key, (_, _, sealed) in written.items() if not self._ledger.holds(key, sealed)]
+            gone = [key for key, (_, _, sealed) in written.items() if not self._entry_log.holds(key, sealed)]
         except OSError as error:
             self._degrade("memory-only", f"{self.path} cannot be read ({why(error)})")
             gone = list(written)
@@ -147,14 +147,14 @@ class DegradingStore:
 
     def _fold(self) -> bool:
         try:
-            return self._ledger.fold()
+            return self._entry_log.fold()
         except RecordFormatError as error:
             self._degrade("read-only", f"{self.path} is left as it is: {error}")
         # Nothing is lost: the entry files lie in the folder, and every reader looks there.
         except OSError as error:
             message = (
                 f"{self.path} could not be brought up to date ({why(error)}); its entries are safe in "
-                f"{self._ledger.folder} and are folded when that works again"
+                f"{self._entry_log.folder} and are folded when that works again"
             )
             if self.on_fault == "raise":
                 raise StoreError(message) from error
@@ -193,7 +193,7 @@ def _after_fork() -> None:
     # A lock that another thread of the parent held would stay locked for ever.
     for store in list(_open_stores):
         store._mutex = threading.RLock()
-        store._ledger.be_another_writer()
+        store._entry_log.be_another_writer()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -203,21 +203,21 @@ os.register_at_fork(after_in_child=_after_fork)
 _left: dict[str, bool] = {}
 
 
-def _leave(ledger: EntryLog) -> None:
-    if ledger.has_pending:
-        _left[ledger.path] = ledger.durable
+def _leave(entry_log: EntryLog) -> None:
+    if entry_log.has_pending:
+        _left[entry_log.path] = entry_log.durable
 
 
 def _fold_at_exit() -> None:
     for store in list(_open_stores):
-        _leave(store._ledger)
+        _leave(store._entry_log)
     for path, durable in _left.items():
-        ledger = EntryLog(path, durable=durable)
+        entry_log = EntryLog(path, durable=durable)
         # The process is ending and its entries are safe in their files: a later process folds them.
         with contextlib.suppress(OSError, RecordFormatError):
             # The user may have removed the store meanwhile: then it is not made again.
-            if files.names(ledger.folder):
-                ledger.fold()
+            if files.names(entry_log.folder):
+                entry_log.fold()
 
 
 atexit.register(_fold_at_exit)

@@ -1,4 +1,4 @@
-"""The file operations that a store needs, each through a descriptor of its folder; the others do not touch the disk."""
+"""The file operations of stores, each through a descriptor of its folder; no other module of a store uses the disk."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..core.plain_file import MANY, Content, NotPlainError, TooLargeError
 
 __all__ = ["MANY", "Content", "NotPlainError", "TooLargeError", "resolved"]
 
-# One entry: no config comes near it, and a hostile file cannot fill the memory.
+# Bytes of the largest entry: no real config comes near it, and a hostile file cannot fill the memory.
 LARGEST_ENTRY = 1 << 20
-# A snapshot of some three million entries; and a record, a recording or a result.
+# Bytes of the largest snapshot, which has some three million entries, and of a record, a recording or a result.
 LARGEST_SNAPSHOT = 1 << 30
 LARGEST_RECORD = 64 << 20
 _LONGEST_BEGINNING = 4096
@@ -102,7 +102,7 @@ def _keep_mode(folder: int, name: str, descriptor: int) -> None:
     except FileNotFoundError:
         plain_file.open_to_owner(descriptor, new)
         return
-    # Permissions to read that a user gave the own file stay; those of a link or of another user's file are not taken.
+    # The new file keeps the read permissions of the one that it replaces, if that is a plain file of this user.
     wanted = stat.S_IMODE(old.st_mode) & ~0o022
     if stat.S_ISREG(old.st_mode) and old.st_uid == os.getuid() and wanted != stat.S_IMODE(new.st_mode):
         os.fchmod(descriptor, wanted)

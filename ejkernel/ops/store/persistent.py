@@ -109,7 +109,7 @@ class PersistentCache(DegradingStore, Shown, Generic[Cfg]):
             found = self._find(key)
             if found is None:
                 return None
-            path = self._ledger.record_path(key, found.raw)
+            path = self._entry_log.record_path(key, found.raw)
             try:
                 content = files.read(path, files.LARGEST_RECORD)
                 if content is None:
@@ -127,7 +127,7 @@ class PersistentCache(DegradingStore, Shown, Generic[Cfg]):
         with self._mutex:
             self._up_to_date()
             try:
-                known = self._ledger.keys()
+                known = self._entry_log.keys()
             except OSError as error:
                 self._degrade("memory-only", f"{self.path} cannot be read ({why(error)})")
                 known = []
@@ -140,7 +140,7 @@ class PersistentCache(DegradingStore, Shown, Generic[Cfg]):
         with self._mutex:
             if drop is None:
                 return self._fold()
-            folded = self._ledger.fold(drop)
+            folded = self._entry_log.fold(drop)
             self._forget()
             return folded
 
@@ -148,14 +148,14 @@ class PersistentCache(DegradingStore, Shown, Generic[Cfg]):
     def locked(self) -> Iterator[EntryLog]:
         """The files behind the store, for maintenance; other threads wait until the block ends."""
         with self._mutex:
-            yield self._ledger
+            yield self._entry_log
 
     def close(self) -> None:
         """Folds what is pending; the cache can still be used."""
         with self._mutex:
             if self._unwritten:
                 self._flush()
-            if self._ledger.has_pending and self.status == "read-write":
+            if self._entry_log.has_pending and self.status == "read-write":
                 self._fold()
 
     def __len__(self) -> int:
@@ -191,7 +191,7 @@ class PersistentCache(DegradingStore, Shown, Generic[Cfg]):
             found.raw,
             self._load_cfg(found.raw["cfg"]),
             trusted=found.owner == os.getuid(),
-            answers=found.owner in (os.getuid(), 0) or self._ledger.is_site_of(found.owner),
+            answers=found.owner in (os.getuid(), 0) or self._entry_log.is_site_of(found.owner),
         )
 
 

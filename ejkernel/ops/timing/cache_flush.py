@@ -15,13 +15,13 @@ from .cost import free_memory
 
 # Twice what the largest second-level cache of a GPU holds; to read that takes an H200 some 60 us.
 _BYTES = 256 * 2**20
-# What a device must have left, so that candidates have enough.
+# With less free memory on the device there is no flush: candidates need the rest.
 _LEAST_FREE = 8 * _BYTES
 
 
 @final
 class CacheFlush:
-    """Reads more than the caches hold; what is only read has not to be written back during the call that follows."""
+    """Reads more than the caches hold. It writes nothing, so the next call need not wait for cached writes."""
 
     def __init__(self, device: jax.Device) -> None:
         self._array = jax.device_put(jnp.zeros(_BYTES // 4, jnp.int32), device)
@@ -29,7 +29,7 @@ class CacheFlush:
         jax.block_until_ready(_ejkernel_flush(self._array))
 
     def __call__(self) -> None:
-        """Begins it; calls of one process run in order on a device."""
+        """Begins the flush, without waiting: a device runs the calls of one process in order."""
         _ejkernel_flush(self._array)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import compiled_once
 from .deviation import Noise, Scales, differing, numbers_of, scales_of
+from .program import own_program, run_own_program
 from .rounding import Limits
 
 # Of each array its limits; None: its values are equal or not.
@@ -63,7 +63,7 @@ def scales(
         with np.errstate(all="ignore"):
             found = _scales(np, wants, plains, about)
     else:
-        found = compiled_once.run(_scales_there, device, (list(wants), plains), about)
+        found = run_own_program(_scales_there, device, (list(wants), plains), about)
     kept, noises = found
     return list(kept), jax.device_get(list(noises))
 
@@ -73,7 +73,7 @@ def numbers(gots: Sequence[Any], wants: Sequence[Any], known: Sequence[Any], abo
     if device is None:
         with np.errstate(all="ignore"):
             return _numbers(np, gots, wants, known, about)
-    return compiled_once.run(_numbers_there, device, (list(gots), list(wants), list(known)), about)
+    return run_own_program(_numbers_there, device, (list(gots), list(wants), list(known)), about)
 
 
 def builders(
@@ -85,8 +85,8 @@ def builders(
     given = (wants, plains if any(plain) else None)
     known, _ = jax.eval_shape(functools.partial(_scales_there, about=about), *given)
     return [
-        functools.partial(compiled_once.compiled, _scales_there, device, given, about),
-        functools.partial(compiled_once.compiled, _numbers_there, device, (wants, wants, list(known)), about),
+        functools.partial(own_program, _scales_there, device, given, about),
+        functools.partial(own_program, _numbers_there, device, (wants, wants, list(known)), about),
     ]
 
 

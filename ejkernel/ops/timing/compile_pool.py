@@ -23,12 +23,12 @@ from .. import _jax
 # A compile that takes so many times as long as the others, and at least so many seconds, is left behind.
 _STRAGGLER_TIMES = 8.0
 _STRAGGLER_SECONDS = 10.0
-# Of many, the last tenth gets as long again as the rest took, or the slowest of it, and at least so many seconds: on an
-# H200 one candidate of a norm compiled for over 10 s where 24 others were done in one.
+# Of ten programs or more, the last tenth gets as long again as all others took, or as the slowest of them, and at least
+# so many seconds: on an H200 one candidate of a norm compiled for over 10 s where 24 others were done in one.
 _LAST_TENTH_SECONDS = 1.0
-# While less than half are done the others tell little: all under way get so many times as long.
+# While less than half of the programs are done, the typical time is not known: the limit is so many times as long.
 _PATIENCE = 3.0
-# What the end of the process waits for those left behind.
+# Seconds that the end of the process waits for threads that still compile.
 _LAST_SECONDS = 2.0
 
 
@@ -68,14 +68,14 @@ def _end_stragglers() -> None:
             # Reaches Python code at once, and the compiler when it returns; again, since a callback may swallow it.
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
             thread.join(0.05)
-    # Those that are through leave JAX's settings on their way out: the same holds for them.
+    # A thread that has stopped compiling still leaves JAX's settings: the interpreter must not shut down before that.
     for thread in _threads - _compiling:
         thread.join(max(until - time.perf_counter(), 0.0))
 
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """This thread compiles: the end of the process ends that first."""
+    """Marks this thread as compiling, so that the end of the process stops it first."""
     _compiling.add(threading.current_thread())
     try:
         yield
@@ -92,7 +92,7 @@ def leave_process(status: int) -> NoReturn:
     if _compiling:
         sys.stdout.flush()
         sys.stderr.flush()
-        # What stores and loggers do at the end is done here, since nothing comes after.
+        # `os._exit` skips the exit functions of stores and loggers, so they run here.
         atexit._run_exitfuncs()
         os._exit(status)
     sys.exit(status)
@@ -110,7 +110,7 @@ class CompilePool:
         self._given = 0
         self._settings = JaxSettings.here()
         self._left = False
-        # Of those under way: since when.
+        # The start time of each compilation that is under way.
         self._started: dict[int, float] = {}
         self._workers = workers
         self._threads = 0
@@ -137,10 +137,10 @@ class CompilePool:
     def results(
         self, deadline: float, *, usable: bool = False, needed: Collection[int] = (), latest: float = math.inf
     ) -> Iterator[Built | None]:
-        """Each as it ends; what has not ended by the deadline, or is a straggler, is not given at all.
+        """Gives each compilation as it ends, but none that has not ended by the deadline and no straggler.
 
-        Unless there is a usable program already, the first one is waited for beyond the deadline, until `latest`. What
-        is needed is called a straggler later than others.
+        Without a usable program the first one is waited for beyond the deadline, until `latest`. A program with a
+        number in `needed` has longer than others before it counts as a straggler.
         """
         try:
             yield from self._as_they_end(deadline, usable, set(needed), latest)
@@ -148,7 +148,7 @@ class CompilePool:
             self.leave()
 
     def late(self, numbers: Collection[int], until: float) -> Built | None:
-        """The first of these that had not ended when the results did, should it end by then."""
+        """The first of these programs that ends after `results` did; None where none does by this time."""
         while (left := until - time.perf_counter()) > 0:
             try:
                 built = self._done.get(timeout=left)
@@ -159,7 +159,7 @@ class CompilePool:
         return None
 
     def has_news(self) -> bool:
-        """Has one ended that was not given yet?"""
+        """Has a compilation ended that `results` has not given yet?"""
         return not self._done.empty()
 
     def leave(self) -> None:
@@ -204,8 +204,8 @@ class CompilePool:
                 continue
             needed.discard(built.number)
             taken.append(built.seconds)
-            # A number stands for another one's program, which may be still to come; what has a number below zero is a
-            # reference, which is no candidate.
+            # A program of a candidate can be used. A number below zero is a reference's, and an outcome that is an int
+            # names another candidate, which may still be compiling.
             usable = usable or not (built.number < 0 or built.failed or isinstance(built.outcome, int))
             last = time.perf_counter()
             yield built
@@ -235,7 +235,7 @@ class CompilePool:
                     outcome = error
                 finally:
                     del self._started[number]
-                # One that was compiled ahead shows as well how long the others may take.
+                # A program that was compiled ahead counts with the seconds that it took then.
                 ahead = getattr(outcome, "ahead_s", 0.0)
                 self._done.put(Built(number, outcome, max(time.perf_counter() - start, ahead)))
 

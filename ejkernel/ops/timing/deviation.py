@@ -2,7 +2,7 @@
 
 Values are judged by their surroundings, since rounding depends on them: a segment is 16 neighbours of one row or of one
 column, and the scale of an element is the larger root mean square of its two segments. The numbers that come out say
-how many segments are off, how far the worst element is, and whether there is a common factor; `verdict` compares them
+how many segments are off, how far the worst element is, and whether there is a common factor; `check` compares them
 with limits. Squares neither overflow nor vanish in float32: everything is scaled by the power of two that puts the
 largest right value at 2^20, so that values 2^-70 as large and differences 2^40 times as large still count.
 """

@@ -1,8 +1,15 @@
-"""Programs that are timed: a candidate's forward pass, or forward and backward as one program."""
+"""Programs of a tuning: a candidate's forward pass, or forward and backward as one program, and the check's own.
+
+Programs of our own, such as those that compare outputs, are compiled once for each form of their arguments, ahead of
+their use where that is known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +36,8 @@ _UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 _COMPILED = "lowered and compiled for a particular signature"
 # What JAX raises where a function has no derivative, or not one of this kind.
 UNDIFFERENTIABLE = (TypeError, ValueError, NotImplementedError)
+# So many programs of our own are kept; one of longer ago is compiled again.
+_MOST_OWN = 128
 
 
 @dataclass(frozen=True)
@@ -240,6 +249,56 @@ def _with_gradients(
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     function.__name__ = function.__qualname__ = name
     return function
+
+
+class _Coming:
+    """A program on its way: the thread that holds the lock compiles it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.program: Any = None
+
+
+_own_lock = threading.Lock()
+_own_programs: OrderedDict[Any, _Coming] = OrderedDict()
+
+
+def run_own_program(
+    function: Callable[..., Any], device: jax.Device, arguments: tuple[Any, ...], static: Hashable = ()
+) -> Any:
+    """Calls it with arrays of one device, and what else it depends on last; the result is under way."""
+    try:
+        return own_program(function, device, arguments, static)(*arguments)
+    # In memory an array may lie in another way than its shape says, such as 4-bit integers on JAX 0.10.
+    except ValueError as error:
+        if "layout" not in str(error):
+            raise
+        return _jitted(function, static)(*arguments)
+
+
+def own_program(
+    function: Callable[..., Any], device: jax.Device, arguments: tuple[Any, ...], static: Hashable = ()
+) -> Any:
+    """The program for arrays, or shapes, like these; the first thread that asks compiles it, and others wait."""
+    leaves, tree = jax.tree_util.tree_flatten(arguments)
+    key = (function, static, device, tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+    with _own_lock:
+        coming = _own_programs.setdefault(key, _Coming())
+        _own_programs.move_to_end(key)
+        while len(_own_programs) > _MOST_OWN:
+            _own_programs.popitem(last=False)
+    with coming.lock:
+        if coming.program is None:
+            sharding = jax.sharding.SingleDeviceSharding(device)
+            shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for leaf in leaves]
+            lowered = _jitted(function, static).lower(*jax.tree_util.tree_unflatten(tree, shapes))
+            coming.program = compiled_quickly(lowered)
+        return coming.program
+
+
+@functools.lru_cache(maxsize=_MOST_OWN)
+def _jitted(function: Callable[..., Any], static: Hashable) -> Any:
+    return jax.jit(lambda *given: function(*given, static))
 
 
 def first_line(error: BaseException) -> str:

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from .. import _jax
-from ..timing import check, compiled_once, inputs
+from ..timing import check, inputs
 from ..timing.check import Comparison, Standard, worst_of
 from ..timing.inputs import FlatCall
-from ..timing.program import CompiledProgram, Staged
+from ..timing.program import CompiledProgram, Staged, own_program, run_own_program
 from .candidates import CandidateSet
 from .job import TuningJob
 from .journal.observer import NoObserver, StepObserver
@@ -32,7 +32,7 @@ def inputs_of(job: TuningJob, seed: int) -> tuple[FlatCall, tuple[Any, ...]]:
 def drawn_inputs_of(job: TuningJob, seed: int, *, shapes: bool = False) -> tuple[FlatCall, tuple[Any, ...], Drawn]:
     """Inputs as `inputs_of` gives them, and which of the arrays another process can draw for itself.
 
-    `shapes`: such arrays are shapes here, where they need not be placed.
+    `shapes`: arrays that the other process draws are only shapes here.
     """
     args, kwargs = job.args, job.kwargs
     if job.example is not None:
@@ -70,7 +70,7 @@ class Begun:
 
     @property
     def is_wrong(self) -> bool:
-        """Is it known already that it is?"""
+        """Is the answer known to be wrong already?"""
         return isinstance(self.compared, Comparison) and bool(self.compared.reason)
 
 
@@ -98,12 +98,12 @@ class CheckCase:
             self.is_noise = functools.partial(reference.is_noise, self.leaves)
 
     def begin(self, program: CompiledProgram) -> Begun:
-        """Runs a program on it, and has the answer compared; a device works on, and the host need not wait."""
+        """Runs a program on these inputs and begins the comparison of its answer, without waiting for the device."""
         _poison(self.expected)
         out = program.call(*self.leaves)
         answer = tuple(out) if program.objective == "forward+backward" else (out,)
         if not self.expected:
-            # Without a reference the first one that runs is right.
+            # Without a reference the answer of the first candidate that runs is right.
             return Begun(None, Comparison(), jax.block_until_ready(answer))
         standard, new = self._standard, answer[len(self.expected) :]
         if standard is None or new:
@@ -118,7 +118,7 @@ class CheckCase:
         return found
 
     def adopt(self, begun: Begun) -> None:
-        """An answer that is right on every set of inputs says what is right where no reference does."""
+        """Takes an answer that passed on every set of inputs as the right one, for parts that no reference gives."""
         if begun.new:
             self.expected += begun.new
             self._standard = begun.standard
@@ -127,7 +127,7 @@ class CheckCase:
         """The right answer, made ready for comparisons; `more` are parts that are not known to be right."""
         made = self._made(more)
         if made.strange and not self.is_noise(self.expected[0], self.plain[0]):
-            # Which of the two is meant is not known: the one that the kernel's author wrote.
+            # The two forms of the reference disagree: the one that the kernel's author wrote counts.
             self.expected, self.plain = self.plain, ()
             made = self._made(more)
         if not more:
@@ -174,7 +174,7 @@ class Checker:
         self._answered = reference is None
 
     def sets(self) -> list[CheckCase]:
-        """The inputs of the race, and another draw of them; what is the caller's own in every part stays one set."""
+        """The inputs of the race, and another draw of them; inputs without random parts are one set."""
         if not self._cases:
             self._cases.append(CheckCase(self._leaves, self.job.tolerance, drawn=self._drawn))
             if len(self.candidates) > 1:
@@ -219,7 +219,7 @@ class Checker:
             self._observer.came_back(cfg, "check")
 
     def _compared(self, program: CompiledProgram, cases: Sequence[CheckCase]) -> Comparison:
-        """Runs it on every set before a verdict is read: each wait for a device is long while others compile."""
+        """Runs a candidate on all sets before it reads an outcome: each wait is long while others compile."""
         begun: list[tuple[CheckCase, Begun]] = []
         for case in cases:
             begun.append((case, case.begin(program)))
@@ -253,7 +253,7 @@ def builders_of(
     made = check.builders(parts, device, inputs=dtypes, tolerance=tolerance, plain=plain)
     # What is known before the first answer, and after it.
     known = [_floats(parts[:count]) for count in range(1, len(parts) + 1)]
-    return made + [functools.partial(compiled_once.compiled, _nans, device, (floats,)) for floats in known if floats]
+    return made + [functools.partial(own_program, _nans, device, (floats,)) for floats in known if floats]
 
 
 def _poison(expected: Any) -> None:
@@ -262,7 +262,7 @@ def _poison(expected: Any) -> None:
     if not leaves:
         return
     devices = list({device for leaf in leaves for device in leaf.devices()})
-    made = compiled_once.run(_nans, devices[0], (leaves,)) if len(devices) == 1 else _nans_of_many(leaves)
+    made = run_own_program(_nans, devices[0], (leaves,)) if len(devices) == 1 else _nans_of_many(leaves)
     # An accelerator does one thing after the other, and gives memory away in that order: no need to wait.
     for spoilt in jax.block_until_ready(made) if _jax.default_platform() == "cpu" else made:
         spoilt.delete()

@@ -26,15 +26,19 @@ from .reference import PLAIN, Reference
 from .worker.export import EXPORTED, LocalBuilder, ProgramBuilder
 from .worker.tracing import StillTracing
 
-# Programs of the check are compiled under this number and those below: no candidate's.
+# Programs of the check are compiled under this number and those below; candidates have numbers from 0 on.
 _CHECKS = -3
-# The hash in a lowered text's name; what stands before it is its own, where the text does not tell which function runs.
+# Letters of the hash that names a lowered text. A longer name is of a program that no other one equals: it has a
+# callback, and its text does not tell which function that calls.
 _TEXT = 16
 
 
 @final
 class CandidateCompiler:
-    """Traces and lowers on the calling thread, which Python's lock would have the threads of a pool do one by one."""
+    """Traces and lowers on the calling thread, and compiles in the threads of a pool.
+
+    More threads would not trace faster: Python's lock lets one of them work at a time.
+    """
 
     def __init__(
         self,
@@ -63,9 +67,9 @@ class CandidateCompiler:
         self._observer: StepObserver = observer or NoObserver()
         self._tag = secrets.token_hex(4)
         self._cotangents = cotangents or Cotangents(seed)
-        # Candidates that are to come, as far as that is known.
+        # The number of candidates that the pool was opened for.
         self._expected = 0
-        # Candidates that were compiled quickly, and how they are compiled for speed.
+        # Candidates that were compiled quickly, with the function that compiles each for speed.
         self._quick: dict[int, Callable[[], Any]] = {}
         # The candidate that was lowered first to each text.
         self._first: dict[str, int] = {}
@@ -73,17 +77,17 @@ class CandidateCompiler:
         self._results: Iterator[Built | None] | None = None
         # Candidates that were given to the pool and have not come back.
         self._coming: set[int] = set()
-        # Compilations that wait for `until`.
+        # Compilations that are kept back until `until` is called, since another tuning is being timed.
         self._holds = False
         self._held: list[Callable[[], None]] = []
         # Are programs of the check, which need the shapes of a candidate's outputs, on their way?
         self._checks_given = False
-        # Compiled one at a time, so that the death of the process has one culprit.
+        # Are candidates compiled one at a time, so that a crash has one suspect?
         self._alone = False
         self._done = 0
         self._objectives: set[Objective] = set()
         self.objective: Objective = "forward"
-        # Was the time for compiling up before all were there?
+        # Was the time for compiling up before all programs were there?
         self.late = False
         self._deadline = self._end = math.inf
 
@@ -107,14 +111,14 @@ class CandidateCompiler:
         for number in fresh:
             self.add(number)
             each(number)
-            # Once a program is on its way, a deadline is a deadline.
+            # The deadline counts once a program is there or being compiled; without one a tuning has no answer.
             if (self._coming - REFERENCES or self.candidates.running) and time.perf_counter() >= deadline:
                 break
         if not ahead:
             self.until(deadline, end)
 
     def open(self, count: int, alone: bool = False) -> None:
-        """Threads for so many candidates."""
+        """Opens a pool of threads for so many candidates."""
         self._expected = count
         self._alone = alone or self._builder.one_by_one
         reference = self._reference
@@ -132,11 +136,11 @@ class CandidateCompiler:
         self._held.clear()
 
     def until(self, deadline: float, end: float = math.inf, *, needed: Collection[int] = ()) -> None:
-        """Says how long the compilations may take; no candidate is waited for that takes much longer than the others.
+        """Sets how long compiling may take; a candidate that takes much longer than the others is not waited for.
 
-        The heuristic cfg's, and what else is needed, is waited for longer. The first program that can be used is waited
-        for beyond the deadline: until `end`, the tuning's own, where there is a heuristic cfg to fall back on; else one
-        there must be, however late.
+        The heuristic cfg, and those in `needed`, are waited for longer. The first program that can be used is waited
+        for beyond the deadline: until the end of the tuning, `end`, if there is a heuristic cfg to fall back on, else
+        without a limit.
         """
         assert self._pool is not None
         self._holds = False
@@ -156,7 +160,7 @@ class CandidateCompiler:
             return
         try:
             staged = self._traced(number, cfg)
-            # Another process still traces it: the time is up, as for what still compiles.
+            # Another process was still tracing the candidate when the time was up.
             if staged is None:
                 return
             lowered, text = (None, "") if staged.as_it_is is not None else self._lowered(staged, cfg)
@@ -188,7 +192,7 @@ class CandidateCompiler:
             self._give(number, build)
 
     def _begins_quickly(self, number: int, staged: Staged, lowered: Any) -> bool:
-        """Is it first to be seen whether this can be among the fastest?
+        """Is this compiled quickly at first, to see whether it can be among the fastest?
 
         The compiler of a GPU times ways to multiply, and took 21 s for one attention on an H200; without that 1.5 s,
         for a program that ran 1.25 times as long. The first candidate, the heuristic, is compiled for speed in any
@@ -225,7 +229,7 @@ class CandidateCompiler:
                 self.candidates.advance(number, "timeout", samples_s=(), message="still compiling when the time was up")
 
     def _traced(self, number: int, cfg: Any) -> Staged | None:
-        # Where programs are exported, the process that gets them names them.
+        # Exported programs all have one name: the worker that compiles them gives each its own.
         name = EXPORTED if self._builder.is_instant else f"ejk_{self._tag}_{number}"
         on_its_way = self._coming - REFERENCES or self.candidates.running
         try:
@@ -250,7 +254,7 @@ class CandidateCompiler:
         self.candidates.advance(number, trial.status, known=True, **about)
 
     def _give_checks(self, staged: Staged) -> None:
-        # A single candidate that nothing is known of beforehand is right.
+        # A single candidate without a reference is right by definition, and needs no check.
         is_alone = max(self._expected, len(self.candidates)) == 1 and self._reference is None
         if self._checks_given or self._builder.is_instant or is_alone:
             return
@@ -280,8 +284,8 @@ class CandidateCompiler:
                 self.arrived(built)
 
     def _build(self, cfg: Any, name: str, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
-        """The program; in a thread of the pool."""
-        # A candidate that waits for another process is not at work: this one's end, or its silence, is not its doing.
+        """Builds the program, in a thread of the pool."""
+        # While a candidate waits for another process it is not at work: if this process dies, it is not to blame.
         self._builder.await_parts(staged)
         self._observer.trying(cfg, "compile", name)
         try:
@@ -295,7 +299,7 @@ class CandidateCompiler:
         return len(self._objectives) == 1
 
     def is_coming(self, number: int) -> bool:
-        """Is this one being compiled?"""
+        """Is this candidate being compiled?"""
         return number in self._coming
 
     @property
@@ -305,11 +309,11 @@ class CandidateCompiler:
 
     @property
     def is_done(self) -> bool:
-        """Have all come that will?"""
+        """Has every program come that will?"""
         return self._results is None
 
     def has_news(self) -> bool:
-        """Is there one that has come and was not taken yet?"""
+        """Has a program come that was not taken yet?"""
         return self._pool is not None and self._pool.has_news()
 
     def take(self) -> bool:
@@ -323,18 +327,18 @@ class CandidateCompiler:
         return False
 
     def finish(self) -> None:
-        """Waits for all that will come."""
+        """Waits for every program that will come."""
         while self.take():
             pass
 
     def arrived(self, built: Built | None) -> None:
-        """Takes one from the pool."""
+        """Takes a program from the pool."""
         if built is None:
             return
         number = built.number
         self._coming.discard(number)
         if number < 0:
-            # A program of the check that failed is compiled again where it is needed, and says why.
+            # A failure of a program of the check is told where the check compiles it again.
             if number in REFERENCES and self._reference is not None:
                 self._reference.arrived(built)
             return
@@ -362,7 +366,7 @@ class CandidateCompiler:
         for number in self.candidates.having("entered", "traced"):
             self.candidates.advance(number, "timeout", message=message)
         self._agree_on_objective()
-        # One that is left behind is not waited for by the next batch.
+        # The next batch does not wait for stragglers of this one.
         self._coming.clear()
 
     def _agree_on_objective(self) -> None:
@@ -379,7 +383,7 @@ class CandidateCompiler:
             pass
         if self._reference is None:
             return True
-        # Where there is a heuristic cfg to fall back on, a deadline is one for the reference too.
+        # With a heuristic cfg to fall back on, the reference has a deadline too.
         latest = (self._deadline + self._end) / 2 if self.job.heuristic_first else math.inf
         if math.isinf(latest) or self._reference.is_there_by(latest):
             return True

@@ -1,7 +1,7 @@
 """One tuning of a tuner, from its journal to its record: traced ahead of its turn, or measured at once.
 
 The candidates run in this process or in a worker; where the worker cannot have them, or cannot be started, they run
-here after all. Few candidates are raced, the best that a search finds among many likewise.
+here after all. Few candidates are raced at once; of many a search finds the best, which are raced then.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class IsolationWarning(UserWarning):
 
 @final
 class PreparedAhead:
-    """A tuning that was traced before its turn came: how long it may take, and its observer, are known when it does."""
+    """A tuning that is traced before its turn; its seconds and its watcher are known only when the turn comes."""
 
     def __init__(self, tuner: Tuner[Any], job: TuningJob, device_lock: DeviceLock, *, is_next: bool) -> None:
         self._watch: Watch = unseen
@@ -64,7 +64,7 @@ class PreparedAhead:
 
 @final
 class PreparedTuning:
-    """One job of a tuner, from its journal to its record; what is not measured has to be closed."""
+    """One job of a tuner, from its journal to its record; without `measure`, `close` has to be called."""
 
     def __init__(
         self,
@@ -89,22 +89,22 @@ class PreparedTuning:
         self.searches = tuner.searches(len(self.cfgs))
         self.budget: float | None = None
         self.allow(job.seconds)
-        # A search measures some of very many: what becomes of each is written down, not all their names.
+        # The candidates that the journal lists at its beginning: none for a search, which measures few of very many.
         self._named = () if self.searches else self.cfgs
         self._held = contextlib.ExitStack()
         self._journal: Journal | None = None
         self._prior: PriorResults = NoPriorResults()
         self._is_open = False
-        # A runner with candidates that were traced ahead, and why it is not a worker's.
+        # The runner with the candidates that `trace` has traced, and a note for the record where it is no worker's.
         self._traced: InProcessRunner | WorkerRunner | None = None
         self._note = ""
-        # Of the thread that prepares: another one that measures takes them over.
+        # JAX settings and context of the preparing thread: if another thread measures, it enters them.
         self._thread = threading.get_ident()
         self._settings = JaxSettings.here()
         self._context = contextvars.copy_context()
 
     def allow(self, seconds: float | None) -> None:
-        """Says how long it may take from now on; the tuner's own limits hold as well."""
+        """Sets the seconds that the tuning may take from now on; the tuner's own limits hold as well."""
         limits = [s for s in (seconds, self.tuner.seconds) if s is not None]
         if self.searches and math.isfinite(self._effort.seconds):
             limits.append(self._effort.seconds)
@@ -112,7 +112,7 @@ class PreparedTuning:
         self._left = math.inf if self.budget is None else self.budget
 
     def trace(self, *, is_next: bool) -> None:
-        """Traces or exports; lets the device alone where another call is being measured, and this one `is_next`."""
+        """Traces or exports the candidates. `is_next`: another call is being measured, so nothing uses the device."""
         with self._within_budget(), self.job.room():
             self._open()
             if self.searches:
@@ -129,7 +129,7 @@ class PreparedTuning:
                 self._begin(self._traced, is_next)
 
     def measure(self) -> Record:
-        """Compiles, checks and races; what was not measured is no answer."""
+        """Compiles, checks and races; a `TuningError` where the winner or the heuristic cfg was not measured."""
         if threading.get_ident() == self._thread:
             return self._measure()
         with self._settings.entered():
@@ -149,7 +149,7 @@ class PreparedTuning:
             self._open()
             record = self._run(record, self._prior)
             if record.winner is None and any(trial.status == "skipped" for trial in record.trials):
-                # All that were left of an earlier race are out: those that it dropped race after all.
+                # Every candidate that an earlier race had left has failed: those that it dropped are raced now.
                 record = self._run(replace(record, trials=()), self._prior.without_drops())
             if self._journal is not None and record.winner is not None and record.stop == "finished":
                 self._journal.finish(record, self._named)
@@ -161,7 +161,7 @@ class PreparedTuning:
 
     @contextlib.contextmanager
     def _within_budget(self) -> Iterator[None]:
-        """Counts the time in a `with` block; what lies between two of them is not the tuning's."""
+        """Takes the time in a `with` block off the budget; time between two such blocks does not count."""
         start = time.perf_counter()
         self.deadline = start + self._left
         try:
@@ -202,7 +202,7 @@ class PreparedTuning:
             note = _not_in_a_worker(error)
             if isinstance(error, IsolationError):
                 warnings.warn(f"candidates run in this process: {error}", IsolationWarning, stacklevel=2)
-            # A candidate that took a worker down would take this process down.
+            # A candidate that has ended a worker is left out: it would end this process too.
             prior = prior.without(runner.lost)
             record = self._run_on(self._runner_here(prior), record, prior)
         return replace(record, clock=record.clock + note)
@@ -224,7 +224,7 @@ class PreparedTuning:
         )
 
     def _run_on(self, runner: Runner, record: Record, prior: PriorResults) -> Record:
-        """All of few candidates, or the best that a search finds among many, against each other."""
+        """The record of a race between all candidates, or between the best that a search finds among many."""
         driver, deadline = None, self.deadline
         phases = Phases()
         with contextlib.closing(runner):
@@ -267,7 +267,7 @@ class PreparedTuning:
         return driver
 
     def _wants_a_worker(self, prior: PriorResults) -> bool:
-        """Demanded, or worth it: ahead of the program that needs the cfg, or where a candidate may have crashed one."""
+        """Is a worker demanded, or worth its cost: in an offline tuning, or where a candidate may have crashed one?"""
         if self.tuner.isolate is not None:
             return bool(self.tuner.isolate)
         return self.tuner.clock is None and (self.job.offline or any(map(prior.suspected, self.cfgs)))
@@ -295,7 +295,7 @@ def _not_in_a_worker(error: Exception) -> str:
 
 
 def _refuse_unless_measured(record: Record, *, heuristic_first: bool) -> None:
-    """Raises where nothing is known to be as good as what runs without a tuning."""
+    """Raises where no measured cfg is known to be at least as fast as the heuristic one."""
     if record.stop == "settled":
         return
     heuristic = record.trials[0] if heuristic_first else None
@@ -306,12 +306,12 @@ def _refuse_unless_measured(record: Record, *, heuristic_first: bool) -> None:
         message = f"the time was up before the heuristic cfg was measured ({why}), so nothing is known to be faster"
         raise OutOfTimeError(message, [message], record)
     others = record.trials[1:]
-    # Those that were dropped in an earlier run of this tuning were measured then.
+    # A skipped candidate was measured, and dropped, in an earlier run of this tuning.
     is_alone = not any(trial.samples_s or trial.status == "skipped" for trial in others)
     if heuristic is not None and late and heuristic.samples_s and is_alone:
         unmeasured = sum(trial.status == "timeout" for trial in others)
         if unmeasured:
-            # Kept as tuned, they would never be measured.
+            # If the heuristic cfg were kept as tuned, the other candidates would never be measured.
             message = f"the time was up before any of {unmeasured} candidates beside the heuristic cfg was measured"
             raise OutOfTimeError(message, [message], record)
     if record.winner is not None and record.trials[record.winner].samples_s:

@@ -26,10 +26,11 @@ from .progress import Step, Watch
 from .reference import Reference
 from .worker.export import ProgramBuilder
 
-# The share of a budget that compiling leaves: a candidate that is compiled and not timed cannot win.
+# The share of a budget that is kept for timing: a candidate that is compiled and not timed cannot win.
 FOR_MEASURING = 0.25
 NOT_TIMED = "not timed when the time was up"
-# Timing products made programs up to 1.4 times as fast on an H200: what is slower than this cannot win by it.
+# A compiler that times its products made programs up to 1.4 times as fast on an H200: a quickly compiled candidate that
+# is slower than the fastest by more than this cannot win by it.
 _HOPELESS = 1.6
 # Rounds of a few candidates: seconds of each, by number.
 Rows = Sequence[Mapping[int, float]]
@@ -42,27 +43,27 @@ class Runner(Protocol):
     candidates: CandidateSet
 
     def begin(self, deadline: float, end: float = math.inf, *, ahead: bool = False) -> None:
-        """Traces or exports all that entered, on the calling thread; `end` is the tuning's.
+        """Traces or exports every candidate that has entered, on the calling thread; the tuning ends at `end`.
 
         `ahead`: another tuning is being timed, so that nothing is compiled or sent yet.
         """
 
     def compile(self, deadline: float, end: float = math.inf) -> None:
-        """Makes programs of all that entered, before a device is claimed; goes on where `begin` has begun."""
+        """Makes programs of the candidates that have entered, before a device is claimed; continues after `begin`."""
 
     def check(self, deadline: float) -> None:
-        """Takes out each that fails or computes something else, where that can be known before any is timed."""
+        """Takes out each candidate that fails or is wrong; a runner may leave that to the timing."""
 
     def time_briefly(
         self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int
     ) -> Rows:
-        """A few rounds, to rank a batch."""
+        """Times candidates for a few rounds, to rank a batch."""
 
     def note_seconds(self, number: int, seconds: float, ratio: float) -> None:
         """Tells the observer what a first look has shown."""
 
     def race(self, record: Record, numbers: Sequence[int], *, deadline: float, heuristic: int | None) -> Record:
-        """The record with the outcome of a whole race."""
+        """Races candidates; the record with the outcome."""
 
     def close(self) -> None:
         """Lets everything go."""
@@ -70,7 +71,7 @@ class Runner(Protocol):
 
 @final
 class InProcessRunner:
-    """This process."""
+    """Compiles, checks and times candidates in this process."""
 
     def __init__(
         self,
@@ -96,11 +97,11 @@ class InProcessRunner:
         self._observer: StepObserver = observer or NoObserver()
         # Are candidates run while others compile? Not where both need the same cores.
         self._pipelined = device.platform != "cpu" if pipelined is None else pipelined
-        # Were candidates traced already, for the next `compile`?
+        # Has `begin` traced the candidates of the next `compile`?
         self._is_begun = False
         # Told the seconds of each round by number, and the clock.
         self._told_rounds = told_rounds
-        # Of the latest rounds.
+        # The name of the clock of the latest rounds.
         self._clock_name = ""
         self.candidates = CandidateSet(observer)
         call, self.leaves = inputs_of(job, seed)
@@ -121,14 +122,14 @@ class InProcessRunner:
         )
 
     def begin(self, deadline: float, end: float = math.inf, *, ahead: bool = False) -> None:
-        """Traces and lowers."""
+        """Traces and lowers the candidates."""
         self._is_begun = True
         self.compiler.begin(deadline, end, ahead=ahead)
 
     def compile(self, deadline: float, end: float = math.inf) -> None:
-        """Compiles, and makes both sets of inputs and what they should give: user code, so before a device is claimed.
+        """Compiles, and makes both sets of inputs with their right answers: user code, so before a device is claimed.
 
-        Where candidates are checked while others compile, it is back once all are lowered.
+        If candidates are checked while others compile, it returns once all are lowered.
         """
         if not self._is_begun:
             self.begin(deadline, end)
@@ -137,26 +138,29 @@ class InProcessRunner:
         self.wait()
 
     def wait(self) -> None:
-        """Waits for programs, or for what is needed to check the first one."""
+        """Waits for all programs; if candidates are checked while others compile, for the reference alone."""
         if not (self._pipelined and self.compiler.pipelined):
             self.compiler.finish()
         if self.compiler.await_reference():
             self.checker.cases()
 
     def check(self, deadline: float = math.inf) -> None:
-        """Each runs on two sets of inputs."""
+        """Runs each candidate on two sets of inputs, and compares its answers."""
         self._check_those_there(deadline)
         while self.compiler.take():
             self._check_those_there(deadline)
         for number in self.candidates.having("compiled"):
-            # One that is right there must be, however late.
+            # The deadline counts only once one candidate has passed the check.
             if self.candidates.having("checked", "timed") and time.perf_counter() >= deadline:
                 self.candidates.advance(number, "timeout", message="not checked when the time was up")
             else:
                 self.checker.check(number)
 
     def _check_those_there(self, deadline: float) -> None:
-        """Checks what has arrived until something new does; without a reference the earliest that runs comes first."""
+        """Checks compiled candidates until another program arrives.
+
+        Without a reference the first right candidate says what is right, so that one is the earliest that runs.
+        """
         while not self.compiler.is_done and not self.compiler.has_news() and time.perf_counter() < deadline:
             there = self.candidates.having("compiled")
             is_one_right = bool(self.candidates.having("checked", "timed"))
@@ -167,7 +171,7 @@ class InProcessRunner:
     def time_briefly(
         self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int
     ) -> Rows:
-        """Timed here."""
+        """Times candidates for a few rounds in this process."""
         sampler = self._sampler(numbers, deadline)
         place = None if kept is None else numbers.index(kept)
         outcome = sampler.race(least_rounds=rounds, most_rounds=rounds, protected=place, seed=seed)
@@ -179,18 +183,18 @@ class InProcessRunner:
                 continue
             for r, value in lane.samples.items():
                 rows[r][number] = math.exp(value)
-            # The one that runs along keeps what it was known by.
+            # The best of earlier batches, which runs along, keeps its earlier samples.
             if lane.samples and number != kept:
                 self.candidates.advance(number, "timed", samples_s=lane.seconds, dropped_round=len(lane.samples))
         return rows
 
     def sampler_of(self, numbers: Sequence[int], *, seed: int) -> RoundSampler:
-        """Rounds of these programs alone, on the inputs that a race would take."""
+        """A sampler of these candidates' programs, with the inputs of a race."""
         programs, others = self.candidates.running, [case.leaves for case in self.checker.sets()[1:]]
         return RoundSampler(self._clock, programs, self.leaves, numbers, warmup=self._warmup, seed=seed, others=others)
 
     def race(self, record: Record, numbers: Sequence[int], *, deadline: float, heuristic: int | None) -> Record:
-        """Raced here."""
+        """Races candidates in this process; on Ctrl-C the rounds so far decide, and are raised."""
         numbers = self._without_hopeless(numbers, heuristic, deadline)
         place = numbers.index(heuristic) if heuristic is not None and heuristic in numbers else None
         rounds: list[Mapping[int, float]] = []
@@ -219,7 +223,7 @@ class InProcessRunner:
         return record
 
     def _without_hopeless(self, numbers: Sequence[int], heuristic: int | None, deadline: float) -> list[int]:
-        """Those to be raced: what was compiled quickly and is near the fastest is compiled for speed now."""
+        """The candidates to be raced; quickly compiled ones that are near the fastest are compiled for speed now."""
         quick = [number for number in numbers if self.compiler.is_quick(number)]
         if not quick:
             return list(numbers)
@@ -242,7 +246,7 @@ class InProcessRunner:
         return [n for n in numbers if self.candidates.runs(n) and (n not in quick or n in near)]
 
     def note_seconds(self, number: int, seconds: float, ratio: float) -> None:
-        """Tells the observer."""
+        """Tells the observer a candidate's seconds, and its ratio to the best."""
         cfg, name = self.candidates.cfg(number), self.candidates.program_name(number)
         self._observer.dropped(cfg, name, seconds=seconds, ratio=ratio, clock=self._clock_name)
 
@@ -299,13 +303,13 @@ def finished(
     heuristic: int | None,
     late: bool,
 ) -> Record:
-    """The record of a race of these numbers; what is known of the others is in it too."""
+    """The record of a race of these candidates, with the outcomes of all others."""
     for number, lane in zip(numbers, outcome.lanes, strict=True):
         if lane.failure is not None:
             candidates.fail(number, lane.failure, "runtime", samples_s=lane.seconds)
         elif lane.samples:
             candidates.advance(number, "timed", samples_s=lane.seconds, dropped_round=lane.dropped_round)
-        # What a first look has timed stays known.
+        # A candidate that a first look has timed keeps its samples.
         elif candidates.state(number) != "timed":
             candidates.advance(number, "timeout", message=NOT_TIMED)
     order = [numbers[place] for place in outcome.order]
@@ -323,7 +327,7 @@ def finished(
 
 
 def _stop(decided: bool, trials: Sequence[Trial], late: bool) -> Stop:
-    """The reason that a race ended; candidates that only had no time did not fail."""
+    """The reason that a race ended: `deadline`, not `failed`, if candidates only lacked time."""
     if late and (decided or any(trial.status == "timeout" for trial in trials)):
         return "deadline"
     return "finished" if decided else "failed"

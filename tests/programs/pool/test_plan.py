@@ -13,8 +13,8 @@ from ejkernel.ops.core.errors import SignatureError
 from ejkernel.ops.core.request import ask
 from ejkernel.ops.programs.found_call import FoundCall
 from ejkernel.ops.programs.pool.plan import planned, together_for
+from ejkernel.ops.programs.pool.serialization import asked_call, plain_tuner
 from ejkernel.ops.programs.pool.totals import PoolTotals
-from ejkernel.ops.programs.pool.travelling import asked_call, plain_tuner
 
 
 def plan(calls, tuner=None):

@@ -1,6 +1,6 @@
 """Whole programs on a pool: order, budgets, interrupts, kernels inside kernels, and calls of other devices.
 
-Covers `programs/pool/elsewhere.py` and `programs/pool/keeper.py`.
+Covers `programs/pool/absent_devices.py` and `programs/pool/keeper.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The other end of a pool: what a worker tunes, and what it refuses.
 
-Covers `programs/pool/task.py` and `programs/pool/travelling.py`.
+Covers `programs/pool/task.py` and `programs/pool/serialization.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from fakes_pool import Adding, calls_of, selecting
 from ejkernel.ops import Invocation
 from ejkernel.ops.core.request import ask
 from ejkernel.ops.programs.found_call import FoundCall
+from ejkernel.ops.programs.pool.serialization import asked_call, plain_tuner
 from ejkernel.ops.programs.pool.task import Reply, Task
-from ejkernel.ops.programs.pool.travelling import asked_call, plain_tuner
 from ejkernel.ops.programs.pool.worker import run_task
 
 

@@ -18,7 +18,7 @@ from ejkernel.ops.timing.program import Staged
 from ejkernel.ops.tuning.candidates import CandidateSet
 from ejkernel.ops.tuning.compile import CandidateCompiler
 from ejkernel.ops.tuning.job import TuningJob
-from ejkernel.ops.tuning.worker.ahead import AheadCompiler
+from ejkernel.ops.tuning.worker.ahead_compiler import AheadCompiler
 from ejkernel.ops.tuning.worker.delivered import Deliveries, Delivery, NotDelivered
 from ejkernel.ops.tuning.worker.executables import compiled, written_down
 from ejkernel.ops.tuning.worker.limits import Isolation

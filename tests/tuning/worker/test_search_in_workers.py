@@ -24,7 +24,7 @@ from ejkernel.ops.tuning.search import driver
 from ejkernel.ops.tuning.search.effort import EFFORTS
 from ejkernel.ops.tuning.tuner import IsolationWarning
 from ejkernel.ops.tuning.worker import runner
-from ejkernel.ops.tuning.worker.ahead import AheadCompiler
+from ejkernel.ops.tuning.worker.ahead_compiler import AheadCompiler
 from ejkernel.ops.tuning.worker.main import Worker
 from ejkernel.ops.tuning.worker.process import WorkerGone, WorkerProcess
 from ejkernel.ops.tuning.worker.protocol import Message

@@ -8,7 +8,7 @@ from typing import Any, final
 from ...core.record import Record
 from ..found_call import FoundCall
 
-# A store that is full is tried again after so many seconds each.
+# Seconds of waiting before each new attempt to write to a store that was full.
 _PAUSES = (0.0, 0.2, 1.0)
 
 

@@ -9,7 +9,7 @@ import threading
 from ...tuning.worker.child_setup import set_up_child
 from ...tuning.worker.protocol import Message, Receiver, Sender
 from .by_name import named
-from .courier import said
+from .client import said
 
 
 def main() -> None:

@@ -16,21 +16,21 @@ from ...core import codec
 from ...core.cfg import same
 from ...core.errors import OpsError, SignatureError
 from ...core.key import Key
-from ..ahead import TracedAhead
 from ..batch import AutotuneOptions, BatchTuner
 from ..budget_split import allotted
 from ..found_call import FoundCall
 from ..interrupts import Interrupts
 from ..results import Entry
-from .courier import Arrived, Courier, PoolBroken, broke, check_pool, workers_of
-from .elsewhere import kept_entry, known_entry
+from ..trace_ahead import TracedAhead
+from .absent_devices import kept_entry, known_entry
+from .client import Arrived, PoolBroken, PoolClient, broke, check_pool, workers_of
 from .engines import suited
 from .keeper import RecordKeeper
 from .plan import PoolPlan, planned, seeds_for, together_for
 from .schedule import Schedule, Work, rules_of
+from .serialization import asked_call, plain_tuner, rebuilt_record
 from .task import AskedCall, Reply, Task, TaskOutcome
 from .totals import PoolTotals, WorkerTotals
-from .travelling import asked_call, plain_tuner, rebuilt_record
 from .worker import run_task
 
 # How long this process waits at most before it looks at its own state: Ctrl-C, deadlines, stragglers.
@@ -51,7 +51,7 @@ class _PoolRun:
 
     plan: PoolPlan
     schedule: Schedule
-    courier: Courier
+    client: PoolClient
 
 
 @final
@@ -82,8 +82,8 @@ class PoolTuner(BatchTuner):
         plan = self._plan(calls, interrupts)
         works = plan.works(self._together)
         schedule = Schedule(works, inner=plan.inner, workers=workers_of(pool), rules=self._rules)
-        with contextlib.closing(Courier(pool, run_task)) as courier:
-            run = _PoolRun(plan, schedule, courier)
+        with contextlib.closing(PoolClient(pool, run_task)) as client:
+            run = _PoolRun(plan, schedule, client)
             try:
                 while schedule.is_busy:
                     interrupts.check()
@@ -127,13 +127,13 @@ class PoolTuner(BatchTuner):
 
     def _turn(self, run: _PoolRun) -> None:
         """Sends what can be sent, and takes what came back."""
-        schedule, courier = run.schedule, run.courier
+        schedule, client = run.schedule, run.client
         now = time.perf_counter()
         try:
             while (work := schedule.next(now)) is not None:
                 self._send(run, work)
                 # An executor without threads has answered already.
-                while (arrived := courier.receive(0.0)) is not None:
+                while (arrived := client.receive(0.0)) is not None:
                     self._take(run, arrived)
         except PoolBroken as error:
             self._close(run, str(error))
@@ -147,7 +147,7 @@ class PoolTuner(BatchTuner):
                 schedule.reorder(run.plan.rank())
                 now = time.perf_counter()
             until = min(_POLL_SECONDS, schedule.seconds_until_late(now), max(0.0, self._left() + _GRACE_SECONDS))
-            arrived = courier.receive(until)
+            arrived = client.receive(until)
             if arrived is not None:
                 self._take(run, arrived)
 
@@ -169,7 +169,7 @@ class PoolTuner(BatchTuner):
         number = schedule.sent(work, time.perf_counter())
         self._begun = True
         try:
-            run.courier.send(number, task.dumps())
+            run.client.send(number, task.dumps())
         except PoolBroken:
             schedule.unsent(number)
             raise
@@ -201,7 +201,7 @@ class PoolTuner(BatchTuner):
 
     def _save(self, run: _PoolRun) -> None:
         """Keeps the answers that have arrived and were not taken, or not to the end."""
-        for arrived in run.courier.ended():
+        for arrived in run.client.ended():
             with contextlib.suppress(ValueError):
                 reply = Reply.loads(arrived.text)
                 for outcome in reply.outcomes:
@@ -210,7 +210,7 @@ class PoolTuner(BatchTuner):
 
     def _take(self, run: _PoolRun, arrived: Arrived) -> None:
         self._read(run, arrived)
-        run.courier.forget(arrived.number)
+        run.client.forget(arrived.number)
 
     def _read(self, run: _PoolRun, arrived: Arrived) -> None:
         work = run.schedule.came_back(arrived.number)
@@ -316,7 +316,7 @@ class PoolTuner(BatchTuner):
 
     def _cancel(self, run: _PoolRun, numbers: Iterable[int]) -> None:
         for number in numbers:
-            run.courier.cancel(number)
+            run.client.cancel(number)
 
     def _name(self, key: Key, why: str) -> None:
         """Leaves a call as it is, and says why."""
@@ -329,7 +329,7 @@ class PoolTuner(BatchTuner):
         if not self._progress.is_due:
             return
         numbers = run.schedule.numbers
-        places = sorted(set(filter(None, map(run.courier.where, numbers)))) or sorted(self._totals.workers)
+        places = sorted(set(filter(None, map(run.client.where, numbers)))) or sorted(self._totals.workers)
         where = (
             f" ({', '.join(places[:_MOST_PLACES])}{', ...' if len(places) > _MOST_PLACES else ''})" if places else ""
         )

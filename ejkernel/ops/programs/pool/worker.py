@@ -15,7 +15,7 @@ from ..._version import __version__
 from ...core.errors import ConfigTypeError, RecordFormatError, SignatureError
 from ...core.key import Key
 from ...core.record import Record
-from .courier import said
+from .client import said
 from .task import PROTOCOL, AskedCall, Reply, Task, TaskOutcome, asked_by
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _tuned(task: Task, asked: AskedCall, device: jax.Device) -> TaskOutcome:
     from ...config.selection import AutotunePolicy, ConfigSelectorChain
     from ...core.request import ask
     from ..found_call import FoundCall
-    from .travelling import rebuilt_call, revived_all, travelled_tuner
+    from .serialization import rebuilt_call, rebuilt_tuner, revived_all
 
     kernel, inv, trace_context = rebuilt_call(asked, task.device)
     policy = AutotunePolicy(validate_backward=asked.objective == "forward+backward")
@@ -131,7 +131,7 @@ def _tuned(task: Task, asked: AskedCall, device: jax.Device) -> TaskOutcome:
         request = ask(inv, kernel, asked.objective)
         if request.key != asked.key:
             raise SignatureError(f"makes the key {request.key} of {asked.key}")
-        selector.tuner = travelled_tuner(task.tuner, revived_all(request, asked.seeds))
+        selector.tuner = rebuilt_tuner(task.tuner, revived_all(request, asked.seeds))
         decision = selector.tune(inv, kernel, asked.repetitions, seconds=asked.seconds)
     if decision.record is None:
         why = dict(decision.misses).get("autotune", "") or "nothing was measured"

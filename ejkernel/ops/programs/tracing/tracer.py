@@ -29,8 +29,8 @@ from ...tuning.worker.main import take_device
 from ...tuning.worker.protocol import Message, Receiver, Sender
 from ...tuning.worker.runner import export_platform
 from ...tuning.worker.tracing import shapes_of
+from ..pool.serialization import rebuilt_call
 from ..pool.task import AskedCall
-from ..pool.travelling import rebuilt_call
 
 # The last of all: the worker's own compilations, which measuring waits for, took twice as long beside them.
 _NICE = 19

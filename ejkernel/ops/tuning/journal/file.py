@@ -29,13 +29,13 @@ from .observer import Doing
 from .replay import JournalContent, fits
 
 SUFFIX = ".jsonl"
-# Another format has other files.
+# The version of the format; it is part of a journal's file name.
 FORMAT = 3
-# The format before this one: its crashes are read.
+# The version before this one: of its journals the crashes are read.
 _BEFORE = 2
 
 _APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-# Far above what the largest search writes; a larger journal, or a longer line of one, is none of ours.
+# Far above what the largest search writes: no tuning of ours made a larger journal, or a longer line.
 _LARGEST, _LONGEST_LINE = 64 << 20, 1 << 20
 # Bytes of the first line.
 _SLOT = 80
@@ -92,19 +92,19 @@ class Journal:
     def __init__(self, path: Path, before: Path | None = None) -> None:
         self.path = path
         self._before = before
-        # What it held when it was opened.
+        # The content when the journal was opened.
         self.history = JournalContent()
         self._descriptor: int | None = None
         self._slot: int | None = None
         self._file_lock: FileLock | None = None
         self._mutex = threading.Lock()
         self._ids: dict[int, tuple[Any, str | None]] = {}
-        # What the candidates' programs are called.
+        # Names of the candidates' programs, by the candidates' ids.
         self._programs: dict[str, str] = {}
 
     @property
     def writable(self) -> bool:
-        """Does this process hold it?"""
+        """Does this process hold the journal, and write it?"""
         return self._descriptor is not None
 
     def __enter__(self) -> Self:
@@ -121,7 +121,7 @@ class Journal:
         """Takes the journal and reads it; where another process has it, or nothing can be written, it is only read."""
         try:
             if not self._take():
-                # The process that has it is at it: what that is doing now is no crash.
+                # Another process tunes now: the candidate in the slot is at work there, and has not crashed.
                 return JournalContent.of(read(self.path), alone=False)
             lines = list(read(self.path))
             history = JournalContent.of(lines, alone=True)
@@ -153,7 +153,7 @@ class Journal:
                 self._rewrite(short)
                 is_new = True
             self._slot = plain_file.open_plain(str(self.path), os.O_WRONLY)
-        # Then it stays as it is: nothing that is known is given up for that.
+        # A journal that cannot be written anew stays as it is, with all its lines.
         except OSError as error:
             self._say(error)
         return is_new
@@ -172,7 +172,7 @@ class Journal:
         if found.st_uid != os.getuid() or found.st_mode & 0o002:
             raise PermissionError(errno.EPERM, "another user may write it; remove it", str(self.path))
         if found.st_mode & 0o020:
-            # As a umask of 002 left it: taken once.
+            # A umask of 002 lets the group write: the journal is trusted this once, and closed to the group.
             os.fchmod(self._descriptor, stat.S_IMODE(found.st_mode) & ~0o020)
         return True
 
@@ -190,11 +190,11 @@ class Journal:
             self._file_lock = None
 
     def begin(self, identity: str, cfgs: Sequence[Any], *, fresh: bool) -> None:
-        """A tuning of these candidates begins; a fresh one takes over nothing but crashes."""
+        """Notes that a tuning of these candidates begins; a fresh one takes over nothing but crashes."""
         self._write(begin=identity, fresh=fresh, candidates=[cfg_id(cfg) for cfg in cfgs])
 
     def trying(self, cfg: Any, doing: Doing, program: str = "") -> None:
-        """Named before it is done: in the slot, or in a line where several are at it at once."""
+        """Names a candidate before its step: in the slot, or for compiling, which several do at once, in a line."""
         one = self._id(cfg)
         if doing != "compile":
             self._fill_slot(one, doing)
@@ -203,42 +203,42 @@ class Journal:
             self._write(trying=one, doing=doing)
 
     def came_back(self, cfg: Any, doing: Doing) -> None:
-        """The process still runs."""
+        """Notes that the process has survived a candidate's step."""
         one = self._id(cfg)
         if doing == "compile":
             self._write(back=one, doing=doing)
             return
         self._fill_slot(None, doing)
-        # A suspect has come back from what it was suspected of.
+        # The candidate was suspected of an earlier death, and has survived the step this time.
         if one in self.history.suspects:
             self._write(back=one, doing=doing)
 
     def failed(self, trial: Trial, program: str) -> None:
-        """An outcome that need not be found again; without a program to tell it by, it has to be."""
+        """Writes down a failure, so that no later tuning repeats it; without a program's name it would not be found."""
         if program:
             self._write(failed=cfg_id(trial.cfg), program=program, trial=_about(trial))
 
     def lost(self, trial: Trial, program: str) -> None:
-        """Never again, until it is asked for."""
+        """Writes down a candidate that ended a process: it does not run again before `forget_crashes`."""
         one = cfg_id(trial.cfg)
         line = {"lost": one, "program": program, "cfg": repr(trial.cfg)[:200], "trial": _about(trial)}
         self._write(**line)
-        # Known at once: should the worker turn out to be of no use, the others run in this process.
+        # Also in `history`: if no worker can be used, the candidates run in this process, without this one.
         if one is not None:
             self.history.lost[one] = line
 
     def dropped(self, cfg: Any, program: str, *, seconds: float, ratio: float, clock: str) -> None:
-        """Timed, and clearly slower than the best."""
+        """Writes down a candidate that was timed, and is clearly slower than the best."""
         one = self._id(cfg)
         if one is not None:
             self._append(_line(_drop(one, program, seconds, ratio, clock)))
 
     def finish(self, record: Record, cfgs: Sequence[Any]) -> None:
-        """The tuning is over: what is worth keeping is written anew, in one piece."""
+        """Ends the tuning: what a later one needs is written anew, in one piece."""
         if self._descriptor is None:
             return
         self._append(b"".join(map(_line, self._losers(record))))
-        # This process lives: a candidate that still compiles was left behind, and has ended nothing.
+        # `alone=False`: a candidate that still compiles is a straggler, and no suspect, since this process lives.
         kept = JournalContent.of(read(self.path), alone=False)
         kept.shorten()
         kept.crashed = False
@@ -273,18 +273,18 @@ class Journal:
                 self._say(error)
 
     def _id(self, cfg: Any) -> str | None:
-        """Looked up, since it is asked for before every run; a tuning keeps its cfgs, so that addresses tell."""
+        """The id of a cfg, kept by the cfg's address: it is needed before every run, and a tuning keeps its cfgs."""
         known = self._ids.get(id(cfg))
         if known is None or known[0] is not cfg:
             known = self._ids[id(cfg)] = cfg, cfg_id(cfg)
         return known[1]
 
     def _rewrite(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Puts other lines in the place of all, behind an empty slot."""
-        # One name is enough: the process that holds the lock is alone.
+        """Replaces all lines, behind an empty slot."""
+        # One temporary name is enough: only the process that holds the lock writes.
         temporary = self.path.with_suffix(".tmp")
         try:
-            # Nor is a planted link followed: what lies there goes first.
+            # A link that was planted under the temporary name is removed, not followed.
             temporary.unlink(missing_ok=True)
             with open(plain_file.open_plain(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(_slot_line(None, "check") + b"".join(map(_line, lines)))

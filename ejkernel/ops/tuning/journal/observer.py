@@ -17,13 +17,13 @@ OWN = "own "
 
 
 class StepObserver(Protocol):
-    """Hears of every step before it is taken, and of every outcome; from any thread."""
+    """Told of every step before it is taken, and of every outcome; from any thread."""
 
     def trying(self, cfg: Any, doing: Doing, program: str = "") -> None:
-        """This may be the last thing that the process does; `program` names what is compiled."""
+        """A candidate is about to take a step, which may end the process; `program` names what is compiled."""
 
     def came_back(self, cfg: Any, doing: Doing) -> None:
-        """The process still runs, whatever the outcome of that step."""
+        """A candidate's step is over and the process still runs, whatever the outcome."""
 
     def failed(self, trial: Trial, program: str) -> None:
         """A candidate is out; `program` names what was lowered, empty where nothing was."""
@@ -59,16 +59,16 @@ class PriorResults(Protocol):
     """Results that are known of the candidates before a tuning begins."""
 
     def barred(self, cfg: Any) -> Trial | None:
-        """The outcome of one that crashed or hung: it is not even traced."""
+        """The outcome of a candidate that crashed or hung: it is not even traced."""
 
     def known(self, cfg: Any, program: str) -> Trial | None:
-        """The outcome of one that need not run again, as long as it is this program."""
+        """The outcome of a candidate that need not run again, as long as it has this program."""
 
     def seconds(self, cfgs: Sequence[Any]) -> Mapping[int, float]:
         """Places of cfgs that a search which was killed has timed, and their seconds then."""
 
     def suspected(self, cfg: Any) -> bool:
-        """Was it at work when a process died for a reason that is not known?"""
+        """Was this candidate at work when a process died for an unknown reason?"""
 
     def in_worker(self) -> PriorResults:
         """These results for candidates in a worker process, where suspects may run."""
@@ -88,18 +88,18 @@ class NoPriorResults:
     lost: Sequence[Trial] = ()
 
     def barred(self, cfg: Any) -> Trial | None:
-        """The outcome of one that was lost just now."""
+        """The outcome of a candidate that ended a worker in this tuning."""
         return next((trial for trial in self.lost if places([cfg], [trial.cfg])), None)
 
     def known(self, cfg: Any, program: str) -> None:
         """No outcome."""
 
     def seconds(self, cfgs: Sequence[Any]) -> Mapping[int, float]:
-        """None."""
+        """No cfg was timed."""
         return {}
 
     def suspected(self, cfg: Any) -> bool:
-        """None is."""
+        """No candidate is suspected."""
         return False
 
     def in_worker(self) -> NoPriorResults:

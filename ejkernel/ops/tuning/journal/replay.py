@@ -96,24 +96,24 @@ class JournalContent:
     """Outcomes of one key's candidates, by their ids."""
 
     identity: str = ""
-    # Outcomes of those that took a process with them: they outlive everything else.
+    # Outcomes of candidates that ended a process: they are kept when all else is forgotten.
     lost: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    # At work when a process died of an unknown cause: what each was doing, once for every death.
+    # Candidates that were at work when a process died of an unknown cause: the step of each, once for every death.
     suspects: dict[str, list[str]] = field(default_factory=dict)
     failed: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    # Timed, and slower than the best: seconds, ratio, clock and program.
+    # Candidates that were timed and slower than the best: seconds, ratio, clock and program.
     dropped: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    # Did a candidate crash, or a process die, since the first was dropped? Then it may have been dropped against one
-    # that cannot be used.
+    # Did a candidate crash, or a process die, since the first one was dropped? Then that one may have been dropped for
+    # being slower than a candidate that cannot be used.
     crashed: bool = False
-    # Of a tuning that is over.
+    # The winner and the candidates of a tuning that is over.
     winner: str | None = None
     candidates: Sequence[str | None] = ()
     _at_work: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(lines: Iterable[Mapping[str, Any]], *, alone: bool) -> JournalContent:
-        """Replays a journal; alone: no process is writing it, so that a candidate still at work never came back."""
+        """Replays a journal. `alone`: no process is writing it, so a candidate that is at work has ended its own."""
         history = JournalContent()
         slot: Mapping[str, Any] | None = None
         for line in lines:
@@ -165,7 +165,7 @@ class JournalContent:
 
     def _came_back(self, one: str, doing: str) -> None:
         self._at_work.pop(one, None)
-        # A candidate that compiles may still crash when it runs, which it was suspected of.
+        # A candidate that is suspected of a crash in its run is not cleared by having been compiled.
         if doing not in ("compile", "lower") or set(self.suspects.get(one, ())) <= {"compile", "lower"}:
             self.suspects.pop(one, None)
 
@@ -177,7 +177,7 @@ class JournalContent:
         self._at_work.clear()
 
     def forget(self) -> None:
-        """Everything but crashes."""
+        """Forgets everything but crashes."""
         self.failed, self.dropped, self.winner, self.crashed = {}, {}, None, False
 
     def shorten(self) -> None:

@@ -35,16 +35,16 @@ class Remembered:
     """Results of an earlier tuning, as its journal tells them."""
 
     history: JournalContent
-    # Ids of those that were dropped and do not race again; a search has none.
+    # Ids of the candidates that were dropped and do not race again; a search has none.
     dropped: frozenset[str] = frozenset()
-    # Runs in a process of its own: then none is barred on suspicion.
+    # Do candidates run in a worker? Then no candidate is barred on suspicion alone.
     isolated: bool = False
-    # Candidates that took a worker down just now: a history knows no cfg that has no stable form.
+    # Candidates that ended a worker in this tuning; the journal has only cfgs with a stable form.
     gone: Sequence[Trial] = ()
 
     def suspected(self, cfg: Any) -> bool:
-        """Was it at work when a process died that it shared with others?"""
-        # There are mostly none, and a space may have tens of thousands of cfgs.
+        """Was this candidate at work when a process died for an unknown reason? In a worker it may run all the same."""
+        # Mostly there are no suspects, and to name each of tens of thousands of cfgs takes long.
         return not self.isolated and bool(self.history.suspects) and cfg_id(cfg) in self.history.suspects
 
     def in_worker(self) -> Remembered:
@@ -60,7 +60,7 @@ class Remembered:
         return replace(self, dropped=frozenset())
 
     def barred(self, cfg: Any) -> Trial | None:
-        """The outcome of one that crashed or hung; outside a worker also of one that was at work at two deaths."""
+        """The outcome of a candidate that crashed or hung; outside a worker two deaths while it was at work suffice."""
         one = cfg_id(cfg)
         if one in self.history.lost:
             return _lost(cfg, self.history.lost[one])

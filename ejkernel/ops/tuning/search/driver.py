@@ -122,7 +122,7 @@ class SearchDriver:
         return {i: seconds * scale for i, seconds in self._earlier.items()}
 
     def finalists(self) -> list[int]:
-        """The numbers of those to be raced: the best so far, the first candidate, then the next best.
+        """The numbers of the candidates to be raced: the best so far, the first candidate, then the next best.
 
         The best so far has the first turn: should the time be up, it wins by what is known of it.
         """
@@ -151,7 +151,7 @@ class SearchDriver:
             number = self._runs_as(i)
             if number in found:
                 self.known[i] = found[number]
-            # One that the clock cut off was not measured; any other that did not run has failed.
+            # A candidate for which the time was up is unmeasured; any other one that did not run has failed.
             elif not late or not self._has_no_time(number):
                 self.known[i] = math.inf
         return {i: self.known[i] for i in wanted if i in self.known}
@@ -162,10 +162,10 @@ class SearchDriver:
     def _time_briefly(self, wanted: Sequence[int]) -> dict[int, float]:
         """Seconds of a batch, relative to the best so far, which runs along in every round.
 
-        So a batch for which the device's clock could not be had, and the host's served, still fits the others.
+        So a batch that had to be timed by the host's clock can be compared with batches timed by the device's.
         """
         candidates = self.candidates
-        # A program that an earlier batch timed already stands for its equals.
+        # A candidate with the same program as one of an earlier batch has the seconds of that one.
         seconds = {self._runs_as(i): known for i, known in self.known.items() if candidates.runs(self._runs_as(i))}
         fresh = [n for n in dict.fromkeys(map(self._runs_as, wanted)) if candidates.runs(n) and n not in seconds]
         if not fresh:
@@ -179,7 +179,7 @@ class SearchDriver:
         for number in fresh:
             if candidates.runs(number) and any(number in row for row in rows):
                 seconds[number] = _seconds(number, rows, None if anchor is None else (anchor, seconds[anchor]))
-        # The best so far can fail, or take its process down, as late as now.
+        # The best candidate so far may have failed, or ended its process, in these very rounds.
         for i in [i for i in self.known if self._runs_as(i) == anchor and not candidates.runs(anchor)]:
             self.known[i] = math.inf
         self._write_down(seconds, fresh)

@@ -32,12 +32,13 @@ class Deliveries:
         self._taken: set[str] = set()
         # Why executables could not be loaded, by their names.
         self.refused: dict[str, str] = {}
-        # May threads wait for what has not come? Those that began to wait in an earlier turn may not.
+        # May threads wait for an executable that has not come? A thread that began to wait before the turn changed
+        # may not.
         self._waits = True
         self._turn = 0
 
     def begin(self) -> None:
-        """Another tuning, or the same one sent again with all its executables: nothing of the last one is kept."""
+        """Begins another tuning, or the same one anew, for which all executables are sent again: nothing is kept."""
         with self._changed:
             self._arrived.clear()
             self._taken.clear()
@@ -47,26 +48,26 @@ class Deliveries:
             self._changed.notify_all()
 
     def arrive(self, name: str, delivery: Delivery) -> None:
-        """One has come; it comes twice where two candidates have one program."""
+        """Takes in an executable; one that two candidates share arrives twice."""
         with self._changed:
             if name not in self._taken:
                 self._arrived[name] = delivery
                 self._changed.notify_all()
 
     def wait(self) -> None:
-        """From now on threads wait for what has not come."""
+        """Lets threads wait for executables that have not come, from now on."""
         with self._changed:
             self._waits = True
 
     def stop_waiting(self) -> None:
-        """The tuning goes on with those that are there: no thread is left with one that is not."""
+        """Ends every wait: the tuning goes on with the executables that are there."""
         with self._changed:
             self._waits = False
             self._turn += 1
             self._changed.notify_all()
 
     def wait_for(self, name: str) -> None:
-        """Waits until one is there, or was taken; `NotDelivered` where the tuning does not wait for it any longer."""
+        """Waits until an executable is there, or was taken; `NotDelivered` once waits have ended."""
         with self._changed:
             turn = self._turn
             while name not in self._arrived and name not in self._taken:
@@ -82,7 +83,7 @@ class Deliveries:
                 return None
             self._taken.add(name)
             found = self._arrived.pop(name)
-            # The others that wait for it compile it.
+            # Other threads that wait for this executable wake up, and compile it themselves.
             self._changed.notify_all()
         if found.why:
             raise NotDelivered(found.why)
@@ -90,7 +91,7 @@ class Deliveries:
             return None
         try:
             return read_back(found.data, program, for_speed=for_speed, seconds=found.seconds)
-        # It does not fit this process or its device. Compiled here it does, or says why not.
+        # The executable does not fit this process or its device: the program is compiled here instead.
         except Exception as error:
             self.refused[name] = (
                 f"compiled in the worker: what another process had made cannot be loaded ({first_line(error)})"

@@ -33,17 +33,17 @@ class FlatExecutable(NamedTuple):
 
 
 def loaded(data: bytes) -> Any:
-    """An exported program."""
-    # Importing it loads the functions that its programs call on the host; without them they fail to compile.
+    """The exported program behind these bytes, ready to be called."""
+    # The import of Mosaic GPU registers host functions that its programs call; without them compiling fails.
     if b"mosaic_gpu" in data:
-        # Where a package that it needs is missing, the program fails with its own words.
+        # If a package that Mosaic GPU needs is missing, compiling the program fails, and says so.
         with contextlib.suppress(ImportError):
             importlib.import_module("jax.experimental.mosaic.gpu")
     return jax.export.deserialize(bytearray(data))
 
 
 def compiled(data: bytes, *, for_speed: bool | None = None, load: Callable[[bytes], Any] = loaded) -> FlatExecutable:
-    """Compiles a program on this thread; None: for speed, unless the compiler would run its products."""
+    """Compiles a program on this thread. `for_speed=None`: for speed, unless the compiler would time its products."""
     start = time.perf_counter()
     with _jax.clean_room():
         exported = load(data)

@@ -27,21 +27,21 @@ from ..job import TuningJob
 from ..journal.observer import Doing
 from ..reference import ExportedReference
 from ..runner import FOR_MEASURING, InProcessRunner
-from .ahead import AheadCompiler
+from .ahead_compiler import AheadCompiler
 from .child_setup import set_up_child
 from .delivered import Deliveries, delivery_of
 from .executables import compiled, loaded
 from .prepare import prepare
 from .protocol import Message, Receiver, Sender, unpack
 
-# Enough for the parent to go first.
+# The niceness of a worker beside an accelerator: its parent, which traces, has the processors first.
 _NICE = 10
 
 
 def main() -> None:
-    """Serves until the other side is gone."""
+    """Serves until the parent is gone."""
     set_up_child()
-    # What libraries print must not get between the messages.
+    # Messages have the first output to themselves: what libraries print goes to the error stream.
     ahead, delivered = AheadCompiler(), Deliveries()
     worker = Worker(Sender(os.dup(1)), ahead, delivered)
     os.dup2(2, 1)
@@ -54,18 +54,18 @@ def main() -> None:
 def _listen(receiver: Receiver, inbox: queue.SimpleQueue[Message], ahead: AheadCompiler, delivered: Deliveries) -> None:
     while (message := receiver.receive()) is not None:
         if message.verb == "ahead":
-            # Of the next tuning: this one's work does not wait for it.
+            # A program of the next tuning: it is compiled by threads of its own, beside this tuning's work.
             ahead.give(bytes(message.parts[0]))
         elif message.verb == "prepare":
             prepare(message.head, [bytes(part) for part in message.parts], ahead)
         elif message.verb == "executable":
-            # Threads wait for it, while the one that obeys may be busy.
+            # Compiling threads wait for the executable, so it goes past the queue: the main thread may be busy.
             delivered.arrive(message.head["name"], delivery_of(message.head, list(message.parts)))
         else:
             if message.verb == "tuning":
                 delivered.begin()
             inbox.put(message)
-    # Whatever still compiles or runs goes with it, without a word.
+    # The parent is gone: this process ends at once, with whatever still compiles or runs in it.
     os._exit(0)
 
 
@@ -81,7 +81,7 @@ def take_device(head: Mapping[str, Any]) -> jax.Device:
 
 
 class Worker:
-    """Does what it is told, and tells what came of it."""
+    """Carries out the messages of the parent, and answers with the outcomes."""
 
     def __init__(self, sender: Sender, ahead: AheadCompiler, delivered: Deliveries | None = None) -> None:
         self._sender = sender
@@ -90,7 +90,7 @@ class Worker:
         self._bench: WorkerBench | None = None
 
     def obey(self, message: Message) -> None:
-        """One message."""
+        """Carries out one message."""
         head, parts = message.head, list(message.parts)
         try:
             if message.verb == "start":
@@ -102,7 +102,7 @@ class Worker:
                 found = self._bench.obey(message.verb, head, parts)
                 if found is not None:
                     self._sender.send("done", [found.dumps().encode()])
-        # Not a candidate's fault, those are outcomes: then nothing here can be trusted any more.
+        # Errors of candidates are outcomes. Any other error is a defect, and this process cannot be used any more.
         except Exception as error:
             self._sender.send("broken", message=first_line(error))
             raise
@@ -111,14 +111,14 @@ class Worker:
         """Takes the device."""
         device = take_device(head)
         if device.platform != "cpu":
-            # Its compiling threads fill all processors, and the parent traces meanwhile: that took twice as long. The
-            # device's own clock does not notice; on a CPU candidates would.
+            # The worker's compiling threads fill all processors, beside which the parent's tracing took twice as long.
+            # Being nice does not disturb the device's own clock; on a CPU it would slow the candidates.
             os.nice(_NICE)
         self._ahead.begin()
         self._sender.send("hello", kind=device.device_kind, jax=jax.__version__)
 
     def _begin(self, head: dict[str, Any], parts: list[bytes]) -> None:
-        """Another tuning: nothing of the last one is kept."""
+        """Begins another tuning; nothing of the last one is kept."""
         if not head["again"]:
             self._ahead.forget()
         self._ahead.hold()
@@ -143,7 +143,7 @@ class WorkerBench:
         self._ahead = ahead
         self._delivered = delivered
         self._programs: dict[int, tuple[bytes, dict[str, Any]]] = {}
-        # Where each stands among the candidates of this process.
+        # The place of each number among the candidates of this process.
         self._places: dict[int, int] = {}
         sets, expected = ([_placed(one, parts) for one in head[name]] for name in ("sets", "expected"))
         self._cases = [CheckCase(leaves, head["tolerance"]) for leaves in sets]
@@ -155,7 +155,7 @@ class WorkerBench:
         self._is_open = False
 
     def obey(self, verb: str, head: dict[str, Any], parts: list[bytes]) -> Record | None:
-        """Takes a program, or runs those that it has; then the outcome is a record with numbers for cfgs."""
+        """Takes in a program, or runs those that are there and returns the record, with numbers for cfgs."""
         with _jax.clean_room():
             if verb == "run":
                 return self._run(head)
@@ -196,7 +196,7 @@ class WorkerBench:
         self._telling.timed({self.runner.candidates.cfg(place): s for place, s in seconds.items()}, clock)
 
     def _add(self, head: dict[str, Any], data: bytes) -> None:
-        """Lowers a program at once, and compiles it beside what comes next."""
+        """Lowers a program at once, and has it compiled while further programs come."""
         self._programs[head["number"]] = data, head
         self._open()
         [place] = self.runner.candidates.enter([head["number"]])
@@ -204,7 +204,7 @@ class WorkerBench:
         self.runner.compiler.add(place)
 
     def _reference_program(self, data: bytes) -> CompiledProgram:
-        """Compiled ahead, or now."""
+        """The reference's program: compiled ahead, else now."""
         found = self._ahead.take(data) or compiled(data, for_speed=False)
         return CompiledProgram(
             lambda *leaves: found.executable(*leaves[: found.arguments]), "forward", "", found.executable
@@ -252,7 +252,7 @@ class WorkerBench:
         return self.runner.race(Record(), self._runs(head["runners"]), deadline=until, heuristic=heuristic)
 
     def _runs(self, numbers: Sequence[int]) -> list[int]:
-        """The places of those that may run."""
+        """The places of the candidates that may run."""
         candidates = self.runner.candidates
         places = dict.fromkeys(candidates.runs_as(self._places[number]) for number in numbers)
         return [place for place in places if candidates.runs(place)]
@@ -305,13 +305,13 @@ class ImportingBuilder:
     programs: Mapping[int, tuple[bytes, dict[str, Any]]]
     ahead: AheadCompiler
     delivered: Deliveries
-    # Then a candidate that takes the process down is the only one that can have done it.
+    # If one is made at a time, a candidate that ends the process is the only suspect.
     one_by_one: bool
     is_instant: bool = False
     _has_traced: bool = False
 
     def ready_made(self, cfg: Any, name: str, until: float) -> Staged | None:
-        """Every candidate behind the first."""
+        """Every candidate but the first, which is traced for the forms of the outputs."""
         if not self._has_traced:
             return None
         objective = self.programs[cfg][1]["objective"]
@@ -323,25 +323,25 @@ class ImportingBuilder:
         return replace(staged, objective=self.programs[cfg][1]["objective"], portable=self.programs[cfg])
 
     def lower(self, staged: Staged) -> tuple[Any, str]:
-        """Left to `build`; each is its own, since the parent has told equal ones apart and knows their structures."""
+        """Leaves lowering to `build`. No two programs are equal here: the parent sends one for all twins."""
         return staged, f"{staged.portable[1]['number']}"
 
     def times_products(self, staged: Staged, lowered: Any) -> bool:
-        """As the parent has seen."""
+        """By what the parent found in the program's text."""
         return bool(staged.portable[1]["products"])
 
     def undisturbed(self) -> AbstractContextManager[None]:
-        """Programs of later tunings wait."""
+        """Holds back programs of later tunings."""
         return self.ahead.held()
 
     def await_parts(self, staged: Staged) -> None:
-        """Waits for the executable that another process makes of it."""
+        """Waits for the executable that another process makes of the program."""
         name = staged.portable[1].get("compiled_as")
         if name is not None:
             self.delivered.wait_for(name)
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
-        """Compiled: by another process, while the tuning before was measured, or now."""
+        """The program, compiled by another process, or here: while an earlier tuning was measured, or now."""
         data, about = staged.portable
         name = about.get("compiled_as")
         taken = None if name is None else self.delivered.take(name, data, for_speed=for_speed)
@@ -359,31 +359,31 @@ class ImportingBuilder:
 @final
 @dataclass(frozen=True)
 class MessagingObserver:
-    """An observer at the other end of the pipe."""
+    """Tells the parent of every step, which hears it at the other end of the pipe."""
 
     sender: Sender
 
     def trying(self, cfg: Any, doing: Doing, program: str = "") -> None:
-        """Told before it is done."""
+        """Sends the step before it is taken."""
         self.sender.send("trying", number=cfg, doing=doing, at=time.perf_counter())
 
     def came_back(self, cfg: Any, doing: Doing) -> None:
-        """Told."""
+        """Sends that the step is over."""
         self.sender.send("back", number=cfg, doing=doing, at=time.perf_counter())
 
     def failed(self, trial: Trial, program: str) -> None:
-        """Told, with the reason."""
+        """Sends the outcome, with the reason."""
         about = {name: getattr(trial, name) for name in ("status", "message", "error", "compile_s")}
         check = None if trial.check is None else vars(trial.check)
         self.sender.send("failed", number=trial.cfg, check=check, **about)
 
     def lost(self, trial: Trial, program: str) -> None:
-        """Never told: this process is lost with the candidate."""
+        """Sends nothing: this process would be lost with the candidate."""
 
     def dropped(self, cfg: Any, program: str, *, seconds: float, ratio: float, clock: str) -> None:
-        """Told."""
+        """Sends the candidate's time, and its ratio to the best."""
         self.sender.send("dropped", number=cfg, seconds=seconds, ratio=ratio, clock=clock)
 
     def timed(self, seconds: Mapping[int, float], clock: str) -> None:
-        """Tells the seconds of one round."""
+        """Sends the seconds of one round."""
         self.sender.send("timed", found=[list(pair) for pair in seconds.items()], clock=clock)

@@ -16,7 +16,7 @@ import numpy as np
 from ...core.device import default_device
 from ...timing.inputs import compile_draw
 from ..check import builders_of
-from .ahead import AheadCompiler
+from .ahead_compiler import AheadCompiler
 from .executables import loaded
 
 

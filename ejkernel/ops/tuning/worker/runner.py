@@ -56,7 +56,7 @@ def starter(device: jax.Device, isolation: Isolation) -> Callable[[], WorkerProc
 
 @final
 class WorkerRunner:
-    """Programs are exported here, and compiled, checked and timed in workers."""
+    """Exports programs here, and has them compiled, checked and timed in workers."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class WorkerRunner:
         self._demanded = demanded
         self._observer: StepObserver = observer or NoObserver()
         self.candidates = CandidateSet(observer)
-        # Tracing needs shapes alone, and the worker draws what it runs on.
+        # Tracing needs shapes alone: the worker draws the arrays that candidates run on.
         call, leaves, drawn = drawn_inputs_of(job, seed, shapes=True)
         self._builder = ExportingBuilder(export_platform(device), isolation.imports, elsewhere=_elsewhere(job))
         portable: dict[int, PortableProgram] = {}
         if job.reference is not None:
             reference = Reference(job.reference, call, leaves, platform=device.platform)
-            # Else it runs here, and its outputs are sent.
+            # A reference that cannot be exported runs here, and its outputs are sent.
             with contextlib.suppress(NotExportedError):
                 portable = {
                     n: export(one, self._builder.platform, isolation.imports) for n, one in reference.staged.items()
@@ -115,11 +115,11 @@ class WorkerRunner:
         )
         self.session.references = portable
         self.session.compiled_elsewhere = self._delivered
-        # Those that were exported and not compared yet.
+        # Candidates that were exported, and are not compared by the structure of their outputs yet.
         self._fresh: list[int] = []
-        # Are exported programs kept back for now?
+        # Are exported programs kept back, since another tuning is being measured?
         self._holds = False
-        # Is the worker still to prepare itself for such programs?
+        # Is the worker still to be told to compile the programs of the check ahead?
         self._prepares = True
         # Programs are sent as they are exported, unless the outputs of the reference have to go before them.
         self._sends_at_once = here is None
@@ -130,7 +130,10 @@ class WorkerRunner:
         return self.session.lost
 
     def compile(self, deadline: float, end: float = math.inf) -> None:
-        """Exports; a `NotExportedError` where one cannot be, a worker is not demanded, and no candidate has run yet."""
+        """Exports the candidates.
+
+        A candidate that cannot be exported is a `NotExportedError`, unless a worker is demanded or one has run already.
+        """
         if not self._fresh:
             self.begin(deadline, end)
         compiler, fresh = self._compiler, self._fresh
@@ -142,7 +145,7 @@ class WorkerRunner:
             self._refuse_other_structures(fresh)
 
     def begin(self, deadline: float, end: float = math.inf, *, ahead: bool = False) -> None:
-        """Exports; what is exported ahead is compiled where the tuning before is measured, and sent when that is over.
+        """Exports. `ahead`: the worker that measures an earlier tuning compiles the programs, which are sent later.
 
         A second worker was tried: on an H200 two of them did not find memory for their references beside the
         program's own.
@@ -151,12 +154,12 @@ class WorkerRunner:
         self._holds = ahead
         self._compiler.begin(deadline, end, each=self._exported, ahead=ahead)
         if self._call is not None:
-            # Where the time was up before the last candidate, programs are compiled in what is left of it.
+            # Processes beside the worker trace no further candidates of this call, and compile its programs instead.
             self._call.stop_tracing()
 
     @property
     def _call(self) -> TracingCall | None:
-        """The call as processes beside the worker have it."""
+        """The candidates of this call that processes beside the worker trace and compile; None where none do."""
         return None if self._builder.elsewhere is None else self._builder.elsewhere.call
 
     def _exported(self, number: int) -> None:
@@ -175,7 +178,7 @@ class WorkerRunner:
             tell_ahead("ahead", [program.data], self._settings)
 
     def _prepare_ahead(self, program: PortableProgram) -> None:
-        """Has the worker that will most likely serve compile what checks of this program need, beside candidates."""
+        """Has the worker that will most likely serve compile the programs of the check ahead, beside candidates."""
         case = self._checker.sets()[0]
         drawn = [case.leaves[place] for place in case.drawn.places]
         floats = [leaf for leaf in program.extra if hasattr(leaf, "dtype")]
@@ -191,18 +194,19 @@ class WorkerRunner:
         )
 
     def _compiled_elsewhere(self, number: int, program: PortableProgram) -> Future[Delivery] | None:
-        """The executable, where a process beside the worker makes it.
+        """The executable that a process beside the worker makes; None where the worker compiles it.
 
-        Not where the compiler times products for it, on the device: of the heuristic, which is the first.
+        The heuristic, which is the first, is compiled for speed: where that times products, only the worker can do it,
+        since it has the device.
         """
-        # As the worker's compiler asks for it: other compilers than a GPU's time nothing.
+        # Only the compiler of a GPU times products.
         quickly = program.products and self._settings["platform"] == "gpu"
         if self._call is None or (quickly and number == 0):
             return None
         return self._call.executable(program.data, products=quickly)
 
     def _delivered(self, number: int, program: PortableProgram) -> Future[Delivery] | None:
-        """The executable that the worker waits for.
+        """The executable that the worker waits for; None where it compiles the program itself.
 
         The heuristic, without which nothing is known to be faster, waits for no other process: it is compiled ahead, or
         by the worker, which has nothing else to compile.
@@ -213,7 +217,7 @@ class WorkerRunner:
         return coming if number or coming is None or coming.done() else None
 
     def _refuse_other_structures(self, numbers: Sequence[int]) -> None:
-        """Flat arrays have no structure, so it is compared here: with the reference's, else with the first one's."""
+        """Compares structures of outputs with the reference's, or the first candidate's: a worker has flat arrays."""
         expected = self._checker.cases()[0].expected
         if self._structure is None and expected:
             self._structure = jax.tree_util.tree_structure(expected[0])
@@ -225,36 +229,36 @@ class WorkerRunner:
                     self.candidates.advance(number, "wrong", message="another structure of outputs")
 
     def check(self, deadline: float) -> None:
-        """In the worker, before the first round."""
+        """Does nothing: a worker checks candidates before their first round."""
 
     def time_briefly(
         self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int
     ) -> Rows:
-        """Checked and timed in a worker."""
+        """Has candidates checked and timed in a worker."""
         found = self.session.run(numbers, looks=rounds, kept=kept, deadline=deadline, seed=seed)
         if found is None:
             rows: Rows = self.session.rows
         else:
             samples = {trial.cfg: trial.samples_s for trial in found.trials}
             most = max(map(len, samples.values()), default=0)
-            # None joins later: the first samples of all are of the first round.
+            # No candidate joins later, so the first sample of each is of the first round.
             rows = [{number: own[r] for number, own in samples.items() if len(own) > r} for r in range(most)]
             for trial in found.trials:
                 self._take_over(trial)
         for number in numbers:
             samples_s = tuple(row[number] for row in rows if number in row)
-            # The one that runs along keeps what it was known by.
+            # The best of earlier batches, which runs along, keeps its earlier samples.
             if samples_s and number != kept and self.candidates.state(number) in ("checked", "timed"):
                 self.candidates.advance(number, "timed", samples_s=samples_s, dropped_round=len(samples_s))
         return rows
 
     def note_seconds(self, number: int, seconds: float, ratio: float) -> None:
-        """Tells the observer."""
+        """Tells the observer a candidate's seconds, and its ratio to the best."""
         cfg, name = self.candidates.cfg(number), self.candidates.program_name(number)
         self._observer.dropped(cfg, name, seconds=seconds, ratio=ratio, clock=self.session.clock)
 
     def race(self, record: Record, numbers: Sequence[int], *, deadline: float, heuristic: int | None) -> Record:
-        """Raced in a worker; where the time is up before that, by the rounds that are known."""
+        """Has candidates raced in a worker; if the time is up first, the rounds so far decide."""
         kept = heuristic if heuristic in numbers else None
         tell = told_with_gain(self.job.watch, kept)
         found = self.session.run(
@@ -280,7 +284,7 @@ class WorkerRunner:
             gain=found.gain,
             conditions=found.conditions,
             cost=found.cost,
-            # What was not exported in time was not raced: the heuristic cfg may be among it.
+            # Candidates that were not exported in time were not raced, perhaps the heuristic cfg among them.
             stop="deadline" if self._compiler.late else found.stop,
         )
 
@@ -292,12 +296,12 @@ class WorkerRunner:
             self._call.let_go()
 
     def _take_over(self, found: Trial, *, timed: bool = False) -> None:
-        """Takes over what a worker says of a number."""
+        """Takes over what a worker says of a candidate, which it knows by number."""
         number = found.cfg
         about: dict[str, Any] = {"message": found.message or self.candidates.trial(number).message}
         about |= {name: getattr(found, name) for name in ("error", "check", "compile_s")}
         if found.status != "ok":
-            # What a first look has timed stays known where no time was left.
+            # A candidate that a first look has timed keeps its samples if the time is up.
             if self.candidates.runs(number) and not (
                 found.status == "timeout" and self.candidates.state(number) == "timed"
             ):
@@ -320,12 +324,12 @@ class WorkerRunner:
         return finished(record, self.candidates, numbers, outcome, heuristic=heuristic, late=late)
 
     def _first_look(self, numbers: Sequence[int]) -> Rows:
-        """The best so far comes first and wins by what is known of it: seconds of two batches do not compare."""
+        """Samples of the best candidate so far alone, which then wins: seconds of two batches do not compare."""
         return [{number: s} for number in numbers[:1] for s in self.candidates.trial(number).samples_s]
 
 
 def _elsewhere(job: TuningJob) -> ReadyMade | None:
-    """The job's candidates as other processes trace them, where some do."""
+    """The candidates of the job that other processes trace; None where none do."""
     tracing, key = tracing_in_force.get(), job.about.get("key")
     if tracing is None or not isinstance(key, Mapping):
         return None
@@ -334,7 +338,7 @@ def _elsewhere(job: TuningJob) -> ReadyMade | None:
 
 
 def export_platform(device: jax.Device) -> str:
-    """As exporting calls it, which tells apart what JAX calls a GPU."""
+    """The name of a device's platform in `jax.export`: a GPU is `cuda` or `rocm` there."""
     if device.platform != "gpu":
         return str(device.platform)
     return "rocm" if "rocm" in str(device.client.platform_version).lower() else "cuda"

@@ -62,32 +62,32 @@ class WorkerSession:
         self._start = start
         self._settings = {"warmup": warmup, "iters": iters, "seed": seed}
         self._observer: StepObserver = observer or NoObserver()
-        # The executable of a number's program, where another process compiles it.
+        # From a candidate's number and program to its executable, where another process compiles that.
         self.compiled_elsewhere: Callable[[int, PortableProgram], Future[Delivery] | None] = lambda number, program: (
             None
         )
-        # Instead of what the cases expect: the reference as programs, by their numbers.
+        # Programs of the reference, by number, where workers compute what is right; else the cases hold it.
         self.references: Mapping[int, PortableProgram] = {}
-        # What the current run has timed so far, by number, and the clock.
+        # The clock of the current run, and the seconds of its rounds so far, by number.
         self.clock = ""
         self.rows: list[dict[int, float]] = []
-        # Candidates that took a worker down.
+        # Candidates that ended a worker.
         self.lost: list[Trial] = []
         self.watchdog = Watchdog(isolation)
         self._worker: WorkerProcess | None = None
         # The programs that the worker has, and the arrays beside the call's that it has for them.
         self._sent: set[int] = set()
-        # Executables that other processes make for it.
+        # Executables that other processes make for the worker.
         self._coming: list[Future[Delivery]] = []
         self._extra: Sequence[Any] = ()
         self._deadline = self._end_of_all = math.inf
-        # Hears the seconds of each round.
+        # Told the seconds of each round.
         self._told: Callable[[Mapping[int, float]], None] = lambda row: None
 
     def add(self, number: int) -> None:
         """Sends a program as soon as it is there: the worker compiles it while others are exported."""
         if self._worker is None:
-            # Then the worker has the cotangents from the start, and draws its arrays once.
+            # With the cotangents of this program known from the start, a new worker draws its arrays once.
             self._extra = self.candidates.program(number).portable.extra
         self._send_programs(self._worker or self._new(), [number])
 
@@ -101,9 +101,10 @@ class WorkerSession:
         seed: int = 0,
         told: Callable[[Mapping[int, float]], None] = lambda row: None,
     ) -> Record | None:
-        """The record of the last worker, with numbers for cfgs; None where the rounds timed so far have to do.
+        """The record of the worker that came to the end, with numbers for cfgs; None where the time was up first.
 
-        A race, or no more rounds than a first look takes. The one that is kept stays for all of them.
+        After None `rows` has the rounds so far. With `looks` there are no more rounds than that, else it is a race; the
+        candidate `kept` is never dropped.
         """
         self._deadline, self._told, self.rows = deadline, told, []
         end = program_end.get()
@@ -133,17 +134,17 @@ class WorkerSession:
                 blame = self.watchdog.blame(ended, status, words, beside=worker.compiles_ahead)
                 if blame is not None:
                     self._lose(*blame)
-                # Another process, other times: what was timed in the dead one does not compare.
+                # Times of the dead process do not compare with those of the next one.
                 self.rows = []
-            # An interrupt, or a worker that cannot be used: no process is left behind.
+            # On an interrupt, or if no worker can be used, the worker is ended all the same.
             except BaseException:
                 self._end()
                 raise
         return None
 
     def close(self) -> None:
-        """Done with the worker."""
-        # One that still compiles something may hold the compiler's lock, and would tell of numbers that are others'.
+        """Lets the worker go, for the next tuning; one that still works is ended."""
+        # A worker that still compiles may hold the compiler's lock, and would send steps with this tuning's numbers.
         if self._worker is not None and not self.watchdog.at_work:
             self._worker.leave()
             self._worker = None
@@ -245,7 +246,7 @@ class WorkerSession:
                 if record is not None:
                     return record
             elif not all(coming.done() for coming in self._coming):
-                # Its candidates wait for other processes: that it says nothing is not its doing.
+                # The worker waits for executables of other processes: its silence is no hang.
                 self.watchdog.hears()
             if message is None or time.perf_counter() - looked > LOOK_SECONDS:
                 looked = time.perf_counter()
@@ -306,13 +307,13 @@ class WorkerSession:
         return self.watchdog.too_late(usable=self._is_one_right(), falls_back=self.job.heuristic_first)
 
     def _has_no_time(self) -> bool:
-        """Is it too late for another worker? Without a cfg to fall back on one that is right there must be."""
+        """Is it too late for another worker? Never, while no candidate is right and no heuristic cfg can serve."""
         now = time.perf_counter()
         return now >= self._deadline if self._is_one_right() else self.job.heuristic_first and now >= self._end_of_all
 
     def _leave_behind(self, ended: KillReason) -> None:
         for number in self.watchdog.at_work:
-            # What an earlier look has timed stays known.
+            # A candidate that an earlier look has timed keeps its samples.
             if self.candidates.state(number) in ("compiled", "checked"):
                 self.candidates.advance(number, "timeout", message=ended.message)
         self.watchdog.at_work.clear()
@@ -324,9 +325,9 @@ class WorkerSession:
 
 
 def _deliver(worker: WorkerProcess, name: str | None, coming: Future[Delivery]) -> None:
-    """Hands over an executable, on the thread that has heard of it."""
+    """Sends an executable to the worker, on the thread that completed the future."""
     found = coming.result()
-    # One that has ended would keep it in its queue.
+    # A worker that has ended would keep the executable in its queue.
     if worker.is_alive():
         about = {"why": found.why, "for_speed": found.for_speed, "seconds": found.seconds}
         worker.send("executable", [found.data], name=name, **about)

@@ -48,10 +48,10 @@ class TracingCall(Protocol):
     """The candidates of one call, traced by other processes."""
 
     def peek(self, cfg: Any) -> TracedElsewhere | None:
-        """The program of a candidate, where it is there by now."""
+        """The program of a candidate, if a process has traced it by now."""
 
     def take(self, cfg: Any) -> None:
-        """This candidate is traced here, and need not be elsewhere."""
+        """Takes a candidate away from the other processes: this one traces it."""
 
     def program(self, cfg: Any, until: float) -> TracedElsewhere | None:
         """The program of a candidate, waited for where a process is tracing it; None: it is to be traced here.
@@ -60,23 +60,23 @@ class TracingCall(Protocol):
         """
 
     def executable(self, data: bytes, *, products: bool) -> Future[Delivery] | None:
-        """The executable of an exported program, once a process has compiled it; None: it is compiled elsewhere.
+        """The executable of an exported program, once a process has compiled it; None where no process will.
 
-        `products`: quickly, since its compiler would run products on the device.
+        `products`: compiled quickly, since for speed the compiler would run products on the device.
         """
 
     def stop_tracing(self) -> None:
-        """No more candidates are taken: none need be traced that no process has begun with."""
+        """Says that no more candidates are needed: those that no process has begun with are not traced."""
 
     def let_go(self) -> None:
-        """Nothing of the call is needed any more."""
+        """Says that nothing of the call is needed any more."""
 
 
 class Tracing(Protocol):
     """Calls with candidates that other processes trace."""
 
     def call(self, key: tuple[str, str, str], objective: Objective) -> TracingCall | None:
-        """The candidates of a call, where there are such."""
+        """The candidates of a call that other processes trace; None where there are none."""
 
 
 # None: every candidate is traced here.
@@ -91,18 +91,18 @@ def shapes_of(extra: Sequence[Any]) -> tuple[tuple[str, tuple[int, ...]] | None,
 @final
 @dataclass
 class ReadyMade:
-    """Takes programs from elsewhere into a tuning, once the first candidate has come out the same here and there."""
+    """Gives a tuning the programs of other processes, once the first candidate has the same program here and there."""
 
-    # The call as other processes have it; they compile its programs wherever those were traced.
+    # The candidates of the call in the other processes, which also compile programs that were traced here.
     call: TracingCall | None = None
-    # Are the programs that they trace believed? Not where one was another than here.
+    # Are programs of other processes used? Not once one differed from the same candidate's here.
     _is_believed: bool = True
     # The first candidate that was exported here.
     _first: tuple[Any, PortableProgram] | None = None
     _agrees: bool = False
 
     def exported_here(self, cfg: Any, program: PortableProgram) -> None:
-        """Notes what a candidate looks like in this process."""
+        """Notes the program of the first candidate that this process has exported."""
         if self._first is None:
             self._first = cfg, program
 
@@ -112,7 +112,7 @@ class ReadyMade:
         if elsewhere is None or not self._is_believed:
             return None
         if self._first is None:
-            # Left with the others too, which may not even have begun: without theirs there is nothing to compare.
+            # The first candidate is traced here, and by another process too: the two programs are compared.
             return None
         if not self._is_alike(elsewhere, *self._first):
             elsewhere.take(cfg)
@@ -121,7 +121,7 @@ class ReadyMade:
         if found is None:
             return None
         known = self._first[1]
-        # A forward pass that was timed alone, outputs of another structure: seldom, and made here.
+        # A program that differs in kind from the first one's (no gradients, another structure) is traced here: seldom.
         if (
             (found.objective, found.structure) != (known.objective, str(known.structure))
             or tuple(found.extra) != shapes_of(known.extra)
@@ -139,7 +139,7 @@ class ReadyMade:
         if found is None:
             return False
         if found.text != program.text:
-            # Something that only this process has changed: then all are traced here.
+            # Something in this process alone changes the programs, so all candidates are traced here.
             self._is_believed = False
             return False
         self._agrees = True

@@ -15,12 +15,12 @@ from .process import FROM_OUTSIDE
 
 # A compilation, and the end of a trace, may take so many times as long as a run.
 _LONGER_TIMES = 5.0
-# What a worker gets to say goodbye once its time is up: this share of it, and of seconds at least and at most.
+# Grace for a worker to end by itself once its time is up: a share of that time, and the least and the most seconds.
 _GRACE, _LEAST_GRACE_SECONDS, _MOST_GRACE_SECONDS = 0.05, 0.8, 2.0
-# Where there is a deadline: so many times as long as another one needed, and at least so many seconds, is a hang.
+# Under a deadline a check hangs if it takes so many times as long as the quickest one, and at least so many seconds.
 _HOPELESS_TIMES = 100.0
 _HOPELESS_SECONDS = 5.0
-# A process that dies this often while no candidate is at work will not do better.
+# After so many deaths with no candidate at work the worker itself cannot be used.
 _UNEXPLAINED = 3
 
 
@@ -55,22 +55,23 @@ class Watchdog:
 
     def __init__(self, isolation: Isolation) -> None:
         self.isolation = isolation
-        # With one at a time no other candidate can have done it.
+        # Are candidates compiled one by one, so that a death has one suspect?
         self.one_by_one = False
         self.at_work: dict[int, _Turn] = {}
-        # Ended once from outside while at work: by the system for want of memory, or by a person. Twice is no accident.
+        # Candidates that were at work when a worker was killed from outside (by the system for want of memory, or by a
+        # person). The second time such a candidate is out.
         self._struck: set[int] = set()
         self._unexplained = 0
         self._memory_limit = math.inf
         self._deadline = self._end = math.inf
         self._grace = _MOST_GRACE_SECONDS
-        # The shortest check in this worker: the first one in a new worker also loads what all need.
+        # Seconds of the shortest check in this worker; its first check takes longer, since it loads what all need.
         self._quickest = math.inf
-        # When anything was heard of it last.
+        # The time of the worker's last message.
         self._heard = time.perf_counter()
 
     def begin(self, deadline: float, end: float | None = None) -> None:
-        """Another batch has other reasons; `end` is when it has to end even with nothing measured."""
+        """Begins a batch: suspicions of the last one are dropped. At `end` it ends even with nothing measured."""
         self._deadline = deadline
         self._end = deadline if end is None else max(deadline, end)
         share = _GRACE * (deadline - time.perf_counter())
@@ -79,29 +80,29 @@ class Watchdog:
         self.one_by_one, self._unexplained = False, 0
 
     def new_worker(self) -> None:
-        """One that starts now may hold what is free now."""
+        """Sets the limits of a new worker: its memory limit is taken from what is free now."""
         self._memory_limit, self._quickest = self.isolation.memory_limit, math.inf
         self.hears()
 
     def hears(self) -> None:
-        """The worker has said something, whatever it is."""
+        """Notes that a message has come from the worker."""
         self._heard = time.perf_counter()
 
     def starts(self, number: int, doing: Doing, began: float) -> None:
-        """A turn begins."""
+        """Notes that a candidate begins a step."""
         if doing != "compile":
             self.rest()
         self.at_work[number] = _Turn(doing, time.perf_counter(), began)
 
     def ends(self, number: int, at: float) -> Doing | None:
-        """A turn is over; which it was."""
+        """Notes that a candidate's step is over; returns the step."""
         turn = self.at_work.pop(number, None)
         if turn is not None and turn.doing == "check":
             self._quickest = min(self._quickest, at - turn.began)
         return None if turn is None else turn.doing
 
     def rest(self) -> None:
-        """A check or a run is one candidate's alone: the next one's beginning is its end."""
+        """Ends the check or the run at work: there is one at a time, so the next beginning ends the last."""
         self.at_work = {number: turn for number, turn in self.at_work.items() if turn.doing == "compile"}
 
     def poll(self, held: int, *, usable: bool, falls_back: bool = False) -> KillReason | None:
@@ -117,7 +118,7 @@ class Watchdog:
         running = any(turn.doing != "compile" for turn in self.at_work.values())
         for number, (doing, since, _) in self.at_work.items():
             limit = self._limit(doing)
-            # Once the others run, one that still compiles is not waited for.
+            # A candidate that compiles while another one runs holds nothing up, and is left alone.
             if now - since > limit and (doing != "compile" or not running):
                 return KillReason("timeout", f"did not end within {limit:g} s ({doing}){self._compared(limit)}", number)
         if not self.at_work and now - self._heard > self.silence:
@@ -125,7 +126,7 @@ class Watchdog:
         return self.too_late(usable=usable, falls_back=falls_back)
 
     def too_late(self, *, usable: bool, falls_back: bool) -> KillReason | None:
-        """Is its time up, and its grace?"""
+        """The reason to end the worker once its deadline and its grace are over; else None."""
         until = self._deadline if usable else self._end if falls_back else math.inf
         late = time.perf_counter() > until + self._grace
         return KillReason("deadline", "still at work when the time was up") if late else None
@@ -147,9 +148,10 @@ class Watchdog:
         return f" where another one took {self._quickest:.2g} s" if shortened else ""
 
     def blame(self, ended: KillReason | None, status: int, words: str, *, beside: bool = False) -> Blame | None:
-        """The culprit; None where they are to be tried one by one, or where it may have been something else.
+        """The candidate that ended the worker; None where the next worker has to show which it was.
 
-        A kill from outside, or what the worker compiled `beside` them for later tunings: the first time.
+        With several at work, candidates are tried one by one from then on. A kill from outside, or a death in a worker
+        that compiled programs of later tunings `beside` them, is forgiven once.
         """
         suspects, self.at_work = self.at_work, {}
         if ended is not None and ended.number is not None:
@@ -162,7 +164,7 @@ class Watchdog:
         if len(suspects) > 1 and not self.one_by_one:
             self.one_by_one = True
             return None
-        # One by one the latest to begin is the only one, unless an earlier one still compiles.
+        # Candidates tried one by one: the latest to begin is at work, and an earlier one can at most be compiling.
         number = max(suspects, key=lambda n: suspects[n].since)
         doing = suspects[number].doing
         if (beside or (ended is None and status in FROM_OUTSIDE)) and number not in self._struck:

@@ -1,4 +1,4 @@
-"""The calls of a program for processes that trace and compile: how many of those pay, and what each call is."""
+"""Starts the processes that trace and compile candidates: how many, and the calls that they are sent."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ...tuning.tuner import IsolationWarning, Tuner
 from ...tuning.worker.limits import Isolation
 from ...tuning.worker.runner import worker_settings
 from ..found_call import FoundCall
-from ..pool.travelling import asked_call
+from ..pool.serialization import asked_call
 from .tracers import Tracers
 
-# Processors that this process, the worker and its threads have for themselves, and as many processes as paid at most.
+# Processors that stay free for this process and its worker, and the most processes that still saved time.
 _RESERVED = 4
 _MOST = 12
-# Each holds so much of a GPU's memory, and all of them no more than this share of what is free.
+# The memory of a GPU that one process holds, and the share of the free memory that all of them may hold.
 _BYTES_EACH = 600 << 20
 _MEMORY_SHARE = 0.15
-# A process takes some seconds to start, in which so many candidates are traced without it.
+# With fewer candidates no process is started: they are traced here in the seconds that its start takes.
 _LEAST = 24
-# Settings that a program may depend on and a call's text does not have; the worker's own beside them.
+# JAX settings that change a program and are not in a call's text; the processes get them with a worker's settings.
 _SETTINGS = (
     *("jax_default_prng_impl", "jax_threefry_partitionable", "jax_numpy_dtype_promotion"),
     *("jax_numpy_rank_promotion", "jax_softmax_custom_jvp", "jax_use_shardy_partitioner"),
@@ -68,7 +68,7 @@ def traced_elsewhere(calls: Sequence[FoundCall]) -> Iterator[Callable[[Sequence[
     settings = worker_settings(next(call.device for call in calls if call.key in wanted), Isolation())
     more = {name: _jax.setting(name) for name in _SETTINGS}
     settings["settings"] |= {name: value for name, value in more.items() if value is not None}
-    # What is loaded on a CPU is not quite what was compiled there.
+    # On a CPU a loaded executable is not quite the one that was compiled, so processes only trace there.
     tracers = Tracers(settings, count, compiles=settings["platform"] != "cpu")
 
     def want(order: Sequence[FoundCall]) -> None:
@@ -79,7 +79,7 @@ def traced_elsewhere(calls: Sequence[FoundCall]) -> Iterator[Callable[[Sequence[
     with tracers.in_force():
         yield want
     for why in dict.fromkeys(tracers.failures):
-        # Every call is tuned all the same, only later.
+        # A warning, not an error: candidates that no process traced are traced here.
         warnings.warn(f"a process that traced candidates gave up: {why}", IsolationWarning, stacklevel=2)
 
 
@@ -98,13 +98,13 @@ def _candidates(call: FoundCall) -> list[object]:
             if len(cfgs) < 2 or tuner.searches(len(cfgs)):
                 return []
             return [cfg for cfg in cfgs if same(revived(request, json.loads(json.dumps(encode(cfg)))), cfg)]
-    # Its turn finds and tells it.
+    # The call's own tuning raises the error again, and tells it.
     except OpsError:
         return []
 
 
 def _want(tracers: Tracers, call: FoundCall, cfgs: Sequence[object]) -> None:
-    # A mesh around it, or a kernel that no other process can import: traced where it is tuned.
+    # A call inside a mesh, and one that cannot be written as text, is traced by the process that tunes it.
     if (call.trace_context or TraceContext.now()).mesh is not None:
         return
     try:

@@ -1,4 +1,7 @@
-"""Small programs of our own, compiled once for each form of their arguments."""
+"""Small programs of our own, compiled once for each form of their arguments.
+
+Covers `timing/program.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejkernel.ops.timing import compiled_once
+from ejkernel.ops.timing import program
 
 
 def counted(monkeypatch):
     """The programs that are compiled from now on."""
     made = []
-    real = compiled_once.compiled_quickly
-    monkeypatch.setattr(compiled_once, "compiled_quickly", lambda lowered: (made.append(lowered), real(lowered))[1])
+    real = program.compiled_quickly
+    monkeypatch.setattr(program, "compiled_quickly", lambda lowered: (made.append(lowered), real(lowered))[1])
     return made
 
 
@@ -30,10 +33,10 @@ def test_one_program_serves_all_arguments_of_a_form(monkeypatch):
     device = jax.devices()[0]
     x = jnp.arange(7.0)
     for _ in range(3):
-        np.testing.assert_array_equal(compiled_once.run(power, device, (x,), 2), np.arange(7.0) ** 2)
+        np.testing.assert_array_equal(program.run_own_program(power, device, (x,), 2), np.arange(7.0) ** 2)
     assert len(made) == 1
-    np.testing.assert_array_equal(compiled_once.run(power, device, (x,), 3), np.arange(7.0) ** 3)
-    compiled_once.run(power, device, (jnp.arange(8.0),), 2)
+    np.testing.assert_array_equal(program.run_own_program(power, device, (x,), 3), np.arange(7.0) ** 3)
+    program.run_own_program(power, device, (jnp.arange(8.0),), 2)
     assert len(made) == 3
 
 
@@ -45,8 +48,8 @@ def test_shapes_are_enough_to_compile(monkeypatch):
         return 2 * x
 
     device = jax.devices()[0]
-    compiled_once.compiled(doubled, device, (jax.ShapeDtypeStruct((5,), np.float32),))
-    np.testing.assert_array_equal(compiled_once.run(doubled, device, (jnp.ones(5),)), 2 * np.ones(5))
+    program.own_program(doubled, device, (jax.ShapeDtypeStruct((5,), np.float32),))
+    np.testing.assert_array_equal(program.run_own_program(doubled, device, (jnp.ones(5),)), 2 * np.ones(5))
 
     assert len(made) == 1
 
@@ -55,7 +58,7 @@ def test_threads_that_ask_at_once_wait_for_one_compilation(monkeypatch):
     """The second gets the first one's program."""
     started, release = threading.Event(), threading.Event()
     made = []
-    real = compiled_once.compiled_quickly
+    real = program.compiled_quickly
 
     def slow(lowered):
         made.append(lowered)
@@ -63,7 +66,7 @@ def test_threads_that_ask_at_once_wait_for_one_compilation(monkeypatch):
         assert release.wait(60)
         return real(lowered)
 
-    monkeypatch.setattr(compiled_once, "compiled_quickly", slow)
+    monkeypatch.setattr(program, "compiled_quickly", slow)
 
     def tripled(x, static):
         return 3 * x
@@ -71,7 +74,7 @@ def test_threads_that_ask_at_once_wait_for_one_compilation(monkeypatch):
     found = []
     device, shapes = jax.devices()[0], (jax.ShapeDtypeStruct((6,), np.float32),)
     threads = [
-        threading.Thread(target=lambda: found.append(compiled_once.compiled(tripled, device, shapes))) for _ in range(2)
+        threading.Thread(target=lambda: found.append(program.own_program(tripled, device, shapes))) for _ in range(2)
     ]
     threads[0].start()
     assert started.wait(60)
@@ -88,34 +91,32 @@ def test_arrays_that_lie_otherwise_in_memory_are_taken_as_they_are(monkeypatch):
     """A program that was compiled for another layout is not the last word; any other error is."""
 
     def refuse(message):
-        def program(*arguments):
+        def refusing(*arguments):
             raise ValueError(message)
 
-        return lambda lowered: program
+        return lambda lowered: refusing
 
     def quadrupled(x, static):
         return 4 * x
 
     device = jax.devices()[0]
-    monkeypatch.setattr(
-        compiled_once, "compiled_quickly", refuse("Computation was compiled for input layouts that ...")
-    )
-    np.testing.assert_array_equal(compiled_once.run(quadrupled, device, (jnp.ones(9),)), 4 * np.ones(9))
-    monkeypatch.setattr(compiled_once, "compiled_quickly", refuse("another reason"))
+    monkeypatch.setattr(program, "compiled_quickly", refuse("Computation was compiled for input layouts that ..."))
+    np.testing.assert_array_equal(program.run_own_program(quadrupled, device, (jnp.ones(9),)), 4 * np.ones(9))
+    monkeypatch.setattr(program, "compiled_quickly", refuse("another reason"))
     with pytest.raises(ValueError, match="another reason"):
-        compiled_once.run(quadrupled, device, (jnp.ones(10),))
+        program.run_own_program(quadrupled, device, (jnp.ones(10),))
 
 
 def test_old_programs_are_let_go(monkeypatch):
     """And compiled again when they are asked for."""
     made = counted(monkeypatch)
-    monkeypatch.setattr(compiled_once, "_MOST", 1)
+    monkeypatch.setattr(program, "_MOST_OWN", 1)
 
     def halved(x, static):
         return x / 2
 
     device = jax.devices()[0]
     for n in (3, 4, 3):
-        compiled_once.run(halved, device, (jnp.ones(n),))
+        program.run_own_program(halved, device, (jnp.ones(n),))
 
     assert len(made) == 3

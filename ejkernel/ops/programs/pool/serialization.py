@@ -100,7 +100,7 @@ class SeededTuner(Tuner[Any]):
         return super().tune(replace(job, seeds=[*job.seeds, *self.seeds]), **around)
 
 
-def travelled_tuner(settings: Mapping[str, Any], seeds: Sequence[Any] = ()) -> Tuner[Any]:
+def rebuilt_tuner(settings: Mapping[str, Any], seeds: Sequence[Any] = ()) -> Tuner[Any]:
     """The tuner behind its settings."""
     plain = dict(settings)
     isolate = plain.get("isolate")

@@ -10,7 +10,7 @@ import pytest
 from fakes_pool import Inline
 
 from ejkernel.ops import AutotuneOptions
-from ejkernel.ops.programs.pool.courier import Arrived, Courier, PoolBroken, workers_of
+from ejkernel.ops.programs.pool.client import Arrived, PoolBroken, PoolClient, workers_of
 
 
 class Slow:
@@ -46,10 +46,10 @@ def test_a_future_that_calls_nothing_back_is_asked(kind):
         def submit(self, function, text):
             return kind(function(text))
 
-    courier = Courier(Pool(), str.upper)
-    courier.send(7, "text")
-    assert courier.receive(5.0) == Arrived(7, "TEXT")
-    assert courier.receive(0.0) is None
+    client = PoolClient(Pool(), str.upper)
+    client.send(7, "text")
+    assert client.receive(5.0) == Arrived(7, "TEXT")
+    assert client.receive(0.0) is None
 
 
 @pytest.mark.parametrize("error", [ValueError("two\nlines"), KeyboardInterrupt(), SystemExit(1)])
@@ -59,9 +59,9 @@ def test_what_ends_a_worker_is_a_sentence(error):
     def fails(text):
         raise error
 
-    courier = Courier(Inline(fails), str)
-    courier.send(1, "text")
-    found = courier.receive(1.0)
+    client = PoolClient(Inline(fails), str)
+    client.send(1, "text")
+    found = client.receive(1.0)
     assert found.error.startswith(type(error).__name__)
     assert "\n" not in found.error
 
@@ -72,9 +72,9 @@ def test_a_broken_pool_is_told_from_a_dead_worker():
     def fails(text):
         raise BrokenProcessPool("a process died")
 
-    courier = Courier(Inline(fails), str)
-    courier.send(1, "text")
-    assert courier.receive(1.0).broke
+    client = PoolClient(Inline(fails), str)
+    client.send(1, "text")
+    assert client.receive(1.0).broke
 
 
 def test_a_pool_that_broke_is_one_sentence_whichever_shows_it_first():
@@ -85,7 +85,7 @@ def test_a_pool_that_broke_is_one_sentence_whichever_shows_it_first():
             raise BrokenProcessPool("a process died")
 
     with pytest.raises(PoolBroken, match=r"the pool broke \(BrokenProcessPool: a process died\)"):
-        Courier(Broken(), str).send(1, "text")
+        PoolClient(Broken(), str).send(1, "text")
 
 
 def test_a_pool_that_takes_no_work_is_a_sentence():
@@ -96,9 +96,9 @@ def test_a_pool_that_takes_no_work_is_a_sentence():
             raise RuntimeError("cannot schedule new futures after shutdown")
 
     with pytest.raises(PoolBroken, match="after shutdown"):
-        Courier(Closed(), str).send(1, "text")
+        PoolClient(Closed(), str).send(1, "text")
     with pytest.raises(PoolBroken, match="no future"):
-        Courier(type("Odd", (), {"submit": lambda self, function, text: 3})(), str).send(1, "text")
+        PoolClient(type("Odd", (), {"submit": lambda self, function, text: 3})(), str).send(1, "text")
 
 
 @pytest.mark.parametrize("pool", [4, "processes", Inline, object()])

@@ -13,9 +13,9 @@ import pytest
 
 from ejkernel.library import rms_norm, softmax
 from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Executor, Tuner, autotune
-from ejkernel.ops.programs import ahead as ahead_of
 from ejkernel.ops.programs import batch
-from ejkernel.ops.programs.ahead import TracedAhead
+from ejkernel.ops.programs import trace_ahead as ahead_of
+from ejkernel.ops.programs.trace_ahead import TracedAhead
 from ejkernel.ops.tuning.prepared import PreparedAhead
 from ejkernel.ops.tuning.worker.process import WorkerProcess
 

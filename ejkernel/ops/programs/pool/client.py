@@ -57,7 +57,7 @@ def workers_of(pool: Any) -> int | None:
 
 
 @final
-class Courier:
+class PoolClient:
     """Sends tasks to a pool, and gives out what comes back in the order of its arrival."""
 
     def __init__(self, pool: Any, run: Callable[[str], str]) -> None:

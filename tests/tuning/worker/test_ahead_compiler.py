@@ -21,7 +21,7 @@ from ejkernel.ops.timing.program import Staged, stage
 from ejkernel.ops.tuning.job import TuningJob
 from ejkernel.ops.tuning.runner import InProcessRunner
 from ejkernel.ops.tuning.worker import main
-from ejkernel.ops.tuning.worker.ahead import AheadCompiler
+from ejkernel.ops.tuning.worker.ahead_compiler import AheadCompiler
 from ejkernel.ops.tuning.worker.delivered import Deliveries
 from ejkernel.ops.tuning.worker.executables import loaded
 from ejkernel.ops.tuning.worker.export import export
