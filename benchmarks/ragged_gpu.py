@@ -74,7 +74,8 @@ def ways(backward: bool) -> dict[str, Callable[..., Any]]:
         out = kernel.run(lhs, rhs, sizes, cfg=cfg)
         return (out, *kernel.vjp((), out, *dy, lhs, rhs, sizes, cfg=cfg)[:2]) if backward else out
 
-    cfgs = [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((256, 4), (256, 3), (128, 5))]
+    cfgs = [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, s) for s in (4, 3)]
+    cfgs += [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((256, 4), (256, 3), (128, 5))]
     cfgs += [RaggedDotConfig("triton", high, 128, 64, 4, 3) for high in (128, 64)]
     cfgs += [RaggedDotConfig("mosaic_jax", m, 128, 64, None, s) for m, s in ((128, 4), (64, 6)) if not backward]
     return {f"{c.implementation} {c.block_m}x{c.block_n}, {c.num_stages}": functools.partial(run, c) for c in cfgs}

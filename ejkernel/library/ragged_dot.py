@@ -29,8 +29,8 @@ _ARRAYS = ("lhs", "rhs", "group_sizes")
 _READ = 64
 # Rows that XLA's own serves, which reads each matrix whole, and so many groups that their last tiles count.
 _FEW_ROWS, _FEW = 128, 16
-# Does a GPU on which Mosaic's kernels were measured guess "mosaic_rolling" for long groups?
-_ROLLING = False
+# Rows of a group on average from which blocks that stay pay.
+_LONG = 512
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         if is_measured(inv, lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2]):
             own = RaggedDotConfig("mosaic", 128, *_columns(*rhs.shape[1:]))
             low = RaggedDotConfig("triton", 64, 128, inner, 4, 3)
-            rolling = [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 3)] if _ROLLING and share > 512 else []
+            rolling = [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 4)] if share > _LONG else []
             reads = share <= _READ and rhs.shape[0] <= _FEW
             ways = [*ways[:-1], low, own, ways[-1]] if reads else [*rolling, own, *ways]
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
@@ -168,7 +168,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         blocks = dict.fromkeys([*itertools.product(rows, (128, 256), inner, (4, 8), (3, 4)), (64, 128, inner[0], 4, 3)])
         # JAX's first: where it serves it is mostly the fastest, and a tuning that runs out of time must not miss it.
         found = [RaggedDotConfig("mosaic_jax", m, n, 64, None, s) for m, n in ((64, 128), (128, 128)) for s in (4, 6)]
-        found += [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, s) for s in (3, 4)]
+        found += [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, s) for s in (4, 3)]
         found += [RaggedDotConfig("mosaic", 128, 256, 64, None, s) for s in (4, 3)]
         found += [RaggedDotConfig("triton", *block) for block in blocks]
         found += [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((128, 5), (128, 4), (64, 6))]

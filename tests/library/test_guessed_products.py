@@ -105,7 +105,7 @@ def test_the_gradient_of_tiles_has_narrow_factors():
         ((512, 1536, 8, 3072), RaggedDotConfig("triton", 64, 128, 64, 4, 3)),
         ((2048, 2048, 64, 768), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
         ((1024, 2048, 8, 1024), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
-        ((8192, 2048, 8, 1024), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
+        ((8192, 2048, 8, 1024), RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 4)),
         ((8192, 2048, 8, 320), RaggedDotConfig("mosaic", 128, 128, 64, None, 5)),
         ((32768, 2048, 128, 768), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
         ((32, 768, 8, 768), RaggedDotConfig("xla")),
@@ -128,11 +128,25 @@ def test_groups_on_another_generation_keep_their_guess(asked, rows, implementati
     assert asked(RaggedDot(), *groups(rows, 512, 8, 256), capability="8.0").implementation == implementation
 
 
+@pytest.mark.parametrize(
+    ("tokens", "words", "padded", "stacked"),
+    [(4096, 32000, None, True), (8192, 50257, 128, True), (8192, 131072, None, False), (16384, 50257, 128, False)],
+    ids=["few", "odd", "many", "many and odd"],
+)
+@measured
+def test_cross_entropy_pads_odd_words_and_keeps_derivatives_that_are_not_large(asked, tokens, words, padded, stacked):
+    """Up to a GiB of them."""
+    shapes = ((tokens, 768), jnp.bfloat16), ((768, words), jnp.bfloat16), ((tokens,), jnp.int32)
+    found = asked(LinearCrossEntropy(), *shapes)
+    assert (found.implementation, found.padded, found.stacked) == ("triton", padded, stacked)
+
+
 @measured
 def test_products_have_a_guess_without_triton(asked, monkeypatch):
     """Mosaic's: many rows of a group, and the logits of a cross entropy."""
     monkeypatch.setenv("EJKERNEL_OPS_TRITON", "off")
-    assert asked(RaggedDot(), *groups(8192, 2048, 8, 1024)).implementation == "mosaic"
+    assert asked(RaggedDot(), *groups(8192, 2048, 8, 1024)).implementation == "mosaic_rolling"
+    assert asked(RaggedDot(), *groups(512, 2048, 8, 1024)).implementation == "mosaic"
     words = ((64, 256), jnp.bfloat16), ((256, 32000), jnp.bfloat16), ((64,), jnp.int32)
     assert asked(LinearCrossEntropy(), *words).implementation == "mosaic"
     assert asked(Matmul(), *factors(8, 2048, 8192)) == MatmulConfig("xla")

@@ -44,6 +44,8 @@ def rows(count, width):
 @measured
 def test_norms_go_by_the_number_of_rows_and_the_cache(asked, kernel, config, shape, fields):
     """Two rows to a block where there are many, Mosaic's beyond the cache, XLA's for a few rows of 8192."""
+    if config is LayerNormConfig and fields["implementation"] == "mosaic":
+        fields = {**fields, "kept": shape[1] >= 4096}
     assert asked(kernel, rows(*shape)) == config(**fields)
 
 

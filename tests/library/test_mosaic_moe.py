@@ -123,19 +123,16 @@ def test_blocks_go_from_tile_to_tile(races, sizes):
 
 
 @needs_loops
-@pytest.mark.parametrize("kept", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_gate_is_joined_with_what_it_opens(races, kept):
-    """In float32, before anything is rounded; for a gradient both products are kept."""
+def test_a_gate_is_joined_with_what_it_opens(races):
+    """In float32, before anything is rounded."""
     from ejkernel.library.mosaic.ragged_rolling import gated
 
     lhs, sizes = normal(192, 64, dtype="bfloat16"), jnp.asarray((70, 0, 100), jnp.int32)
     matrices = [normal(3, 64, 128, dtype="bfloat16", seed=seed) for seed in (1, 2)]
-    how = {"tile": Tile(128, 128, 64, 2), "kept": kept, "interpret": True, "blocks": 2}
-    made = jax.jit(lambda *a: tuple(gated(*a, **how)))(lhs, *matrices, sizes)
+    how = {"tile": Tile(128, 128, 64, 2), "interpret": True, "blocks": 2}
+    made = jax.jit(lambda *a: gated(*a, **how))(lhs, *matrices, sizes)
     one, other = (masked(lhs, matrix, sizes, transposed=False, dtype=jnp.float32) for matrix in matrices)
-    wanted = [jax.nn.silu(one) * other, *([one, other] if kept else [])]
-    for found, right in zip(made, wanted, strict=True):
-        assert_near(found, wide(right), "bfloat16", slack=0.5)
+    assert_near(made, wide(jax.nn.silu(one) * other), "bfloat16", slack=0.5)
 
 
 @needs_loops
@@ -258,22 +255,16 @@ def test_what_cannot_run_says_why(monkeypatch):
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="guesses were measured from JAX 0.11 on")
-def test_guesses_are_switched_by_one_name_each(asked, monkeypatch):
-    """Off by default, since they are measured first; on, they are for Hopper GPUs alone, and valid."""
+def test_experts_have_mosaics_ways_without_tuning_on_hopper_gpus_alone(asked):
+    """Rows to experts and back, both gated products at once, and blocks that stay for long groups."""
     rows, upwards, down = ((32768, 2048), NARROW), ((32, 2048, 768), NARROW), ((32, 768, 2048), NARROW)
     weights, places, sizes = ((8192, 4), "float32"), ((8192, 4), "int32"), ((32,), "int32")
-    calls = {
-        "moe_dispatch": (MoeDispatch(), [((8192, 2048), NARROW), places], {"count": 32}),
-        "moe_combine": (MoeCombine(), [rows, weights, places], {}),
-        "ragged_gated": (RaggedGated(), [rows, upwards, upwards, sizes], {}),
-        "ragged_dot": (RaggedDot(), [((32768, 768), NARROW), down, sizes], {}),
-    }
-    for name, (kernel, shapes, static) in calls.items():
-        module = sys.modules[f"ejkernel.library.{name}"]
-        switch, newest = ("_ROLLING", "mosaic_rolling") if name == "ragged_dot" else ("_GUESSED", "mosaic")
-        newest = "mosaic_gated" if name == "ragged_gated" else newest
-        for is_on in (False, True):
-            monkeypatch.setattr(module, switch, is_on)
-            found = asked(kernel, *shapes, **static).implementation
-            assert found == newest if is_on else found != newest
-            assert asked(kernel, *shapes, capability="8.0", **static).implementation != newest
+    calls = [
+        ("mosaic", MoeDispatch(), [((8192, 2048), NARROW), places], {"count": 32}),
+        ("mosaic", MoeCombine(), [rows, weights, places], {}),
+        ("mosaic_gated", RaggedGated(), [rows, upwards, upwards, sizes], {}),
+        ("mosaic_rolling", RaggedDot(), [((32768, 768), NARROW), down, sizes], {}),
+    ]
+    for newest, kernel, shapes, static in calls:
+        assert asked(kernel, *shapes, **static).implementation == newest
+        assert asked(kernel, *shapes, capability="8.0", **static).implementation != newest

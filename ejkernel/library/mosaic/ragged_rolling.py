@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,10 +66,10 @@ def product(
         return totals[0][:, at : at + CHUNK]
 
     shape = (tile.n, tile.k) if transposed else (tile.k, tile.n)
-    how: dict[str, Any] = {"fill": fill, "chunks": [chunk], "columns": (tile.n, width), "steps": each * len(lhs)}
+    how: dict[str, Any] = {"fill": fill, "chunk": chunk, "columns": (tile.n, width), "steps": each * len(lhs)}
     how |= {"right": [shape], "dtype": dtype, "tile": holding(tile, lhs[0].dtype, dtype)}
     how |= {"interpret": interpret, "name": "library_ragged_dot_rolling", "transposed": transposed}
-    return _grouped(lhs, rhs, sizes, **how, **launched)[0]
+    return _grouped(lhs, rhs, sizes, **how, **launched)
 
 
 def gated(
@@ -80,11 +79,10 @@ def gated(
     sizes: jax.Array,
     *,
     tile: Tile,
-    kept: bool,
     interpret: bool,
     **launched: Any,
-) -> Sequence[jax.Array]:
-    """`silu(lhs @ gate) * (lhs @ up)` of each row with its group's matrices; with `kept` both products as well.
+) -> jax.Array:
+    """`silu(lhs @ gate) * (lhs @ up)` of each row with its group's matrices.
 
     A tile has as many columns of either matrix, side by side, so that each warpgroup holds both sums of its elements.
     """
@@ -96,17 +94,11 @@ def gated(
         for ref, there in zip(refs[5:7], step.right, strict=True):
             plgpu.copy_gmem_to_smem(ref.at[_matrix(place, gate), inner, columns], there, step.full)
 
-    def of_gate(totals: Sequence[jax.Array], at: int) -> jax.Array:
-        return totals[0][:, at : at + CHUNK]
+    def joined(totals: Sequence[jax.Array], at: int) -> jax.Array:
+        opened, raised = (total[:, at : at + CHUNK] for total in totals)
+        return jax.nn.silu(opened) * raised
 
-    def of_up(totals: Sequence[jax.Array], at: int) -> jax.Array:
-        return totals[1][:, at : at + CHUNK]
-
-    def inner(totals: Sequence[jax.Array], at: int) -> jax.Array:
-        return jax.nn.silu(of_gate(totals, at)) * of_up(totals, at)
-
-    chunks = [inner, of_gate, of_up] if kept else [inner]
-    how: dict[str, Any] = {"fill": fill, "chunks": chunks, "columns": (half, gate.shape[2])}
+    how: dict[str, Any] = {"fill": fill, "chunk": joined, "columns": (half, gate.shape[2])}
     how |= {"steps": lhs.shape[1] // tile.k, "right": [(tile.k, half)] * 2, "dtype": dtype, "transposed": False}
     how |= {"tile": holding(tile, dtype, dtype), "interpret": interpret, "name": "library_ragged_gated"}
     return _grouped([lhs], [gate, up], sizes, **how, **launched)
@@ -118,7 +110,7 @@ def _grouped(
     sizes: jax.Array,
     *,
     fill: Callable[..., None],
-    chunks: Sequence[Callable[[Sequence[jax.Array], int], jax.Array]],
+    chunk: Callable[[Sequence[jax.Array], int], jax.Array],
     columns: tuple[int, int],
     steps: int,
     right: Sequence[tuple[int, int]],
@@ -128,8 +120,8 @@ def _grouped(
     interpret: bool,
     name: str,
     **launched: Any,
-) -> Sequence[jax.Array]:
-    """Tiles of all groups; each of `chunks` makes some columns of a result from the sums of a warpgroup's rows."""
+) -> jax.Array:
+    """Tiles of all groups; `chunk` makes some columns of the result from the sums of a warpgroup's rows."""
     rows, groups = lhs[0].shape[0], rhs[0].shape[0]
     tall, width = columns[0], columns[1]
     across = pl.cdiv(width, tall)
@@ -167,21 +159,22 @@ def _grouped(
             plgpu.wgmma(total, step.left.at[mine], turned(part) if transposed else part)
 
     def write(place: _Place, totals: Sequence[jax.Array], *refs: Any) -> None:
-        *out_refs, staged, pieces = refs[4 + len(lhs) + len(rhs) :]
+        o_ref, staged, pieces = refs[4 + len(lhs) + len(rhs) :]
 
-        def made(chunk: Callable[[Sequence[jax.Array], int], jax.Array], at: int) -> jax.Array:
+        def made(at: int) -> jax.Array:
             values = chunk(totals, at)
             is_group = jnp.broadcast_to(place.owner < groups, values.shape)
             return jnp.where(is_group, values, jnp.zeros_like(values)).astype(dtype)
 
-        results = [(functools.partial(made, chunk), o_ref) for chunk, o_ref in zip(chunks, out_refs, strict=True)]
-        by_group(share_at(place), results, Columns(place.column * tall, tall, width), staged, pieces, settled=False)
+        by_group(
+            share_at(place), [(made, o_ref)], Columns(place.column * tall, tall, width), staged, pieces, settled=False
+        )
 
-    held = buffers(tile, jnp.dtype(dtype).itemsize, len(chunks) * tall)
-    return rolling(
+    held = buffers(tile, jnp.dtype(dtype).itemsize, tall)
+    (out,) = rolling(
         TileWork(count * bands * wide, read, find, fill, multiply, write, is_idle),
         [*tiles, *lhs, *rhs],
-        out=[jax.ShapeDtypeStruct((rows, width), dtype) for _ in chunks],
+        out=[jax.ShapeDtypeStruct((rows, width), dtype)],
         scratch=[
             plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype)),
             plgpu.SMEM((tile.m, CHUNK), dtype),
@@ -194,6 +187,7 @@ def _grouped(
         fast=True,
         **launched,
     )
+    return out
 
 
 def _matrix(place: _Place, rhs: jax.Array) -> Any:
