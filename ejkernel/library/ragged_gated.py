@@ -126,6 +126,10 @@ class RaggedGated(Kernel[RaggedDotConfig, jax.Array]):
         """As of one product; both at once takes what rolling products take, the gradient being one of those."""
         return RaggedDot().valid_cfg(_one(inv), _rolling(cfg))
 
+    def operations(self, inv: Invocation[Any, Any]) -> float:
+        """Those of both products."""
+        return 2.0 * RaggedDot().operations(_one(inv))
+
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Groups as a router makes them, where a trace hides the real sizes."""
         (lhs, gate, sizes), rest = RaggedDot().example_inputs(_one(inv), rng)

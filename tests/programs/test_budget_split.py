@@ -214,6 +214,25 @@ def test_a_call_with_a_reference_is_worth_what_that_does():
     assert worth(lambda a: executor(Wasteful(), a, a), a) == 3 * a.nbytes
 
 
+def test_a_kernel_may_say_what_it_computes():
+    """Where its reference computes more than a call needs; a vmap makes as many calls as it has examples."""
+
+    class Frugal(Dot):
+        op_id = "frugal"
+
+        def operations(self, inv):
+            return 2.0**24
+
+        def reference(self, a, b):
+            return jax.lax.scan(lambda c, _: (c + a @ b, None), jnp.zeros_like(a), None, length=64)[0] / 64
+
+    executor, a = executor_with(Picking()), jnp.ones((64, 64))
+    alone = worth(lambda a: executor(Frugal(), a, a), a)
+    assert alone == 2.0**24 / 20
+    mapped = worth(jax.jit(jax.vmap(lambda a: executor(Frugal(), a, a))), jnp.ones((3, 64, 64)))
+    assert mapped == pytest.approx(3 * alone)
+
+
 def test_a_reference_that_fails_leaves_the_arguments():
     """They say how large the call is."""
 

@@ -101,6 +101,11 @@ class Kernel(Generic[Cfg, Out]):
         """The right result, which every candidate must compute."""
         raise NotImplementedError
 
+    @absent
+    def operations(self, inv: Invocation[Cfg, Out]) -> float:
+        """Operations of a forward pass, where the reference computes more than the call needs."""
+        raise NotImplementedError
+
     def valid_cfg(self, inv: Invocation[Cfg, Out], cfg: Any) -> bool | str:
         """True, or the reason why this cfg cannot run this call."""
         return True

@@ -8,14 +8,17 @@ of its part goes to those behind it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..config.cache import traced_anew
 from ..config.call_log import CallLog, noting_calls
 from ..config.tunability import untunable_because
 from ..config.tuning_job import job_for
 from ..core.cfg import distinct
+from ..core.kernel import has_any
 from ..core.key import Key
 from ..core.record import Objective
 from ..core.request import ask, candidates
@@ -64,8 +67,15 @@ def share_of(call: FoundCall) -> Share:
         with job.room():
             fn = job.reference or job.make_fn(cfgs[0])
             traffic, operations = traffic_and_operations(fn, job.args, job.kwargs)
+        if has_any(type(call.kernel), "operations"):
+            operations = call.kernel.operations(call.inv) * _examples(call.inv.batch_axes)
     cost = max(traffic, operations / _OPERATIONS_A_BYTE.get(request.platform, 200.0))
     return Share(cost * call.count * (_WITH_BACKWARD if objective == "forward+backward" else 1.0), len(distinct(cfgs)))
+
+
+def _examples(axes: Any) -> int:
+    """The calls that the vmaps around make of one."""
+    return math.prod(level[0] for level in axes if isinstance(level[0], int)) if isinstance(axes, tuple) else 1
 
 
 def in_order(calls: Sequence[FoundCall], shares: Mapping[Key, Share]) -> list[FoundCall]:
