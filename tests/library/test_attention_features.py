@@ -43,6 +43,7 @@ def inputs(dtype="float32", width=4):
     return q, k, normal(2, 7, 2, width, dtype=dtype, seed=2), normal(4, seed=3)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("dtype", "causal"), [("float32", True), ("float16", False)])
 @pytest.mark.parametrize("way", WAYS[1:], ids=str)
 def test_soft_caps_sinks_and_widths_are_those_of_float64(way, causal, dtype):
@@ -69,6 +70,7 @@ def test_gradients_are_those_of_float64(way):
         assert_near(gradient, wanted, "float32", slack=10)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("hidden_by", ["mask", "lengths"])
 @pytest.mark.parametrize(
     "way", [AttentionConfig("xla"), WAYS[0], pytest.param(WAYS[2], marks=pytest.mark.slow)], ids=str

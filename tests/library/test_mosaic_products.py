@@ -154,6 +154,7 @@ def test_products_are_lowered_for_a_gpu(tile, activation):
     assert "library_matmul" in text
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize(
     ("groups", "wide", "stages"), [(8, 256, 4), (8, 128, 5), pytest.param(1, 128, 4, marks=pytest.mark.slow)]
