@@ -278,7 +278,15 @@ started_afresh = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 
 def _forked_worker(
-    self: Any, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
+    self: Any,
+    args: Any,
+    executable: Any,
+    preexec_fn: Any,
+    close_fds: Any,
+    pass_fds: Any,
+    cwd: Any,
+    env: Any,
+    *rest: Any,
 ) -> None:
     server = None
     if isinstance(args, list) and args[:4] == [_EXECUTABLE, *_WORKER] and env is not None:
@@ -349,7 +357,11 @@ def _become(wanted: Mapping[str, Any]) -> None:
         code, sys.argv, here = compile(words[1], "<string>", "exec"), ["-c", *words[2:]], [""]
     else:
         main.__file__ = words[0]
-        code, sys.argv, here = compile(Path(words[0]).read_bytes(), words[0], "exec"), words, [str(Path(words[0]).parent)]
+        code, sys.argv, here = (
+            compile(Path(words[0]).read_bytes(), words[0], "exec"),
+            words,
+            [str(Path(words[0]).parent)],
+        )
     sys.path[:0] = here
     exec(code, main.__dict__)
 
