@@ -54,6 +54,11 @@ CASES = [
     (4096, 2048, 768, 64, 2.0, False),
     (4096, 2048, 1408, 16, 2.0, True),
     (8192, 2048, 768, 64, 2.0, True),
+    (512, 4096, 4096, 8, 2.0, False),
+    (256, 4096, 14336, 8, 2.0, False),
+    (2048, 2048, 768, 64, 2.0, False),
+    (1024, 2048, 1408, 64, 2.0, False),
+    (512, 2048, 1024, 8, 2.0, True),
 ]
 FLOPS, TRAFFIC = 790e12, 4.3e12
 # Off by more than this share of the largest value is wrong.

@@ -26,9 +26,9 @@ from .values import were_checked
 
 _ARRAYS = ("lhs", "rhs", "group_sizes")
 # An H200 does some 180 operations while it reads a byte: up to so many rows of a group it waits for matrices.
-_READ = 128
-# Groups that JAX's kernel goes through in no time that counts.
-_FEW = 16
+_READ = 64
+# Rows that XLA's own serves, which reads each matrix whole, and so many groups that their last tiles count.
+_FEW_ROWS, _FEW = 128, 16
 
 
 @dataclass(frozen=True)
@@ -127,25 +127,22 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
         """By rows of a group on average, since each is one operation a byte of the matrices.
 
-        Up to `_READ` of them, reading the matrices is what takes the time: JAX's kernel copies up to six steps ahead of
-        its products, and took 0.58 to 0.95 of the time of any other in eleven calls on an H200. Up to four times as
-        many, both take about as long, and its blocks, which stay on their multiprocessors, have no last wave: 0.78 to
-        0.92 in three calls of 8 groups. Each of its blocks goes through all groups, though: with 128 of them it took
-        1.4 times as long, and Triton's tiles serve, no higher than a group: 0.94 and 1.01 of the time of the library's
-        own for Hopper GPUs. Beyond, that one: 0.82 of Triton's time in three calls of 8 groups, one with gradients.
+        Up to `_READ` of them in few groups, reading the matrices is what takes the time, and Triton's low tiles leave
+        room for several blocks on a multiprocessor: 0.81 to 0.93 of the time of any other in two calls. Else the
+        library's own for Hopper GPUs, which took 0.66 to 1.08 of Triton's time and 0.46 to 0.92 of JAX's in fourteen
+        calls of 8 to 128 groups with 16 to 1,024 rows each. On other GPUs Triton's, with tiles no higher than a group.
         """
         given = _named(inv)
         lhs, rhs = given["lhs"], given["rhs"]
         share = lhs.shape[0] / rhs.shape[0]
         inner = 64 if _narrow(inv) else 32
-        ways = [RaggedDotConfig("xla")] if lhs.shape[0] <= _READ else []
+        ways = [RaggedDotConfig("xla")] if lhs.shape[0] <= _FEW_ROWS else []
         ways.append(RaggedDotConfig("triton", _average(inv, least=16, most=128), 128, inner, 4, 3))
         if is_measured(inv, lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2]):
             own = RaggedDotConfig("mosaic", 128, *_columns(*rhs.shape[1:]))
-            ways.insert(0 if share > 4 * _READ else len(ways), own)
-            if share <= _READ or (share <= 4 * _READ and rhs.shape[0] <= _FEW):
-                high, stages = (64, 6) if share <= _READ else (128, 4)
-                ways.insert(0, RaggedDotConfig("mosaic_jax", high, 128, 64, None, stages))
+            low = RaggedDotConfig("triton", 64, 128, inner, 4, 3)
+            reads = share <= _READ and rhs.shape[0] <= _FEW
+            ways = [*ways[:-1], low, own, ways[-1]] if reads else [own, *ways]
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
@@ -164,7 +161,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         high = _average(inv, least=16, most=128)
         rows = dict.fromkeys((high, max(16, high // 2)))
         inner = (64, 32) if _narrow(inv) else (32,)
-        blocks = itertools.product(rows, (128, 256), inner, (4, 8), (3, 4))
+        blocks = dict.fromkeys([*itertools.product(rows, (128, 256), inner, (4, 8), (3, 4)), (64, 128, inner[0], 4, 3)])
         # JAX's first: where it serves it is mostly the fastest, and a tuning that runs out of time must not miss it.
         found = [RaggedDotConfig("mosaic_jax", m, n, 64, None, s) for m, n in ((64, 128), (128, 128)) for s in (4, 6)]
         found += [RaggedDotConfig("mosaic", 128, 256, 64, None, s) for s in (4, 3)]

@@ -101,23 +101,24 @@ def test_the_gradient_of_tiles_has_narrow_factors():
 @pytest.mark.parametrize(
     ("sizes", "cfg"),
     [
-        ((64, 768, 64, 768), RaggedDotConfig("mosaic_jax", 64, 128, 64, None, 6)),
-        ((1024, 1536, 8, 3072), RaggedDotConfig("mosaic_jax", 64, 128, 64, None, 6)),
-        ((4096, 2048, 8, 1024), RaggedDotConfig("mosaic_jax", 128, 128, 64, None, 4)),
+        ((256, 768, 8, 768), RaggedDotConfig("triton", 64, 128, 64, 4, 3)),
+        ((512, 1536, 8, 3072), RaggedDotConfig("triton", 64, 128, 64, 4, 3)),
+        ((2048, 2048, 64, 768), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
+        ((1024, 2048, 8, 1024), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
         ((8192, 2048, 8, 1024), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
         ((8192, 2048, 8, 320), RaggedDotConfig("mosaic", 128, 128, 64, None, 5)),
-        ((32768, 2048, 128, 768), RaggedDotConfig("triton", 128, 128, 64, 4, 3)),
+        ((32768, 2048, 128, 768), RaggedDotConfig("mosaic", 128, 256, 64, None, 4)),
         ((32, 768, 8, 768), RaggedDotConfig("xla")),
         ((1024, 1000, 8, 1000), RaggedDotConfig("triton", 128, 128, 64, 4, 3)),
     ],
     ids=[
-        *("reads", "reads at most", "both", "multiplies", "few columns", "many groups"),
+        *("reads", "reads at most", "reads for many groups", "both", "multiplies", "odd columns", "many groups"),
         *("fewer rows than a block", "sizes that no block divides"),
     ],
 )
 @measured
 def test_groups_go_by_their_rows_on_average(asked, sizes, cfg):
-    """JAX's kernel as long as reading matrices counts, the library's beyond, XLA's for few rows, else Triton's."""
+    """Triton's low tiles where few groups read matrices, the library's beyond, XLA's for few rows, else Triton's."""
     assert asked(RaggedDot(), *groups(*sizes)) == cfg
 
 
@@ -154,28 +155,33 @@ def with_cudnn(monkeypatch):
     monkeypatch.setattr(sys.modules[Attention.__module__], "jax_refuses_cudnn", lambda *args, **kwargs: "")
 
 
-SHORT = AttentionConfig("mosaic", 128, 128, num_stages=2, backward="cudnn")
+def tiled(block_q, block_k, persistent=False):
+    """Mosaic's forward pass and cuDNN's gradient."""
+    how = {"num_stages": 2, "backward": "cudnn", "persistent": persistent}
+    return AttentionConfig("mosaic", block_q, block_k, **how)
 
 
 @pytest.mark.parametrize(
     ("sizes", "cfg"),
     [
-        ((1, 256, 16, 64), SHORT),
-        ((2, 512, 32, 128), SHORT),
-        ((1, 1024, 16, 128), SHORT),
-        ((1, 1024, 16, 64), AttentionConfig("cudnn")),
-        ((1, 1024, 32, 128), AttentionConfig("cudnn")),
+        ((2, 512, 32, 128), tiled(128, 128, persistent=True)),
+        ((2, 16384, 8, 128), tiled(128, 128)),
+        ((4, 2048, 16, 64), tiled(192, 128)),
+        ((8, 1024, 12, 64), tiled(128, 128, persistent=True)),
+        ((1, 1024, 16, 64), tiled(128, 128)),
+        ((2, 4096, 8, 256), tiled(128, 64)),
         ((1, 250, 16, 64), AttentionConfig("cudnn")),
+        ((1, 512, 16, 80), AttentionConfig("cudnn")),
     ],
-    ids=["short", "two waves", "one wave", "narrow heads", "long", "odd length"],
+    ids=["stays", "sections", "narrow heads", "a rest", "one wave", "wide heads", "odd length", "odd heads"],
 )
 @measured
-def test_short_attention_is_mosaics(asked, with_cudnn, sizes, cfg):
-    """Up to the waves and keys where cuDNN's own cost of a call is made up for."""
+def test_attention_is_mosaics_where_it_serves(asked, with_cudnn, sizes, cfg):
+    """With blocks by the width of heads; blocks of threads stay where they have as much to do as each other."""
     assert asked(Attention(), *heads(*sizes), scale=0.1, causal=True) == cfg
 
 
 def test_attention_on_another_generation_is_cudnns(asked, with_cudnn):
-    """However short."""
+    """Mosaic's kernel needs a Hopper GPU."""
     cfg = asked(Attention(), *heads(1, 256, 16, 64), scale=0.1, capability="8.0")
     assert cfg == AttentionConfig("cudnn")

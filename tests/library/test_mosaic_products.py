@@ -1,7 +1,7 @@
 """Products by Mosaic GPU: interpreted with races looked for, beside float32, and lowered for a Hopper GPU.
 
-Covers `library/mosaic/attention.py`, `library/mosaic/attention_tiles.py`, `library/mosaic/matmul.py`,
-`library/mosaic/ragged_dot.py` and `library/mosaic/tiles.py`.
+Covers `library/mosaic/attention.py`, `library/mosaic/attention_order.py`, `library/mosaic/attention_tiles.py`,
+`library/mosaic/matmul.py`, `library/mosaic/ragged_dot.py` and `library/mosaic/tiles.py`.
 """
 
 from __future__ import annotations
@@ -261,6 +261,54 @@ def test_attention_is_that_of_float32(races, causal):
     np.testing.assert_allclose(logs, jax.nn.logsumexp(scores, axis=-1), rtol=1e-3, atol=1e-3)
 
 
+@needs_loops
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stays", "lengths", "causal", "scale"),
+    [
+        (True, (320, 320), True, 0.125),
+        (False, (256, 192), True, 1e-30),
+        (False, (256, 320), False, -0.2),
+        (True, (512, 512), True, 0.0),
+    ],
+)
+def test_attention_of_odd_lengths_is_that_of_float32(monkeypatch, races, stays, lengths, causal, scale):
+    """For lengths that blocks do not divide, fewer keys than queries, and scales of either sign and of no size."""
+    from ejkernel.library.mosaic import attention, attention_order
+
+    # So that a block of threads has several blocks of queries.
+    monkeypatch.setattr(attention_order, "PROCESSORS", 3)
+    queries, keys = lengths
+    q = normal(2, queries, 2, 64, dtype="bfloat16")
+    k, v = (normal(2, keys, 1, 64, dtype="bfloat16", seed=seed) for seed in (1, 2))
+    how = {"scale": scale, "causal": causal, "block_q": 128, "block_k": 128, "stages": 2, "interpret": True}
+    made, logs = jax.jit(lambda *a: attention.forward(*a, **how, persistent=stays))(q, k, v)
+    wide = [x.astype(jnp.float32) for x in (q, k, v)]
+    scores = jnp.einsum("bthd,bsd->bhts", wide[0], wide[1][:, :, 0]) * scale
+    scores = jnp.where(jnp.tril(jnp.ones((queries, keys), bool)) | (not causal), scores, -jnp.inf)
+    wanted = jnp.einsum("bhts,bsd->bthd", jax.nn.softmax(scores, axis=-1), wide[2][:, :, 0])
+    assert_near(made, np.asarray(wanted, np.float64), "bfloat16")
+    np.testing.assert_allclose(logs, jax.nn.logsumexp(scores, axis=-1), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("blocks", "causal"), [(3, True), (3, False), (64, True)])
+def test_attention_computes_every_block_once(monkeypatch, blocks, causal):
+    """In any order, by blocks of threads that have several or one."""
+    from ejkernel.library.mosaic import attention_order
+
+    monkeypatch.setattr(attention_order, "PROCESSORS", blocks)
+    shapes = attended(2, 320, 4, 2, 64)
+    order = attention_order.order_of(*shapes, block_q=128, persistent=True, causal=causal)
+    found = []
+    for block in range(order.blocks):
+        monkeypatch.setattr(jax.lax, "axis_index", lambda _, block=block: block)
+        number = 0
+        while order.blocks * number < order.tiles and int(order._tile(number)) < order.tiles:
+            found.append(tuple(int(x) for x in order.place(number)))
+            number += 1
+    assert sorted(found) == [(b, h, i) for b in range(2) for h in range(4) for i in range(3)]
+
+
 def test_attention_that_cannot_run_says_why(monkeypatch):
     """By what the call has, its sizes and blocks."""
     hopper(monkeypatch)
@@ -276,3 +324,7 @@ def test_attention_that_cannot_run_says_why(monkeypatch):
     assert "no multiples" in judged(attended(1, 500, 4, 2, 128))
     assert "shared memory" in judged(attended(1, 512, 4, 2, 256))
     assert "not served" in judged(attended(1, 512, 4, 2, 128), AttentionConfig("mosaic", 64, 128, num_stages=2))
+    stays = AttentionConfig("mosaic", 128, 128, num_stages=2, persistent=True)
+    assert judged(attended(1, 4096, 32, 8, 128), stays, causal=True) is True
+    assert "would wait" in judged(attended(2, 16384, 8, 8, 128), stays, causal=True)
+    assert judged(attended(2, 16384, 8, 8, 128), stays) is True

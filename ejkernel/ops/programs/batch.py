@@ -24,6 +24,7 @@ from .budget_split import Share, allotted, in_order, quick_to_trace_first, share
 from .confirm import Change, Confirmation, confirm
 from .found_call import FoundCall
 from .interrupts import Interrupts, noting_interrupts
+from .left_behind import is_worth_more, raced
 from .progress import Progress
 from .results import AutotuningResult, Entry, seconds_of
 from .tracing.ahead import traced_elsewhere
@@ -94,8 +95,9 @@ class BatchTuner:
         self._skipped: set[Key] = set()
         # Was there time for any call?
         self._begun = False
-        # Seconds of each tuning so far.
+        # Seconds of each tuning so far that measured something, and of the first one of each call.
         self._taken: list[float] = []
+        self._took: dict[Key, float] = {}
         self._progress = Progress(on=options.progress)
 
     def run(self, calls: Sequence[FoundCall]) -> None:
@@ -182,10 +184,22 @@ class BatchTuner:
         gain = (1.0, 1.0, 1.0) if place == entry.record.heuristic else None
         note = "taken back: the program itself was not faster with the cfg that was fastest alone"
         record = replace(entry.record, winner=place, runner_up=entry.record.winner, gain=gain, note=note)
+        self._adopt(call, replace(entry, cfg=record.cfg, record=record, note=note))
+
+    def _adopt(self, call: FoundCall, entry: Entry) -> None:
+        """Gives a call the cfg of an entry, in place of the one that its last tuning found."""
         with call.restored():
             for selector in call.selectors:
-                selector.adopt(call.inv, call.kernel, record)
-        self.entries[key] = replace(entry, cfg=record.cfg, record=record, note=note)
+                selector.adopt(call.inv, call.kernel, entry.record)
+        self.entries[call.key] = entry
+        self._note_change(call, entry.cfg)
+
+    def _note_change(self, call: FoundCall, cfg: Any, before: Any = None) -> None:
+        """Notes whether a call has another cfg now than the one that it was traced with."""
+        before = self.changed[call.key][1] if call.key in self.changed else before
+        self.changed.pop(call.key, None)
+        if before is not None and not same(cfg, before):
+            self.changed[call.key] = call, before
 
     def has_seen(self, key: Key) -> bool:
         """Has this call had its turn, or been passed over?"""
@@ -210,7 +224,9 @@ class BatchTuner:
             if shares is not None and all(map(ahead.pays, waiting)):
                 waiting = quick_to_trace_first(waiting, shares)
             want(waiting)
-            self._tune_in_order(waiting, shares, interrupts, ahead)
+            self._tune_in_order(list(waiting), shares, interrupts, ahead)
+            if shares is not None:
+                self._tune_left_behind(waiting, interrupts)
 
     def _tune_in_order(
         self,
@@ -222,7 +238,7 @@ class BatchTuner:
         while waiting:
             interrupts.check()
             ahead.wait(waiting[0])
-            seconds = None if shares is None else allotted(waiting[0], waiting, shares, self._left(), self._taken)
+            seconds = None if shares is None else self._part(waiting, shares)
             call = waiting.pop(0)
             if shares is not None and seconds is None:
                 why = self._no_time()
@@ -243,8 +259,32 @@ class BatchTuner:
             finally:
                 program_end.reset(token)
             if entry.is_measured:
-                self._taken.append(time.perf_counter() - start)
+                self._took[call.key] = time.perf_counter() - start
+                self._taken.append(self._took[call.key])
             self._progress.tuned(entry)
+
+    def _part(self, waiting: Sequence[FoundCall], shares: Mapping[Key, Share]) -> float | None:
+        """Seconds of the next call; None where what is left is not enough for it."""
+        return allotted(waiting[0], waiting, shares, self._left(), self._taken)
+
+    def _tune_left_behind(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> None:
+        """Tunes once more, in the time that is left, calls of which many candidates were never compiled."""
+        for call in calls:
+            interrupts.check()
+            before, took = self.entries.get(call.key), self._took.get(call.key)
+            if before is None or took is None or not is_worth_more(before, took, self._left()):
+                continue
+            self._progress.again(call.key)
+            token = program_end.set(self._tuning_end())
+            try:
+                entry = self._tuned(call, self._left())
+            finally:
+                program_end.reset(token)
+            if entry.is_measured and raced(entry) >= raced(before):
+                self.entries[call.key] = entry
+                self._progress.tuned(entry)
+            else:
+                self._adopt(call, before)
 
     def _worker_lines(self) -> list[str]:
         """A line for each worker of a pool."""
@@ -278,8 +318,7 @@ class BatchTuner:
                 return self._entry(call, found.cfg, record=failed, source=found.tier, note=why)
             for other in others:
                 other.adopt(call.inv, call.kernel, decision.record)
-        if not same(decision.cfg, before.cfg):
-            self.changed[call.key] = call, before.cfg
+        self._note_change(call, decision.cfg, before.cfg)
         return self._entry(call, decision.cfg, record=decision.record, source="autotune")
 
     def _entry(self, call: FoundCall, cfg: Any, **about: Any) -> Entry:

@@ -54,6 +54,10 @@ class Progress:
         self._number += 1
         self._line(f"{self._place()}: tuning {key.op_id} {key.call_key}", passing=True)
 
+    def again(self, key: Key) -> None:
+        """A call that had its turn is tuned once more."""
+        self._line(f"tuning {key.op_id} {key.call_key} once more: candidates of it were left behind", passing=True)
+
     def tuned(self, entry: Entry, worker: str = "") -> None:
         """A call is done; a worker of a pool has no turns, so its calls are counted here."""
         self._number += bool(worker)
