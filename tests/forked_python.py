@@ -1,8 +1,9 @@
 """Python processes that need not import JAX: a process that has imported it, and started no backend, is forked.
 
-Importing JAX takes most of a short process. `run` stands in for `subprocess.run` where a test is not about how a
-process starts: what runs has its own streams, variables, folder, arguments and `__main__`, and ends as a process of its
-own. A test that changes how Python or JAX start (a hash seed, a variable of JAX) gets a fresh process.
+Importing JAX takes most of a short process, and importing the package most of what is left: both are done before, the
+package where no process sees it until it imports it itself. `run` stands in for `subprocess.run` where a test is not
+about how a process starts: what runs has its own streams, variables, folder, arguments and `__main__`, and ends as a
+process of its own. A test that changes how Python or JAX start (a hash seed, a variable of JAX) gets a fresh process.
 
 `fork_workers` has workers of tunings started so, too, each as a child of the process that starts it.
 """
@@ -14,6 +15,10 @@ import builtins
 import contextlib
 import ctypes
 import fcntl
+import gc
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import json
 import os
 import select
@@ -34,6 +39,7 @@ from typing import IO, Any
 _AT_START = ("PYTHON", "JAX_", "OPENBLAS_", "LD_")
 _FOLLOWED = {"PYTHONPATH", "JAX_PLATFORMS"}
 _WORKER = ["-P", "-m", "ejkernel.ops.tuning.worker.start"]
+_OURS = ("ejkernel.ops.tuning.worker.main", "ejkernel.ops", "ejkernel.library")
 _EXECUTABLE = sys.executable
 _PR_SET_CHILD_SUBREAPER = 36
 # Above every descriptor that a process here is passed by number.
@@ -321,6 +327,8 @@ def _prepared() -> None:
         sys.exit()
     theirs.close()
     _servers[os.getpid()] = _Server(ours)
+    # After all that this process registers, which may start workers.
+    atexit.register(ours.close)
     fork_workers()
 
 
@@ -376,11 +384,75 @@ def _filter(option: str) -> None:
     warnings.simplefilter(action, kind)  # type: ignore[arg-type]
 
 
+class _Aside(importlib.abc.MetaPathFinder):
+    """Finds modules of ours that were imported before the fork: none counts as imported until it is asked for."""
+
+    def __init__(self, modules: Mapping[str, types.ModuleType]) -> None:
+        self._modules = modules
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """A spec whose loader hands the module out, where the file of the package is the one that was imported."""
+        if name not in self._modules:
+            return None
+        package, _, _ = name.partition(".")
+        if name == package:
+            spec = importlib.machinery.PathFinder.find_spec(name, path)
+            is_ours = spec is not None and spec.origin == self._modules[package].__file__
+        else:
+            is_ours = sys.modules.get(package) is self._modules[package]
+        found = self._modules[name].__spec__
+        if not is_ours or found is None:
+            return None
+        places, loader = found.submodule_search_locations, _Given(self._modules[name])
+        return importlib.util.spec_from_file_location(
+            name, found.origin, loader=loader, submodule_search_locations=places
+        )
+
+
+class _Given(importlib.abc.InspectLoader):
+    """Hands out a module that has been run."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        """The one there is."""
+        return self._module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing is left to do."""
+        module.__spec__ = self._spec
+
+    def get_source(self, fullname: str) -> str | None:
+        """For `runpy`, which runs its code as the main module."""
+        return self._spec.loader.get_source(fullname)  # type: ignore[union-attr]
+
+    def is_package(self, fullname: str) -> bool:
+        """As it was found."""
+        return self._spec.submodule_search_locations is not None  # type: ignore[union-attr]
+
+
+def _lay_aside() -> None:
+    """Imports what most processes need of ours, a tenth of a second, and takes it out of sight."""
+    # A tree that is not installed is found by processes that are told where it is.
+    with contextlib.suppress(ModuleNotFoundError):
+        for name in _OURS:
+            module = importlib.import_module(name)
+            for public in getattr(module, "__all__", ()):
+                getattr(module, public)
+    aside = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "ejkernel"}
+    sys.meta_path.insert(0, _Aside(aside))
+
+
 def _main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     import jax.experimental.pallas
     import jax.export  # noqa: F401
 
+    _lay_aside()
+    # What is imported is not looked at again by each collection of garbage in each fork, nor are its pages copied.
+    gc.collect()
+    gc.freeze()
     _become(_serve(control))
 
 
