@@ -130,11 +130,13 @@ def test_the_gradient_may_be_another_way_s():
     """Forward and backward are two fields of the cfg: the gradient is computed from the arguments by the other."""
     q, k, v, _ = inputs(width=6)
     kernel, cfg = Attention(), AttentionConfig("sliced", block_q=4, block_k=3, backward="chunked")
-    out, kept = kernel.fwd_with_residuals_gpu(q, k, v, scale=0.4, causal=True, cfg=cfg)
+    how = {"scale": 0.4, "causal": True}
+    out, kept = jax.jit(lambda *a: kernel.fwd_with_residuals_gpu(*a, **how, cfg=cfg))(q, k, v)
     assert kept is None
-    grads = kernel.vjp_gpu(kept, out, jnp.ones_like(out), q, k, v, scale=0.4, causal=True, cfg=cfg)
-    wanted = jax.vjp(lambda *a: kernel.run(*a, scale=0.4, causal=True, cfg=AttentionConfig("xla")), q, k, v)[1]
-    for one, other in zip(grads, wanted(jnp.ones_like(out)), strict=True):
+    dy = np.ones_like(out)
+    grads = jax.jit(lambda *a: kernel.vjp_gpu(None, out, dy, *a, **how, cfg=cfg))(q, k, v)
+    wanted = pull(lambda *a: kernel.run(*a, **how, cfg=AttentionConfig("xla")), (q, k, v), dy)
+    for one, other in zip(grads, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     program = jax.make_jaxpr(lambda *a: kernel.vjp_gpu(None, out, out, *a, scale=0.4, cfg=cfg))(q, k, v)
     assert "scan" in str(program)
