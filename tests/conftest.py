@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
@@ -28,11 +29,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import forked_python
 import hypothesis
 import jax
 import pytest
 from jax._src.interpreters import mlir
 from jax._src.lru_cache import LRUCache
+from thinning import mark_at_length
 
 from ejkernel.ops import registry
 from ejkernel.ops.execution.default import forget_default
@@ -49,6 +52,7 @@ MOST_BYTES = 500_000_000
 
 def pytest_configure(config):
     """Compiled programs are shared by the processes that run tests; those that tests start compile their own."""
+    forked_python.fork_workers()
     # A tree that cannot be written to has no programs: JAX would warn of each one that it cannot keep.
     if not os.access(PROGRAMS.parent, os.W_OK):
         return
@@ -111,6 +115,12 @@ if jax.__version_info__ < (0, 11):
 
 
 @pytest.fixture
+def fresh_workers(monkeypatch):
+    """Workers of tunings import JAX themselves: for tests of what is missing, or in the way, while they start."""
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", forked_python.started_afresh)
+
+
+@pytest.fixture
 def any_labels():
     """Programs are shared whatever their labels: for rooms whose tests do not read compiled text."""
     yield from _labels_count(False)
@@ -133,10 +143,14 @@ def pytest_addoption(parser):
     parser.addoption("--short", action="store_true", help="a short version of each campaign that has none elsewhere")
 
 
-# Last: a case that the marks leave out must not stand for its test.
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """With --short, a test runs with its first and its last case, and not at all where the suite has it shorter."""
+    """Cases are thinned before the marks count. With --short, a test runs with the first and last that are left.
+
+    It does not run at all where the suite has it shorter.
+    """
+    mark_at_length(items)
+    yield
     if not config.getoption("--short"):
         return
     cases = {}

@@ -93,3 +93,13 @@ def test_pipes_lead_to_it_and_back():
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_package_of_our_name_that_lies_elsewhere_is_that_one(tmp_path):
+    """What was imported before the fork serves where the same file would be found, and no other."""
+    (tmp_path / "ejkernel").mkdir()
+    (tmp_path / "ejkernel" / "__init__.py").write_text("", encoding="utf-8")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    code = "import ejkernel, importlib.util; print(ejkernel.__file__, importlib.util.find_spec('ejkernel.ops'))"
+    done = forked_python.run([sys.executable, "-c", code], env=env, cwd=tmp_path, timeout=300)
+    assert done.stdout == f"{tmp_path / 'ejkernel' / '__init__.py'} None\n"

@@ -22,6 +22,32 @@ def each_once(one: Mapping[str, Any], other: Iterable[Any]) -> list[Any]:
     ]
 
 
+def mark_at_length(items: Iterable[pytest.Item]) -> None:
+    """Of a test marked `thinned`, by default each value of each of its parameters is in one case at least."""
+    tests: dict[str, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("thinned"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        missing = set().union(*map(_ones, cases))
+        while missing:
+            best = max(cases, key=lambda case: len(_ones(case) & missing))
+            cases.remove(best)
+            missing -= _ones(best)
+        for case in cases:
+            case.add_marker(AT_LENGTH)
+
+
+def _ones(item: Any) -> set[Any]:
+    # Values of a product are the same objects in all its cases, and need not be hashable.
+    left = {name: id(value) for name, value in item.callspec.params.items()}
+    found = set()
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].replace(",", " ").split() if isinstance(mark.args[0], str) else mark.args[0]
+        found.add(tuple((name, left.pop(name)) for name in names))
+    return found | set(left.items())
+
+
 def any_two(*parameters: Mapping[str, Any]) -> list[Any]:
     """Cases of several parameters: by default few, in which any two values of two parameters occur together."""
     every = list(itertools.product(*(enumerate(values) for values in parameters)))

@@ -216,6 +216,7 @@ def test_another_label_is_noticed(way):
     assert way.log == [2, 2]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     "other",
     [jnp.ones(5), X.astype(jnp.bfloat16), X.astype(jnp.int32), jnp.asarray(2.0), jnp.bool_(1)],

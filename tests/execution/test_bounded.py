@@ -116,6 +116,7 @@ CALLERS = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("around", ["plain", "recording", "tuned"])
 @pytest.mark.parametrize("caller", CALLERS)
 def test_no_array_is_kept_alive(caller, around, monkeypatch):

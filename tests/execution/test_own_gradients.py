@@ -426,6 +426,7 @@ HOLDERS = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("mode", FORWARD)
 def test_forward_mode_of_an_own_gradient_is_refused_by_name(mode, holder):
@@ -439,6 +440,7 @@ def test_forward_mode_of_an_own_gradient_is_refused_by_name(mode, holder):
         FORWARD[mode](HOLDERS[holder](lambda x: executor(kernel, x)))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("mode", FORWARD)
 def test_forward_mode_without_an_own_gradient_works(mode, holder):

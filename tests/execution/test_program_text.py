@@ -50,6 +50,7 @@ class Prepared(Blocked):
 KERNELS = {"plain": Blocked, "prepared": Prepared, "cubic": Cubic, "own gradient": OwnCubic}
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("stamp", ["hash", "json", "none"])
 @pytest.mark.parametrize("kind", KERNELS)
 def test_the_program_is_that_of_run_by_hand(kind, stamp, monkeypatch):

@@ -43,6 +43,7 @@ def locally(parts):
     return jnp.concatenate([part + part.sum() for part in jnp.split(X, parts)])
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jitted"])
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("parts", [1, 2, 4])
@@ -93,6 +94,7 @@ class OwnWeighted(Weighted):
 W = jnp.array([2.0, -1.0])
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kernel", [Weighted, OwnWeighted], ids=["plain", "own gradient"])
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jitted"])

@@ -244,6 +244,7 @@ TRIPLES = [
 ]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kernel", [Cubic, OwnCubic], ids=["plain", "own gradient"])
 @pytest.mark.parametrize("names", TRIPLES, ids="-".join)
 def test_three_at_once(names, kernel):

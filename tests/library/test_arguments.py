@@ -48,6 +48,7 @@ GIVEN = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("what", GIVEN)
 @pytest.mark.parametrize("shapes", [False, True], ids=["arrays", "shapes"])
 def test_a_call_that_autotune_finds_is_measured_on_the_library_s_own_integers(what, shapes):

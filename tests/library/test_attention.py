@@ -161,6 +161,7 @@ def test_a_seen_key_of_the_lowest_score_is_seen(way):
     assert not np.any(none)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("option", FEW)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_implementation_agrees_with_float64(way, option):

@@ -10,9 +10,10 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from cudnn_text import call_of
-from fakes_library import assert_near, normal, wide
+from fakes_library import assert_near, normal, pull, wide
 from fakes_mosaic import needs_loops
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -94,12 +95,17 @@ def test_the_gradient_of_mosaics_forward_pass_is_that_of_plain_jax(computed, cau
     """From the result and the logarithms that it keeps; the forward pass is Mosaic's own."""
     q, k, v, dy = arrays()
     how = {"scale": 0.2, "causal": causal}
-    out, logs = Attention().fwd_with_residuals_gpu(q, k, v, **how, cfg=CFG)
+    out, logs = jax.jit(lambda *a: Attention().fwd_with_residuals_gpu(*a, **how, cfg=CFG))(q, k, v)
     assert logs.shape == (BATCH, HEADS, LENGTH)
-    grads = Attention().vjp_gpu(logs, out, dy, q, k, v, **how, cfg=CFG)
-    wanted, pull = jax.vjp(functools.partial(plain, **how), *(x.astype(jnp.float32) for x in (q, k, v)))
-    assert_near(out, wide(wanted), "bfloat16")
-    for one, other in zip(grads, pull(dy.astype(jnp.float32)), strict=True):
+    grads = jax.jit(lambda *a: Attention().vjp_gpu(*a, **how, cfg=CFG))(logs, out, dy, q, k, v)
+
+    @jax.jit
+    def right(dy, *given):
+        made, back = jax.vjp(functools.partial(plain, **how), *given)
+        return made, *back(dy)
+
+    wanted = right(*(np.asarray(x, np.float32) for x in (dy, q, k, v)))
+    for one, other in zip((out, *grads), wanted, strict=True):
         assert_near(one, wide(other), "bfloat16")
 
 
@@ -118,11 +124,11 @@ def test_where_cudnn_has_no_gradient_both_passes_are_others(computed, monkeypatc
     monkeypatch.setattr(ROOM, "jax_refuses_cudnn", lambda *args, gradient, **kwargs: "odd" if gradient else "")
     monkeypatch.setattr(ROOM, "by_cudnn", lambda q, k, v, *args, scale, **how: plain(q, k, v, scale=scale, causal=True))
     q, k, v, dy = arrays()
-    out, kept = Attention().fwd_with_residuals_gpu(q, k, v, scale=0.2, causal=True, cfg=CFG)
+    how = {"scale": 0.2, "causal": True}
+    out, kept = jax.jit(lambda *a: Attention().fwd_with_residuals_gpu(*a, **how, cfg=CFG))(q, k, v)
     assert not isinstance(kept, jax.Array)
-    grads = Attention().vjp_gpu(kept, out, dy, q, k, v, scale=0.2, causal=True, cfg=CFG)
-    pull = jax.vjp(functools.partial(plain, scale=0.2, causal=True), q, k, v)[1]
-    for one, other in zip(grads, pull(dy), strict=True):
+    grads = jax.jit(lambda *a: Attention().vjp_gpu(*a, **how, cfg=CFG))(kept, out, dy, q, k, v)
+    for one, other in zip(grads, pull(functools.partial(plain, **how), (q, k, v), dy), strict=True):
         assert_near(one, wide(other), "bfloat16", slack=2.0)
 
 

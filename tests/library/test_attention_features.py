@@ -43,6 +43,7 @@ def inputs(dtype="float32", width=4):
     return q, k, normal(2, 7, 2, width, dtype=dtype, seed=2), normal(4, seed=3)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("dtype", "causal"), [("float32", True), ("float16", False)])
 @pytest.mark.parametrize("way", WAYS[1:], ids=str)
 def test_soft_caps_sinks_and_widths_are_those_of_float64(way, causal, dtype):
@@ -69,6 +70,7 @@ def test_gradients_are_those_of_float64(way):
         assert_near(gradient, wanted, "float32", slack=10)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("hidden_by", ["mask", "lengths"])
 @pytest.mark.parametrize(
     "way", [AttentionConfig("xla"), WAYS[0], pytest.param(WAYS[2], marks=pytest.mark.slow)], ids=str
@@ -128,11 +130,13 @@ def test_the_gradient_may_be_another_way_s():
     """Forward and backward are two fields of the cfg: the gradient is computed from the arguments by the other."""
     q, k, v, _ = inputs(width=6)
     kernel, cfg = Attention(), AttentionConfig("sliced", block_q=4, block_k=3, backward="chunked")
-    out, kept = kernel.fwd_with_residuals_gpu(q, k, v, scale=0.4, causal=True, cfg=cfg)
+    how = {"scale": 0.4, "causal": True}
+    out, kept = jax.jit(lambda *a: kernel.fwd_with_residuals_gpu(*a, **how, cfg=cfg))(q, k, v)
     assert kept is None
-    grads = kernel.vjp_gpu(kept, out, jnp.ones_like(out), q, k, v, scale=0.4, causal=True, cfg=cfg)
-    wanted = jax.vjp(lambda *a: kernel.run(*a, scale=0.4, causal=True, cfg=AttentionConfig("xla")), q, k, v)[1]
-    for one, other in zip(grads, wanted(jnp.ones_like(out)), strict=True):
+    dy = np.ones_like(out)
+    grads = jax.jit(lambda *a: kernel.vjp_gpu(None, out, dy, *a, **how, cfg=cfg))(q, k, v)
+    wanted = pull(lambda *a: kernel.run(*a, **how, cfg=AttentionConfig("xla")), (q, k, v), dy)
+    for one, other in zip(grads, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     program = jax.make_jaxpr(lambda *a: kernel.vjp_gpu(None, out, out, *a, scale=0.4, cfg=cfg))(q, k, v)
     assert "scan" in str(program)

@@ -50,6 +50,7 @@ def exact(q, k, v, table, *, window=None, soft_cap=None, sinks=None):
     return out
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("cfg", WAYS, ids=lambda cfg: cfg.implementation)
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "all"])
 def test_every_way_is_right_over_pages_and_without(pages, cfg, options):
@@ -68,6 +69,7 @@ def test_every_way_is_right_over_pages_and_without(pages, cfg, options):
     assert_near(found, right, "float32")
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "all"])
 def test_the_kernel_is_right(pages, parts, options):

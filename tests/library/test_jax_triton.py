@@ -127,6 +127,7 @@ def inputs(name, *shape):
     return normal(*shape) + 3.0, *(normal(shape[-1], seed=seed) for seed in range(1, 1 + OPERATIONS[name][2]))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("width", [1, 64, 300])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_row_is_that_of_the_plain_way(registered, name, width):

@@ -94,6 +94,7 @@ def compare(way, dtype=jnp.float32, reduction="mean", **options):
         close(got, want, name)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton", "triton whole", "tokens padded", "triton padded"])
 def test_every_implementation_agrees_with_float64(way, reduction):

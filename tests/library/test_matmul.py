@@ -43,6 +43,7 @@ def spelled(value):
     return getattr(value, "implementation", None)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("cfg", NARROW, ids=spelled)
 def test_values_are_those_of_float64(cfg, dtype):
@@ -53,6 +54,7 @@ def test_values_are_those_of_float64(cfg, dtype):
     assert_near(out, EXACT["gelu"](wide(a) @ wide(b) + wide(bias)), dtype)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("size", [(16, 16, 32), (1, 7, 1), (17, 64, 33)])
 @pytest.mark.parametrize("cfg", FLOAT32, ids=spelled)
 def test_no_tile_needs_to_divide_the_shape(cfg, size):
@@ -61,6 +63,7 @@ def test_no_tile_needs_to_divide_the_shape(cfg, size):
     assert_near(product(a, b, cfg=cfg), wide(a) @ wide(b), "float32")
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("activation", EXACT)
 @pytest.mark.parametrize("cfg", FLOAT32, ids=spelled)
 def test_activations_are_what_they_are_called(cfg, activation):

@@ -103,12 +103,13 @@ def test_every_row_is_in_one_visit_of_its_group(tile):
     from ejkernel.library.mosaic.ragged_dot import visits_of
 
     rows, rng = 320, np.random.default_rng(0)
+    visits = jax.jit(visits_of, static_argnums=(1, 2))
     for groups in (1, 3, 40):
         for _ in range(20):
             sizes = rng.multinomial(int(rng.integers(0, rows + 1)), rng.dirichlet([0.4] * groups))
             owners = np.repeat(np.arange(groups + 1), [*sizes, rows - sizes.sum()])
             found = np.full(rows, -1)
-            for group, line, low, high in zip(*map(np.asarray, visits_of(jnp.asarray(sizes), rows, tile)), strict=True):
+            for group, line, low, high in zip(*map(np.asarray, visits(jnp.asarray(sizes), rows, tile)), strict=True):
                 if low < high:
                     assert line * LINE_ROWS <= low
                     assert high <= line * LINE_ROWS + tile <= max(rows, tile)
@@ -154,6 +155,7 @@ def test_products_are_lowered_for_a_gpu(tile, activation):
     assert "library_matmul" in text
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize(
     ("groups", "wide", "stages"), [(8, 256, 4), (8, 128, 5), pytest.param(1, 128, 4, marks=pytest.mark.slow)]

@@ -76,6 +76,7 @@ def two_blocks(monkeypatch, each=32):
     monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients.course_of", lambda *_, **__: course)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("width", "each"), [(300, None), (389, 1)], ids=["held", "read twice"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_row_is_that_of_float64(races, name, width, each):
@@ -362,6 +363,7 @@ def test_it_works_under_vmap_and_shard_map(races, name):
     assert jax.eval_shape(sharded, x, *vectors).shape == x.shape
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(
     ("width", "num_warps", "each"),
     [
@@ -390,6 +392,7 @@ def test_it_is_lowered_for_a_gpu(name, width, num_warps, each):
         lowered_by_mosaic(several, jax.ShapeDtypeStruct((2, 8, width), jnp.float32), *vectors)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("width", [1000, 4096, 8192, pytest.param(129, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_gradients_are_lowered_for_a_gpu(name, width):

@@ -24,7 +24,7 @@ ON_CPU = [case for name in (*new_ops_cases.OPERATIONS, "moe_dispatch") for case 
 
 def sizes(tree):
     """The root mean square of each floating-point result."""
-    return [float(jnp.sqrt(jnp.mean(leaf.astype(jnp.float32) ** 2))) for leaf in jax.tree.leaves(tree)]
+    return [float(np.sqrt(np.mean(np.square(np.asarray(leaf, np.float32))))) for leaf in jax.tree.leaves(tree)]
 
 
 @pytest.mark.parametrize("operation", ["moe", "residual_norm"])
@@ -37,7 +37,7 @@ def test_every_gradient_of_a_case_is_more_than_rounding_and_is_known_in_float32(
         assert min(sizes(right)) > 1e-2
         for way in list(case.ways.values())[:2]:
             found = jax.jit(way)(*case.arrays)
-            errors = jax.tree.map(lambda a, b: a.astype(jnp.float32) - b, found, right)
+            errors = jax.tree.map(lambda a, b: np.asarray(a, np.float32) - np.asarray(b), found, right)
             shares = [error / size for error, size in zip(sizes(errors), sizes(right), strict=True)]
             assert max(shares) < 4e-3
 
@@ -77,4 +77,4 @@ def test_a_case_for_a_cpu_computes_the_values_that_it_is_compared_with(case):
         size = sizes(other)[0]
         assert size > 1e-2
         # Of what plain JAX rounds, too: scaled weights, and sums of bfloat16.
-        assert sizes(one.astype(jnp.float32) - other.astype(jnp.float32))[0] < 1e-2 * size
+        assert sizes(np.asarray(one, np.float32) - np.asarray(other, np.float32))[0] < 1e-2 * size

@@ -102,6 +102,7 @@ def test_programs_go_through_several_rows(few_programs, given, shape):
     assert_right(pulled(norm(name, kinds), args, dy), args, exact(name, kinds, args, dy))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("shape", [(7,), (1, 1024), (2, 3000)])
 @every_norm
 def test_few_rows_are_no_special_case(name, kinds, shape):

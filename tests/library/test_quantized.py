@@ -32,6 +32,7 @@ from ejkernel.ops.core.kernel import variant
 E4M3 = jnp.float8_e4m3fn
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("kind", "half"), [("int8", 0.5 / 127), ("int4", 0.5 / 7)])
 @pytest.mark.parametrize("group", [None, 16])
 def test_integers_lose_at_most_half_a_step_of_their_scale(kind, half, group):
@@ -100,6 +101,7 @@ def test_a_result_is_of_a_floating_point_dtype(dtype):
         scaled_matmul(q, q.T, scale, scale, preferred_element_type=dtype)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("way", ["dequantize", "scaled", "summed"])
 @pytest.mark.parametrize(("kind", "group"), [("int8", None), ("int4", 16)])
 def test_products_and_gradients_of_integers_are_right(way, kind, group):

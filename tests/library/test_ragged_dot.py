@@ -288,6 +288,7 @@ def test_bad_input_is_a_clear_error(args, options, kind, message):
     assert isinstance(caught.value, OpsError)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("wanted", [None, "float32"])
 @pytest.mark.parametrize("wide", [False, True])
 def test_products_and_gradients_are_lowered_for_a_gpu(wide, wanted):

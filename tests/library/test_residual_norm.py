@@ -39,6 +39,7 @@ def exact_gradients(summed, weight, d_normed, d_summed, centred):
     return over * back + d_summed, (d_normed * normed).sum(0), d_normed.sum(0)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("cfg", WAYS, ids=lambda cfg: cfg.implementation)
 @pytest.mark.parametrize(("kind", "dtype"), [("rms", "bfloat16"), ("layer", "float32")])
 def test_values_and_gradients_are_right(cfg, kind, dtype):

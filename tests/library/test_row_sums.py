@@ -91,6 +91,7 @@ def test_blocks_that_no_program_could_hold_are_refused():
     assert "registers of 1 warps" in refuses(4096, 1)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("words", [1, 100, 1024, 2500])
 def test_derivatives_are_rounded_and_what_that_takes_is_known(words, dtype):
@@ -128,6 +129,7 @@ def test_the_kernel_is_lowered_for_a_gpu(words, total):
     assert "triton" in lowered_for_a_gpu(jax.vmap(run), *several)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("chunk", [None, 8])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_loss_and_gradients_are_lowered_for_a_gpu(chunk, reduction):

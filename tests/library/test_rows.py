@@ -101,6 +101,7 @@ def spelled(value: Any) -> str | None:
     return getattr(value, "implementation", None)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("name", "way"), EVERY, ids=spelled)
 def test_values_are_those_of_float64(name, way, dtype):
@@ -112,6 +113,7 @@ def test_values_are_those_of_float64(name, way, dtype):
     assert_near(out, operation.exact(*[np.asarray(a, np.float64) for a in args]), dtype)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("shape", [(7,), (9, 129)])
 @pytest.mark.parametrize(("name", "way"), WAYS, ids=spelled)
 def test_no_block_needs_to_divide_the_shape(name, way, shape):
@@ -165,6 +167,7 @@ def test_forward_mode_works_where_the_plain_way_runs(name):
     assert tangent.shape == x.shape
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("name", "way"), [*((name, None) for name in OPERATIONS), *EVERY], ids=spelled)
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0), (0,)])
 def test_nothing_gives_nothing(name, way, shape):

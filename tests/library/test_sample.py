@@ -187,6 +187,7 @@ def test_numbers_that_are_no_key_are_named():
         sample(jnp.arange(3, dtype=jnp.uint32), jnp.ones((2, 4)))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("temperature", [1.2e-38, 2e-38, 1e-31])
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"min_p": 0.5}])
 def test_the_coldest_temperatures_take_the_most_likely_word(temperature, filters):

@@ -33,6 +33,7 @@ def found(x, k, cfg):
     return jax.jit(lambda x: top_k(x, k, cfg=cfg, executor=UNTUNED))(x)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("cfg", WAYS, ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "uint8"])
 def test_ties_nan_and_signed_zeros_are_as_jax_has_them(cfg, dtype):

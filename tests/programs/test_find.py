@@ -54,6 +54,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kind", [Times, OwnCubic])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_call_is_found_under_a_transformation_with_the_key_that_it_has_when_it_runs(program, kind):

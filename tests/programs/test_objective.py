@@ -78,6 +78,7 @@ def called(executor, kind=Cubic):
     return lambda x: executor(kernel, x)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kind", [Cubic, OwnCubic])
 @pytest.mark.parametrize("build", DIFFERENTIATED)
 def test_a_call_under_a_gradient_is_tuned_forward_and_backward(build, kind):

@@ -38,6 +38,7 @@ def scaled(array, factor):
 # Form and kind.
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", [*FLOATS, "complex64"])
 def test_equal_outputs_are_right(compare, dtype):
     """The same values have no error and no reason."""

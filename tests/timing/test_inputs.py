@@ -31,6 +31,7 @@ FLOATS = [
 ]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floats_are_random_finite_and_hardly_ever_zero(dtype):
     """Every kind of float gets values that differ, of its own dtype and shape."""
@@ -81,6 +82,7 @@ def test_booleans_are_mixed():
     assert not values.all()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_keys_are_keys_of_the_same_kind(impl, shape):

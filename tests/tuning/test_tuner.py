@@ -218,6 +218,7 @@ REASSOCIATED = {
 }
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("other", REASSOCIATED)
 def test_a_candidate_that_rounds_otherwise_may_win(other, dtype):

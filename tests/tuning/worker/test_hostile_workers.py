@@ -27,6 +27,8 @@ X = jnp.arange(1.0, 9.0)
 LIMITS = Isolation(run_seconds=30, imports=["faults"])
 SLOW = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[3]
+# How they start is a part of it.
+pytestmark = pytest.mark.usefixtures("fresh_workers")
 
 
 @pytest.fixture(autouse=True)
