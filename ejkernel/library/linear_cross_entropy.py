@@ -196,6 +196,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         # The largest chunk and the next smaller one: beside all derivatives a chunk's logits need less room.
         firsts = [cfg for cfg in triton if (cfg.block, cfg.num_warps) == (triton[0].block, triton[0].num_warps)][:2]
         whole = [cfg for cfg in with_whole_products(firsts, _sizes(inv)[1]) if not self._refuses_products(inv, cfg)]
+        whole += [cfg for cfg in with_whole_products(mosaic[:1], _sizes(inv)[1]) if not cfg.stacked]
         return [*by_xla(*_sizes(inv)), *triton, *mosaic, *whole]
 
     def candidate_cfgs_cpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:

@@ -55,7 +55,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
     """
 
     op_id = "library.ragged_dot"
-    version = "2"  # "mosaic" is the library's own, and JAX's is "mosaic_jax"
+    version = "3"  # "mosaic" has other tiles, and "mosaic_rolling" is new
     cfg_type = RaggedDotConfig
 
     def run(
