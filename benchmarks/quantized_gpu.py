@@ -31,17 +31,29 @@ VARIANTS = {
     "int8": [
         ("mosaic_ahead", (256, 128, 4, 4, 2)),
         ("mosaic_joined", (256, 128, 4, 4, 2)),
-        ("mosaic_joined", (128, 128, 7, 2, 2)),
+        ("mosaic_joined_once", (256, 128, 4, 4, 2)),
+        ("mosaic_joined_once", (384, 128, 3, 6, 3)),
+        ("mosaic_joined_light", (256, 128, 4, 4, 2)),
+        ("mosaic_joined_light", (256, 64, 9, 4, 2)),
+        ("mosaic_joined_light", (384, 128, 3, 6, 3)),
+        ("mosaic_joined_light", (384, 64, 7, 6, 3)),
+        ("mosaic_joined_light", (256, 128, 4, 4, 4)),
+        ("mosaic_joined_light", (128, 128, 7, 2, 2)),
     ],
     "int4": [
         ("mosaic_ahead", (256, 128, 7, 4, 2)),
         ("mosaic_joined", (256, 128, 7, 4, 2)),
-        ("mosaic_joined", (256, 256, 3, 4, 2)),
+        ("mosaic_joined_once", (256, 128, 7, 4, 2)),
+        ("mosaic_joined_once", (256, 128, 7, 4, 4)),
+        ("mosaic_joined_light", (256, 128, 7, 4, 2)),
+        ("mosaic_joined_light", (256, 128, 7, 4, 4)),
+        ("mosaic_joined_light", (256, 256, 3, 4, 2)),
+        ("mosaic_joined_light", (256, 64, 12, 4, 4)),
     ],
 }
 PROBES = {
-    "int8": [("mosaic_joined", (256, 128, 4, 4, 2))],
-    "int4": [("mosaic_joined", (256, 128, 7, 4, 2))],
+    "int8": [("mosaic_joined_once", (256, 128, 4, 4, 2)), ("mosaic_joined_light", (256, 128, 4, 4, 2))],
+    "int4": [("mosaic_joined_once", (256, 128, 7, 4, 2)), ("mosaic_joined_light", (256, 128, 7, 4, 2))],
 }
 WORKS = ("copies", "products", "tensor", "barriers")
 
@@ -124,7 +136,7 @@ def one_width(kind: str, probes: bool, seconds: float) -> int:
         try:
             if isinstance(program, Exception):
                 raise program
-            # Three times: a race between blocks need not show in the first run.
+            # Three times: the counters of a launch are as the one before left them.
             for _ in range(3):
                 errors[at] = max(off(jax.block_until_ready(program(*arrays)), right), errors.get(at, 0.0))
         # Whatever a variant raises is its result here.

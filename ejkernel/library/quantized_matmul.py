@@ -21,7 +21,9 @@ from .reverse import recomputed
 from .rows import narrow_rows
 from .triton.quantized import refuses, widened
 
-_MOSAIC = ("mosaic", "mosaic_ahead", "mosaic_joined")
+# Blocks of these add up the parts of the depth; by how their counters become zero.
+_JOINED = {"mosaic_joined": "filled", "mosaic_joined_once": "constant", "mosaic_joined_light": "constant"}
+_MOSAIC = ("mosaic", "mosaic_ahead", *_JOINED)
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,11 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
     Implementations: "dequantize" (weights in the dtype of x, then a product), "scaled" (a product of the integers and
     then the scales, group by group) "summed" (multiplied and added up, for a few rows), "triton" (integers
     made wide in registers, for up to 128 rows), "mosaic" (the same for Hopper GPUs and up to 256 rows, with the
-    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies), "mosaic_ahead"
-    (the same, with the next weights made wide while the tensor cores multiply, for scales (n,)) and "mosaic_joined"
-    (the same, with the parts added up by the blocks that made them, which all run at once).
+    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies) and "mosaic_ahead"
+    (the same, with the next weights made wide while the tensor cores multiply, for scales (n,)), "mosaic_joined" (the
+    same, with the parts added up by the blocks that made them, which all run at once) and "mosaic_joined_once" (the
+    same, with counters that are set to zero once, when the program is loaded), "mosaic_joined_light" (the same, with
+    barriers at which one thread of each warp arrives).
     """
 
     op_id = "library.quantized_matmul"
@@ -97,8 +101,8 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> QuantizedMatmulConfig:
         """The kernel for Hopper for a batch of decoding; one row, many, and scales of groups were not measured.
 
-        64 rows by 8192x8192 on an H200, in one run: with 8 bits "mosaic_ahead" took 25.4 us and "mosaic_joined" 25.2,
-        with 4 bits 23.3 and 20.9. In runs before, "mosaic" took 33 and 24, and XLA 38 and 40.
+        64 rows by 8192x8192 took 25 us on an H200 with 8 bits, 33 with weights made wide and multiplied in turns; by
+        XLA 38. With 4 bits the latter took 24, by XLA 40; the former was not measured.
         """
         x, _, scales = inv.args
         if scales.ndim == 1 and 32 <= x.shape[0] <= 128:
@@ -122,16 +126,14 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
 
     @staticmethod
     def _strips(inv: Invocation[Any, Any]) -> list[QuantizedMatmulConfig]:
-        _, weight, scales = inv.args
-        ways = [("mosaic_ahead", "ahead"), ("mosaic_joined", "joined"), ("mosaic", "")]
-        if weight.dtype.name == "int4":
-            # The first one is the guess.
-            ways[:2] = ways[1], ways[0]
+        ways = [("mosaic_ahead", "ahead", 9), ("mosaic", "", 9), ("mosaic_joined_light", "joined", 9)]
+        # Their blocks are the same, and what they have instead depends on them little.
+        ways += [("mosaic_joined", "joined", 1), ("mosaic_joined_once", "joined", 1)]
         return [
             QuantizedMatmulConfig(way, s.n, s.k, None, s.stages, s.parts, s.workers)
-            for way, kind in ways
-            if kind == "" or scales.ndim == 1
-            for s in quantized_tiles.strips(*inv.args, kind=kind)
+            for way, kind, most in ways
+            if kind == "" or inv.args[2].ndim == 1
+            for s in list(quantized_tiles.strips(*inv.args, kind=kind))[:most]
         ]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: QuantizedMatmulConfig) -> bool | str:
@@ -231,15 +233,16 @@ def _by_mosaic(
     strip = quantized_tiles.Strip(*(size or 1 for size in _strip(cfg)))
     if cfg.implementation == "mosaic":
         return quantized.product(x, weight, scales, strip=strip, interpret=interpret)
-    joined = cfg.implementation == "mosaic_joined"
+    counters = _JOINED.get(cfg.implementation, "")
+    light = cfg.implementation == "mosaic_joined_light"
 
     def ahead(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:
-        return quantized_ahead.product(x, weight, scales, strip=strip, interpret=interpret, joined=joined)
+        how: dict[str, Any] = {"strip": strip, "interpret": interpret, "counters": counters, "light": light}
+        return quantized_ahead.product(x, weight, scales, **how)
 
-    if not joined:
+    if not counters:
         return ahead(x, weight, scales)
-    # One launch after the other: in one launch for all of a batch, calls would share their counters, which vmap does
-    # not batch, and more blocks would wait for each other than run at once.
+    # One launch after the other, since they share their counters.
     return jax.custom_batching.sequential_vmap(ahead)(x, weight, scales)  # type: ignore[no-any-return]
 
 
@@ -247,7 +250,7 @@ def _refused(cfg: QuantizedMatmulConfig, x: Any, weight: Any, scales: Any) -> st
     if cfg.implementation != "mosaic" and scales.ndim == 2:
         return "scales of groups are not served"
     refused = quantized_tiles.refuses(x, weight, scales, sizes=_strip(cfg))
-    if refused or cfg.implementation != "mosaic_joined":
+    if refused or cfg.implementation not in _JOINED:
         return refused
     return quantized_tiles.apart(x, weight, sizes=_strip(cfg))
 

@@ -1,7 +1,8 @@
 """Weights of 8 and 4 bits by Mosaic GPU: interpreted with races looked for, beside float64, and lowered for a GPU.
 
 Covers `library/mosaic/quantized.py`, `library/mosaic/quantized_ahead.py`, `library/mosaic/quantized_blocks.py`,
-`library/mosaic/quantized_tiles.py`, `library/mosaic/joining.py` and `library/mosaic/words.py`.
+`library/mosaic/quantized_tiles.py`, `library/mosaic/joining.py`, `library/mosaic/slots.py` and
+`library/mosaic/words.py`.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def ahead(n, k, stages, parts, workers):
     return QuantizedMatmulConfig("mosaic_ahead", n, k, None, stages, parts, workers)
 
 
-def joined(n, k, stages, parts, workers):
+def joined(n, k, stages, parts, workers, how=""):
     """The same, with parts that the blocks add up; the interpreter adds them up afterwards."""
-    return QuantizedMatmulConfig("mosaic_joined", n, k, None, stages, parts, workers)
+    return QuantizedMatmulConfig(f"mosaic_joined{how}", n, k, None, stages, parts, workers)
 
 
 def call(rows, depth, width, kind, group=None):
@@ -67,8 +68,8 @@ def test_every_word_of_16_bits_holds_the_numbers_that_it_was_made_of(bits):
         ("int8", 20, (192, 256), None, by_mosaic(128, 64, 2, 1, 2)),
         ("int4", 5, (192, 256), 64, by_mosaic(256, 64, 2, 2, 1)),
         ("int8", 20, (320, 512), None, ahead(256, 128, 2, 2, 2)),
-        pytest.param("int8", 20, (320, 512), None, joined(128, 128, 2, 2, 2), marks=pytest.mark.slow),
-        pytest.param("int4", 5, (512, 256), None, joined(256, 256, 2, 2, 2), marks=pytest.mark.slow),
+        pytest.param("int8", 20, (320, 512), None, joined(384, 64, 2, 2, 3), marks=pytest.mark.slow),
+        pytest.param("int4", 5, (512, 256), None, joined(256, 256, 2, 2, 4), marks=pytest.mark.slow),
         pytest.param("int4", 5, (320, 256), None, ahead(256, 64, 2, 2, 2), marks=pytest.mark.slow),
         pytest.param("int8", 130, (448, 256), None, ahead(256, 128, 3, 3, 2), marks=pytest.mark.slow),
         pytest.param("int8", 1, (192, 384), None, ahead(256, 64, 2, 1, 2), marks=pytest.mark.slow),
@@ -90,10 +91,9 @@ def test_a_product_of_few_bits_is_that_of_float64(races, kind, rows, shape, grou
 
 @needs_words
 @pytest.mark.slow
-@pytest.mark.parametrize("cfg", [by_mosaic(128, 64, 2, 2, 1), joined(128, 64, 2, 2, 2)], ids=lambda c: c.implementation)
-def test_it_works_under_vmap_and_has_gradients(races, cfg):
+def test_it_works_under_vmap_and_has_gradients(races):
     """Those of the plain form, of x and of the scales."""
-    x = normal(2, 3, 128, dtype="bfloat16")
+    x, cfg = normal(2, 3, 128, dtype="bfloat16"), by_mosaic(128, 64, 2, 2, 1)
     q, scales = quantize(normal(128, 128, seed=1))
 
     def product(x, scales):
@@ -199,7 +199,7 @@ def test_what_cannot_run_says_why(monkeypatch):
     assert "shared memory" in judged(by_mosaic(256, 128, 5, 4, 2))
     assert judged(ahead(256, 64, 4, 4, 2)) is True
     assert "scales of groups" in judged(ahead(256, 64, 4, 4, 2), group=128)
-    assert judged(joined(256, 128, 4, 4, 2)) is True
+    assert judged(joined(256, 128, 4, 4, 2)) is judged(joined(256, 128, 4, 4, 2, "_light")) is True
     assert "scales of groups" in judged(joined(256, 64, 4, 4, 2), group=128)
     assert "256 blocks wait for each other and are over 132" in judged(joined(256, 64, 4, 8, 2))
     assert "nothing to add up" in judged(joined(256, 64, 4, 1, 2))
@@ -216,18 +216,33 @@ def test_a_cfg_by_hand_that_cannot_run_is_refused_with_a_sentence():
 
 
 @needs_words
-def test_parts_that_blocks_add_up_are_one_launch():
+@pytest.mark.parametrize("how", ["", pytest.param("_once", marks=pytest.mark.slow), "_light"])
+def test_parts_that_blocks_add_up_are_one_launch(how):
     """The sums are counted and added up in the kernel, and what follows it makes no product's rows anew."""
     shapes = call(64, 8192, 8192, "int8")
-    text = lowered_by_mosaic(lambda *a: QuantizedMatmul().run(*a, cfg=joined(256, 128, 4, 4, 2)), *shapes)
+    text = lowered_by_mosaic(lambda *a: QuantizedMatmul().run(*a, cfg=joined(384, 128, 3, 6, 3, how)), *shapes)
     assert "atom.add.relaxed.gpu" in text
     assert "stablehlo.multiply" not in text
+    # One thread of each warp says that a slot is free.
+    assert ("bar.warp.sync" in text) is (how == "_light")
 
 
 @needs_words
-def test_under_vmap_launches_with_counters_follow_each_other():
+def test_under_vmap_launches_that_share_their_counters_follow_each_other():
     """A loop over the batch, since blocks of two calls would be counted together."""
     x, *rest = call(64, 1024, 1024, "int8")
-    run = jax.vmap(lambda *a: QuantizedMatmul().run(*a, cfg=joined(256, 64, 4, 4, 2)), in_axes=(0, None, None))
+    run = jax.vmap(
+        lambda *a: QuantizedMatmul().run(*a, cfg=joined(256, 64, 4, 4, 2, "_light")), in_axes=(0, None, None)
+    )
     text = lowered_by_mosaic(run, jax.ShapeDtypeStruct((2, *x.shape), x.dtype), *rest)
     assert "stablehlo.while" in text
+
+
+@needs_words
+def test_counters_of_a_program_are_zero_and_its_own():
+    """As many as there are strips; what follows them tells them from other constants."""
+    from ejkernel.library.mosaic.joining import constant_counters
+
+    made = constant_counters(32)
+    assert not made[:32].any()
+    assert bytes(made[32:]) == b"ejkernel counters of joined sums"

@@ -4,8 +4,8 @@ Each thread writes its sums as they lie in its registers, 16 bytes at a time. On
 each of its blocks adds up some of the rows: the thread at the same place has the same words and rows in every part.
 
 A counter for each strip says that all are there. Its highest bit flips with the last arrival and all lower bits are
-zero again: XLA may give the same zeros to a later launch, which then begins with that bit. Blocks that wait must run at
-the same time as those they wait for: parts lie next to each other in the order in which blocks start.
+zero again, so that the state after a launch may be the one before the next. Blocks that wait must run at the same time
+as those they wait for: parts lie next to each other in the order in which blocks start.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ arith: Any = typed_arith
 # Rows that lie together in a product's registers, and numbers that a thread has of them for a number of its words.
 _TOGETHER, EACH = 8, 4
 _FLIP = 1 << 31
+# XLA keeps equal constants of all programs in one place: no other program has one that ends so.
+_MARK = np.frombuffer(b"ejkernel counters of joined sums", np.int32)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Joint:
     def shape(self, strips: int, numbers: int) -> tuple[int, ...]:
         """That of the sums in memory, for a warpgroup that has so many numbers of its words."""
         return strips, self.parts * self.groups * numbers * self.line
+
+
+def constant_counters(strips: int) -> Any:
+    """Counters at zero, as a constant of the program; they are counted in the constant's memory."""
+    return np.concatenate([np.zeros(strips, np.int32), _MARK])
 
 
 def join(refs: Sequence[Any], place: Sequence[Any], sums: Sequence[jax.Array], first: int, joint: Joint) -> None:

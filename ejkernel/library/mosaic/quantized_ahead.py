@@ -15,20 +15,29 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from .joining import Joint, join
+from .joining import Joint, constant_counters, join
 from .launch import launch, load, loop, plgpu
 from .matmul import turned
 from .quantized_blocks import copy, scratch, share_out
 from .quantized_tiles import BITS, HEIGHT, Strip
+from .slots import free_slot, open_slots
 from .words import placed, widened
 
 
 def product(
-    x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip, interpret: bool, joined: bool = False
+    x: jax.Array,
+    weight: jax.Array,
+    scales: jax.Array,
+    *,
+    strip: Strip,
+    interpret: bool,
+    counters: str = "",
+    light: bool = False,
 ) -> jax.Array:
     """`x @ (weight * scales)` for calls that `quantized_tiles` serves with scales (n,).
 
-    If `joined`, the blocks add up the parts, with counters that are set to zero in every call.
+    With `counters` the blocks add up the parts: "filled" are set to zero in every call, "constant" ones are a constant
+    of the program, which a launch leaves as it found them but for a bit. `light`: barriers at which few threads arrive.
     """
     (count, depth), width, bits = x.shape, weight.shape[1], BITS[weight.dtype.name]
     words = 16 // bits
@@ -40,7 +49,7 @@ def product(
     whole = columns * strip.n
     steps = -(-depth // strip.k)
     each = -(-steps // strip.parts)
-    joined = joined and not interpret
+    joined, light = bool(counters) and not interpret, light and not interpret
     joint = Joint(strip.parts, strip.workers, rows, words, width)
 
     def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
@@ -56,9 +65,15 @@ def product(
         first = part * each
         mine = jnp.clip(steps - first, 0, each)
 
+        if light:
+            open_slots(empty, strip.stages, strip.workers)
+
+        def freed(slot: Any) -> None:
+            free_slot(empty, slot) if light else plgpu.barrier_arrive(empty.at[slot])
+
         held_steps = (narrow, x_held, full, empty)
         part_of: dict[str, Any] = {"rows": rows, "at_row": i, "at_column": j, "first": first, "mine": mine}
-        copy(x_ref, w_ref, held_steps, strip, **part_of, worker=worker, interpret=interpret)
+        copy(x_ref, w_ref, held_steps, strip, **part_of, worker=worker, interpret=interpret, light=light)
 
         def found(slot: Any, low: int, tile: Any) -> jax.Array:
             """64 deep of the words of a tile, transposed."""
@@ -100,7 +115,7 @@ def product(
                             if number == numbers[0]:
                                 if low == 0:
                                     # The products of the step before have ended: its slot may be overwritten.
-                                    pl.when(at > 0)(lambda: plgpu.barrier_arrive(empty.at[of(at - 1)]))
+                                    pl.when(at > 0)(lambda: freed(of(at - 1)))
                                 after = following(at, low)
                         now = after
                     return now
@@ -111,7 +126,7 @@ def product(
 
                 loop(mine, step, found(jnp.int32(0), 0, tile), interpret=interpret)
                 plgpu.wgmma_wait(0)
-                pl.when(mine > 0)(lambda: plgpu.barrier_arrive(empty.at[of(mine - 1)]))
+                pl.when(mine > 0)(lambda: freed(of(mine - 1)))
                 return tuple(total[...] for total in totals)
 
             sums = [plgpu.ACC((HEIGHT, rows), jnp.float32) for _ in numbers]
@@ -143,7 +158,8 @@ def product(
         # Blocks start in order, those along the last axis first: those of a strip wait for each other.
         grid = {"row": blocks, "column": columns, "part": strip.parts}
         strips = columns * blocks
-        operands += [factors, jnp.zeros(strips, jnp.int32)]
+        zeros = jnp.zeros(strips, jnp.int32) if counters == "filled" else jnp.asarray(constant_counters(strips))
+        operands += [factors, zeros]
         out = [
             jax.ShapeDtypeStruct(joint.shape(strips, strip.each()), jnp.float32),
             jax.ShapeDtypeStruct((blocks * rows, width), x.dtype),
@@ -153,7 +169,7 @@ def product(
         operands,
         out=out,
         grid=grid,
-        scratch=scratch(x, weight, strip, rows, interpret=interpret),
+        scratch=scratch(x, weight, strip, rows, interpret=interpret, light=light),
         groups={"group": strip.workers + 1},
         interpret=interpret,
         name="library_quantized_matmul",

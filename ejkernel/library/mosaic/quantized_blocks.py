@@ -11,11 +11,14 @@ from jax.experimental import pallas as pl
 
 from .launch import loop, plgpu
 from .quantized_tiles import BITS, HEIGHT, Strip, registers
+from .slots import await_slot, slots
 from .tiles import LINE_BYTES
 
 
-def scratch(x: jax.Array, weight: jax.Array, strip: Strip, rows: int, *, interpret: bool) -> list[Any]:
-    """Weights, rows and their barriers, for as many steps as are held."""
+def scratch(
+    x: jax.Array, weight: jax.Array, strip: Strip, rows: int, *, interpret: bool, light: bool = False
+) -> list[Any]:
+    """Weights, rows and their barriers, for as many steps as are held; `light` barriers of slots that are free."""
     bits = BITS[weight.dtype.name]
     weights = plgpu.SMEM((strip.stages, strip.k, strip.n), weight.dtype, transforms=_lines(bits, interpret))
     words = (strip.stages, strip.k, strip.n * bits // 16)
@@ -25,7 +28,7 @@ def scratch(x: jax.Array, weight: jax.Array, strip: Strip, rows: int, *, interpr
         weights if interpret else plgpu.RefUnion(weights, as_words),
         plgpu.SMEM((strip.stages, rows, strip.k), x.dtype, transforms=_lines(16, interpret)),
         plgpu.Barrier(num_arrivals=2, num_barriers=strip.stages),
-        plgpu.Barrier(num_arrivals=strip.workers, num_barriers=strip.stages),
+        slots(strip.stages) if light else plgpu.Barrier(num_arrivals=strip.workers, num_barriers=strip.stages),
         # The interpreter takes a factor from shared memory alone.
         *([plgpu.SMEM((strip.workers, HEIGHT, 64), x.dtype)] if interpret else []),
     ]
@@ -48,6 +51,7 @@ def copy(
     first: Any,
     mine: Any,
     interpret: bool,
+    light: bool = False,
 ) -> None:
     """Brings the steps of a part into shared memory, each once its slot is free; for the last warpgroup.
 
@@ -66,7 +70,10 @@ def copy(
 
             @pl.when(at >= strip.stages)
             def _() -> None:
-                plgpu.barrier_wait(empty.at[slot])
+                if light:
+                    await_slot(empty, slot, jax.lax.div(at, jnp.int32(strip.stages)) - 1)
+                else:
+                    plgpu.barrier_wait(empty.at[slot])
 
             here = pl.ds((first + at) * strip.k, strip.k)
             columns = pl.ds(at_column * strip.n, strip.n)
@@ -75,6 +82,8 @@ def copy(
             return state
 
         loop(mine, copied, (), interpret=interpret)
+        if light:
+            return
         # Every phase of a barrier is waited for, also the last ones.
         last = jnp.minimum(mine, strip.stages)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,13 @@ _MOST_STAGES, _MOST_ROWS = 12, 256
 _DEPTHS = (64, 128, 256)
 # Those of kernels that make weights wide while others are multiplied.
 _AHEAD = {8: ((256, 128, 2), (256, 64, 2), (128, 128, 2)), 4: ((256, 128, 2), (256, 64, 2))}
-# Those of kernels that add up their parts as well.
-_JOINED = {8: ((256, 128, 2), (128, 128, 2)), 4: ((256, 128, 2), (256, 256, 2))}
-_BY_KIND: dict[str, Mapping[int, tuple[tuple[int, int, int], ...]]] = {"": _SHAPES, "ahead": _AHEAD, "joined": _JOINED}
+# Those of kernels that add up their parts as well. 22 strips of 384 columns in six parts are all multiprocessors; three
+# or four warpgroups have more to multiply while others make weights wide.
+_JOINED = {
+    8: ((256, 128, 2), (384, 128, 3), (384, 64, 3), (256, 128, 4)),
+    4: ((256, 128, 2), (256, 128, 4), (256, 256, 2)),
+}
+_BY_KIND = {"": _SHAPES, "ahead": _AHEAD, "joined": _JOINED}
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...]) 
         return f"it takes 1 to {_MOST_ROWS} rows of bfloat16, not {x.shape[0]} of {x.dtype.name}"
     bits = BITS[weight.dtype.name]
     words = 16 // bits
-    shares = (HEIGHT * words // 2, HEIGHT * words)
+    shares = (*([HEIGHT] if words == 4 else []), HEIGHT * words // 2, HEIGHT * words)
     if strip.workers not in _SUMS or strip.n % strip.workers or strip.n // strip.workers not in shares:
         return f"{strip.workers} warpgroups are not served with {strip.n} columns: 1 to 4 of {shares} each"
     if strip.n % (HEIGHT * words) or strip.k not in _DEPTHS or strip.stages < 2:
