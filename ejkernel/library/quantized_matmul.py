@@ -21,9 +21,7 @@ from .reverse import recomputed
 from .rows import narrow_rows
 from .triton.quantized import refuses, widened
 
-# Blocks of these add up the parts of the depth; by how their counters become zero.
-_JOINED = {"mosaic_joined": "filled", "mosaic_joined_once": "constant", "mosaic_joined_light": "constant"}
-_MOSAIC = ("mosaic", "mosaic_ahead", *_JOINED)
+_MOSAIC = ("mosaic", "mosaic_ahead")
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,7 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
     then the scales, group by group) "summed" (multiplied and added up, for a few rows), "triton" (integers
     made wide in registers, for up to 128 rows), "mosaic" (the same for Hopper GPUs and up to 256 rows, with the
     depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies) and "mosaic_ahead"
-    (the same, with the next weights made wide while the tensor cores multiply, for scales (n,)), "mosaic_joined" (the
-    same, with the parts added up by the blocks that made them, which all run at once) and "mosaic_joined_once" (the
-    same, with counters that are set to zero once, when the program is loaded), "mosaic_joined_light" (the same, with
-    barriers at which one thread of each warp arrives).
+    (the same, with the next weights made wide while the tensor cores multiply, for scales (n,)).
     """
 
     op_id = "library.quantized_matmul"
@@ -81,7 +76,7 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
             if refused:
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
             return recomputed(functools.partial(_by_mosaic, cfg, interpret), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
-        names = f"dequantize, scaled, summed, triton or {', '.join(_MOSAIC)}"
+        names = "dequantize, scaled, summed, triton, mosaic or mosaic_ahead"
         raise ArgumentError(f"{cfg} names no implementation of quantized_matmul; use {names}")
 
     def run_cpu(self, *args: Any, cfg: QuantizedMatmulConfig, **kwargs: Any) -> jax.Array:
@@ -126,14 +121,10 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
 
     @staticmethod
     def _strips(inv: Invocation[Any, Any]) -> list[QuantizedMatmulConfig]:
-        ways = [("mosaic_ahead", "ahead", 9), ("mosaic", "", 9), ("mosaic_joined_light", "joined", 9)]
-        # Their blocks are the same, and what they have instead depends on them little.
-        ways += [("mosaic_joined", "joined", 1), ("mosaic_joined_once", "joined", 1)]
         return [
             QuantizedMatmulConfig(way, s.n, s.k, None, s.stages, s.parts, s.workers)
-            for way, kind, most in ways
-            if kind == "" or inv.args[2].ndim == 1
-            for s in list(quantized_tiles.strips(*inv.args, kind=kind))[:most]
+            for way in (("mosaic_ahead", "mosaic") if inv.args[2].ndim == 1 else ("mosaic",))
+            for s in quantized_tiles.strips(*inv.args, ahead=way == "mosaic_ahead")
         ]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: QuantizedMatmulConfig) -> bool | str:
@@ -231,28 +222,14 @@ def _by_mosaic(
     from .mosaic import quantized, quantized_ahead
 
     strip = quantized_tiles.Strip(*(size or 1 for size in _strip(cfg)))
-    if cfg.implementation == "mosaic":
-        return quantized.product(x, weight, scales, strip=strip, interpret=interpret)
-    counters = _JOINED.get(cfg.implementation, "")
-    light = cfg.implementation == "mosaic_joined_light"
-
-    def ahead(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:
-        how: dict[str, Any] = {"strip": strip, "interpret": interpret, "counters": counters, "light": light}
-        return quantized_ahead.product(x, weight, scales, **how)
-
-    if not counters:
-        return ahead(x, weight, scales)
-    # One launch after the other, since they share their counters.
-    return jax.custom_batching.sequential_vmap(ahead)(x, weight, scales)  # type: ignore[no-any-return]
+    product = quantized.product if cfg.implementation == "mosaic" else quantized_ahead.product
+    return product(x, weight, scales, strip=strip, interpret=interpret)
 
 
 def _refused(cfg: QuantizedMatmulConfig, x: Any, weight: Any, scales: Any) -> str:
-    if cfg.implementation != "mosaic" and scales.ndim == 2:
+    if cfg.implementation == "mosaic_ahead" and scales.ndim == 2:
         return "scales of groups are not served"
-    refused = quantized_tiles.refuses(x, weight, scales, sizes=_strip(cfg))
-    if refused or cfg.implementation not in _JOINED:
-        return refused
-    return quantized_tiles.apart(x, weight, sizes=_strip(cfg))
+    return quantized_tiles.refuses(x, weight, scales, sizes=_strip(cfg))
 
 
 def _strip(cfg: QuantizedMatmulConfig) -> tuple[int | None, ...]:

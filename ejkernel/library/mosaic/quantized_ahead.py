@@ -3,8 +3,7 @@
 As in `quantized.py` the product is transposed, and wide weights go from registers to tensor cores. There a step ends
 when its products do, so that both units take turns. Here a product of 64 deep is under way while the next weights are
 made wide, and words are loaded before they are needed. Sums are written in order of columns, since a thread has those
-of neighbouring columns, and the parts of the depth are added up, scaled and rounded afterwards; or, joined, by the
-blocks themselves. The interpreter has no counters in memory and adds them up afterwards.
+of neighbouring columns, and the parts of the depth are added up, scaled and rounded afterwards.
 """
 
 from __future__ import annotations
@@ -15,30 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from .joining import Joint, constant_counters, join
 from .launch import launch, load, loop, plgpu
 from .matmul import turned
 from .quantized_blocks import copy, scratch, share_out
 from .quantized_tiles import BITS, HEIGHT, Strip
-from .slots import free_slot, open_slots
 from .words import placed, widened
 
 
-def product(
-    x: jax.Array,
-    weight: jax.Array,
-    scales: jax.Array,
-    *,
-    strip: Strip,
-    interpret: bool,
-    counters: str = "",
-    light: bool = False,
-) -> jax.Array:
-    """`x @ (weight * scales)` for calls that `quantized_tiles` serves with scales (n,).
-
-    With `counters` the blocks add up the parts: "filled" are set to zero in every call, "constant" ones are a constant
-    of the program, which a launch leaves as it found them but for a bit. `light`: barriers at which few threads arrive.
-    """
+def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip, interpret: bool) -> jax.Array:
+    """`x @ (weight * scales)` for calls that `quantized_tiles` serves with scales (n,)."""
     (count, depth), width, bits = x.shape, weight.shape[1], BITS[weight.dtype.name]
     words = 16 // bits
     rows = strip.rows(count, grouped=False)
@@ -49,14 +33,8 @@ def product(
     whole = columns * strip.n
     steps = -(-depth // strip.k)
     each = -(-steps // strip.parts)
-    joined, light = bool(counters) and not interpret, light and not interpret
-    joint = Joint(strip.parts, strip.workers, rows, words, width)
 
-    def kernel(x_ref: Any, w_ref: Any, *refs: Any) -> None:
-        if joined:
-            scale_ref, counter_ref, sums_ref, out_ref, *refs = refs  # type: ignore[assignment]
-        else:
-            sums_ref, *refs = refs  # type: ignore[assignment]
+    def kernel(x_ref: Any, w_ref: Any, sums_ref: Any, *refs: Any) -> None:
         held, x_held, full, empty = refs[:4]
         narrow, seen = (held, held) if interpret else held
         staged: Any = refs[4] if interpret else None
@@ -65,15 +43,9 @@ def product(
         first = part * each
         mine = jnp.clip(steps - first, 0, each)
 
-        if light:
-            open_slots(empty, strip.stages, strip.workers)
-
-        def freed(slot: Any) -> None:
-            free_slot(empty, slot) if light else plgpu.barrier_arrive(empty.at[slot])
-
         held_steps = (narrow, x_held, full, empty)
         part_of: dict[str, Any] = {"rows": rows, "at_row": i, "at_column": j, "first": first, "mine": mine}
-        copy(x_ref, w_ref, held_steps, strip, **part_of, worker=worker, interpret=interpret, light=light)
+        copy(x_ref, w_ref, held_steps, strip, **part_of, worker=worker, interpret=interpret)
 
         def found(slot: Any, low: int, tile: Any) -> jax.Array:
             """64 deep of the words of a tile, transposed."""
@@ -115,7 +87,7 @@ def product(
                             if number == numbers[0]:
                                 if low == 0:
                                     # The products of the step before have ended: its slot may be overwritten.
-                                    pl.when(at > 0)(lambda: freed(of(at - 1)))
+                                    pl.when(at > 0)(lambda: plgpu.barrier_arrive(empty.at[of(at - 1)]))
                                 after = following(at, low)
                         now = after
                     return now
@@ -126,7 +98,7 @@ def product(
 
                 loop(mine, step, found(jnp.int32(0), 0, tile), interpret=interpret)
                 plgpu.wgmma_wait(0)
-                pl.when(mine > 0)(lambda: freed(of(mine - 1)))
+                pl.when(mine > 0)(lambda: plgpu.barrier_arrive(empty.at[of(mine - 1)]))
                 return tuple(total[...] for total in totals)
 
             sums = [plgpu.ACC((HEIGHT, rows), jnp.float32) for _ in numbers]
@@ -136,46 +108,25 @@ def product(
             """The sums, in order of columns."""
             sums = multiplied(numbers, tile)
             down, place = pl.ds(i * rows, rows), j * (strip.n // words) + tile * HEIGHT
-            across, at = pl.ds(place * words, HEIGHT * words), i * columns + j
-            if joined:
-                # The last strip may have more tiles than the result; tiles are whole.
-                inside = place * words < width
-                across = pl.ds(jnp.where(inside, place * words, 0), HEIGHT * words)
-                these = (sums_ref.at[at], counter_ref.at[at], scale_ref.at[across], out_ref.at[down, across])
-                join(these, (part, worker, inside.astype(jnp.int32)), sums, numbers[0], joint)
-            elif interpret:
+            if interpret:
                 there = sums_ref.at[part, down, pl.ds(place, HEIGHT), pl.ds(numbers[0], len(numbers))]
                 there[...] = jnp.stack([total.T for total in sums], axis=-1)
             else:
-                placed(sums_ref.at[part, down, across], sums, numbers[0], words, whole)
+                placed(sums_ref.at[part, down, pl.ds(place * words, HEIGHT * words)], sums, numbers[0], words, whole)
 
         share_out(written, strip, words, worker=worker, interpret=interpret)
 
     shape = (whole // words, words) if interpret else (whole,)
-    operands, out = [x, weight], [jax.ShapeDtypeStruct((strip.parts, blocks * rows, *shape), jnp.float32)]
-    grid = {"part": strip.parts, "column": columns, "row": blocks}
-    if joined:
-        # Blocks start in order, those along the last axis first: those of a strip wait for each other.
-        grid = {"row": blocks, "column": columns, "part": strip.parts}
-        strips = columns * blocks
-        zeros = jnp.zeros(strips, jnp.int32) if counters == "filled" else jnp.asarray(constant_counters(strips))
-        operands += [factors, zeros]
-        out = [
-            jax.ShapeDtypeStruct(joint.shape(strips, strip.each()), jnp.float32),
-            jax.ShapeDtypeStruct((blocks * rows, width), x.dtype),
-        ]
-    made, *found = launch(
+    (made,) = launch(
         kernel,
-        operands,
-        out=out,
-        grid=grid,
-        scratch=scratch(x, weight, strip, rows, interpret=interpret, light=light),
+        [x, weight],
+        out=[jax.ShapeDtypeStruct((strip.parts, blocks * rows, *shape), jnp.float32)],
+        grid={"part": strip.parts, "column": columns, "row": blocks},
+        scratch=scratch(x, weight, strip, rows, interpret=interpret),
         groups={"group": strip.workers + 1},
         interpret=interpret,
         name="library_quantized_matmul",
     )
-    if joined:
-        return found[0][:count]
     # Sums one by one, not a reduction: XLA computes all of this in one pass.
     total = made[0]
     for number in range(1, strip.parts):

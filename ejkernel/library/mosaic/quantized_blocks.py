@@ -11,14 +11,11 @@ from jax.experimental import pallas as pl
 
 from .launch import loop, plgpu
 from .quantized_tiles import BITS, HEIGHT, Strip, registers
-from .slots import await_slot, slots
 from .tiles import LINE_BYTES
 
 
-def scratch(
-    x: jax.Array, weight: jax.Array, strip: Strip, rows: int, *, interpret: bool, light: bool = False
-) -> list[Any]:
-    """Weights, rows and their barriers, for as many steps as are held; `light` barriers of slots that are free."""
+def scratch(x: jax.Array, weight: jax.Array, strip: Strip, rows: int, *, interpret: bool) -> list[Any]:
+    """Weights, rows and their barriers, for as many steps as are held."""
     bits = BITS[weight.dtype.name]
     weights = plgpu.SMEM((strip.stages, strip.k, strip.n), weight.dtype, transforms=_lines(bits, interpret))
     words = (strip.stages, strip.k, strip.n * bits // 16)
@@ -28,7 +25,7 @@ def scratch(
         weights if interpret else plgpu.RefUnion(weights, as_words),
         plgpu.SMEM((strip.stages, rows, strip.k), x.dtype, transforms=_lines(16, interpret)),
         plgpu.Barrier(num_arrivals=2, num_barriers=strip.stages),
-        slots(strip.stages) if light else plgpu.Barrier(num_arrivals=strip.workers, num_barriers=strip.stages),
+        plgpu.Barrier(num_arrivals=strip.workers, num_barriers=strip.stages),
         # The interpreter takes a factor from shared memory alone.
         *([plgpu.SMEM((strip.workers, HEIGHT, 64), x.dtype)] if interpret else []),
     ]
@@ -51,7 +48,6 @@ def copy(
     first: Any,
     mine: Any,
     interpret: bool,
-    light: bool = False,
 ) -> None:
     """Brings the steps of a part into shared memory, each once its slot is free; for the last warpgroup.
 
@@ -67,14 +63,7 @@ def copy(
 
         def copied(at: Any, state: Any) -> Any:
             slot = jax.lax.rem(at, jnp.int32(strip.stages))
-
-            @pl.when(at >= strip.stages)
-            def _() -> None:
-                if light:
-                    await_slot(empty, slot, jax.lax.div(at, jnp.int32(strip.stages)) - 1)
-                else:
-                    plgpu.barrier_wait(empty.at[slot])
-
+            pl.when(at >= strip.stages)(lambda: plgpu.barrier_wait(empty.at[slot]))
             here = pl.ds((first + at) * strip.k, strip.k)
             columns = pl.ds(at_column * strip.n, strip.n)
             plgpu.copy_gmem_to_smem(w_ref.at[here, columns], narrow.at[slot], full.at[slot])
@@ -82,8 +71,6 @@ def copy(
             return state
 
         loop(mine, copied, (), interpret=interpret)
-        if light:
-            return
         # Every phase of a barrier is waited for, also the last ones.
         last = jnp.minimum(mine, strip.stages)
 
@@ -99,17 +86,15 @@ def share_out(work: Callable[[range, Any], None], strip: Strip, words: int, *, w
 
     @pl.when(worker < strip.workers)
     def _() -> None:
-        held = registers(strip.workers)
-        if held and not interpret:
-            plgpu.set_max_registers(held[1], action="increase")
-        each = strip.each()
-        if each == words:
+        each = registers(strip.workers)
+        if each and not interpret:
+            plgpu.set_max_registers(each[1], action="increase")
+        if strip.each() == words:
             work(range(words), worker)
             return
-        # Several warpgroups share a tile, and each has some numbers of its words.
-        sharers = words // each
-        for share in range(sharers):
+        # Two warpgroups share a tile, and each has one byte of its words.
+        for byte in range(2):
 
-            @pl.when(jax.lax.rem(worker, jnp.int32(sharers)) == share)
-            def _(share: int = share) -> None:
-                work(range(share * each, (share + 1) * each), jax.lax.div(worker, jnp.int32(sharers)))
+            @pl.when(jax.lax.rem(worker, jnp.int32(2)) == byte)
+            def _(byte: int = byte) -> None:
+                work(range(byte * words // 2, (byte + 1) * words // 2), jax.lax.div(worker, jnp.int32(2)))

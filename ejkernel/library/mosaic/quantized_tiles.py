@@ -25,16 +25,8 @@ _SHAPES = {
     4: ((256, 128, 2), (256, 64, 2), (512, 64, 2)),
 }
 _MOST_STAGES, _MOST_ROWS = 12, 256
-_DEPTHS = (64, 128, 256)
 # Those of kernels that make weights wide while others are multiplied.
 _AHEAD = {8: ((256, 128, 2), (256, 64, 2), (128, 128, 2)), 4: ((256, 128, 2), (256, 64, 2))}
-# Those of kernels that add up their parts as well. 22 strips of 384 columns in six parts are all multiprocessors; three
-# or four warpgroups have more to multiply while others make weights wide.
-_JOINED = {
-    8: ((256, 128, 2), (384, 128, 3), (384, 64, 3), (256, 128, 4)),
-    4: ((256, 128, 2), (256, 128, 4), (256, 256, 2)),
-}
-_BY_KIND = {"": _SHAPES, "ahead": _AHEAD, "joined": _JOINED}
 
 
 @dataclass(frozen=True)
@@ -86,11 +78,11 @@ def refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...]) 
         return f"it takes 1 to {_MOST_ROWS} rows of bfloat16, not {x.shape[0]} of {x.dtype.name}"
     bits = BITS[weight.dtype.name]
     words = 16 // bits
-    shares = (*([HEIGHT] if words == 4 else []), HEIGHT * words // 2, HEIGHT * words)
+    shares = (HEIGHT * words // 2, HEIGHT * words)
     if strip.workers not in _SUMS or strip.n % strip.workers or strip.n // strip.workers not in shares:
         return f"{strip.workers} warpgroups are not served with {strip.n} columns: 1 to 4 of {shares} each"
-    if strip.n % (HEIGHT * words) or strip.k not in _DEPTHS or strip.stages < 2:
-        return f"blocks of {strip.k}x{strip.n} in {strip.stages} stages are not served: depths of {_DEPTHS}, two stages"
+    if strip.n % (HEIGHT * words) or strip.k not in (64, 128) or strip.stages < 2:
+        return f"blocks of {strip.k}x{strip.n} in {strip.stages} stages are not served: depths of 64 or 128, two stages"
     depth, width = weight.shape
     line = LINE_BYTES * 8 // bits
     if depth % 64 or width % line:
@@ -107,21 +99,11 @@ def refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...]) 
     return ""
 
 
-def apart(x: Any, weight: Any, *, sizes: tuple[int | None, ...]) -> str:
-    """The reason that not all blocks of this call run at the same time; empty where they do."""
-    strip = Strip(*(size or 0 for size in sizes))
-    rows = strip.rows(x.shape[0], grouped=False)
-    blocks = strip.parts * -(-weight.shape[1] // strip.n) * -(-x.shape[0] // rows)
-    if strip.parts == 1:
-        return "one part has nothing to add up"
-    return f"{blocks} blocks wait for each other and are over {PROCESSORS}" if blocks > PROCESSORS else ""
-
-
-def strips(x: Any, weight: Any, scales: Any, *, kind: str = "") -> Iterator[Strip]:
-    """Blocks worth measuring, of a kind in `_BY_KIND`: as many as there are multiprocessors, as many stages as fit."""
+def strips(x: Any, weight: Any, scales: Any, *, ahead: bool = False) -> Iterator[Strip]:
+    """Blocks worth measuring: as many as there are multiprocessors, and as many stages as fit."""
     bits = BITS[weight.dtype.name]
     (depth, width), grouped = weight.shape, scales.ndim == 2
-    for n, k, workers in _BY_KIND[kind][bits]:
+    for n, k, workers in (_AHEAD if ahead else _SHAPES)[bits]:
         bare = Strip(n, k, 2, 1, workers)
         rows = bare.rows(min(x.shape[0], _MOST_ROWS), grouped=grouped)
         stages = min(_MOST_STAGES, SHARED_BYTES // (bare.bytes(bits, rows) // 2))
@@ -130,9 +112,8 @@ def strips(x: Any, weight: Any, scales: Any, *, kind: str = "") -> Iterator[Stri
         # One round of blocks, or two or three where these leave fewer multiprocessors idle at the end.
         rounds = [max(1, min(count * PROCESSORS // blocks, most)) for count in (1, 2, 3)]
         later = max(rounds[1:], key=lambda parts: _busy(parts * blocks))
-        for parts in dict.fromkeys((rounds[0], later) if workers == 2 and n == 256 and not kind else rounds[:1]):
-            if kind != "joined" or parts > 1:
-                yield Strip(n, k, stages, parts, workers)
+        for parts in dict.fromkeys((rounds[0], later) if workers == 2 and n == 256 and not ahead else rounds[:1]):
+            yield Strip(n, k, stages, parts, workers)
 
 
 def _busy(blocks: int) -> float:
