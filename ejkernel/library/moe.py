@@ -11,7 +11,7 @@ import jax
 from ..ops import Executor
 from .arguments import ArgumentError, float_array, same, same_dtype
 from .call import planned, program
-from .moe_combine import MoeCombineConfig, moe_combine
+from .moe_combine import MoeCombineConfig, combined
 from .moe_dispatch import MoeDispatchConfig, moe_dispatch
 from .ragged_dot import RaggedDotConfig, ragged_dot
 from .ragged_gated import ragged_gated
@@ -72,7 +72,7 @@ def moe(
         sent = moe_dispatch(flat, routed, k=k, normalize=normalize, **how)
         inner = ragged_gated(sent.rows, gate, up, sent.group_sizes, cfg=parts.up, executor=executor)
         rows = ragged_dot(inner, down, sent.group_sizes, cfg=parts.down, executor=executor)
-        out = moe_combine(rows, sent.weights, sent.places, cfg=parts.combine, executor=executor)
+        out = combined(rows, sent.weights, sent.places, cfg=parts.combine, executor=executor)
         return out.reshape(x.shape)
 
     return program("library.moe", layer, executor)  # type: ignore[no-any-return]

@@ -47,10 +47,11 @@ class MoeCombine(Kernel[MoeCombineConfig, jax.Array]):
         weights: jax.Array,
         places: jax.Array,
         *,
+        permuted: bool = False,
         cfg: MoeCombineConfig,
         interpret: bool = False,
     ) -> jax.Array:
-        """The computation by the cfg's implementation."""
+        """The computation by the cfg's implementation; `permuted`: each row has its place, which a gradient may use."""
         if cfg.implementation == "unrolled":
             return gathered_sum(rows, places, weights).astype(rows.dtype)
         if cfg.implementation == "reduce":
@@ -71,7 +72,7 @@ class MoeCombine(Kernel[MoeCombineConfig, jax.Array]):
         """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
-    def reference(self, rows: jax.Array, weights: jax.Array, places: jax.Array) -> jax.Array:
+    def reference(self, rows: jax.Array, weights: jax.Array, places: jax.Array, *, permuted: bool = False) -> jax.Array:
         """The right result, by which candidates are checked."""
         return _reduced(rows, weights, places)
 
@@ -92,12 +93,13 @@ class MoeCombine(Kernel[MoeCombineConfig, jax.Array]):
         weights: jax.Array,
         places: jax.Array,
         *,
+        permuted: bool = False,
         cfg: MoeCombineConfig,
         interpret: bool = False,
     ) -> tuple[jax.Array, jax.Array, None]:
         """Each row's gradient is its token's times its weight, and each weight's a product of two rows."""
-        # Where a row has no place, the kernel would leave its gradient unwritten.
-        if cfg.implementation != "mosaic" or rows.shape[0] != places.size:
+        # Where a row has no place, as where another's is out of range, the kernel would leave its gradient unwritten.
+        if cfg.implementation != "mosaic" or rows.shape[0] != places.size or not permuted:
             return *_pulled(dy, rows, weights, places), None
         from .mosaic import token_rows
 
@@ -220,3 +222,18 @@ def moe_combine(
     if not given.size or not rows.size:
         return jnp.zeros((given.shape[0], rows.shape[1]), rows.dtype)
     return plan(MoeCombine(), rows, weights, as_int32(given), cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+
+
+@planned()
+def combined(
+    rows: jax.Array,
+    weights: jax.Array,
+    places: jax.Array,
+    *,
+    cfg: MoeCombineConfig | None = None,
+    executor: Executor[Any, Any] | None = None,
+) -> jax.Array:
+    """The sum for places as `moe_dispatch` has made them: each row has one."""
+    if not places.size or not rows.size:
+        return jnp.zeros((places.shape[0], rows.shape[1]), rows.dtype)
+    return plan(MoeCombine(), rows, weights, places, permuted=True, cfg=cfg, executor=executor)  # type: ignore[no-any-return]

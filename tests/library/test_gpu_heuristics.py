@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fakes_mosaic import hopper as on_hopper
 
 from ejkernel.library import (
     Attention,
@@ -32,6 +33,7 @@ from ejkernel.library import (
     SoftmaxConfig,
     attention_ready,
 )
+from ejkernel.library.mosaic.guess import is_measured
 from ejkernel.ops import Invocation
 
 
@@ -269,3 +271,30 @@ def test_a_vmap_counts_for_what_pallas_cannot_count():
 
     assert Softmax().valid_cfg(Invocation("x", one, {}), cfg) is True
     assert "counts in 32 bits" in Softmax().valid_cfg(Invocation("x", one, {}, batch_axes=((2, (0,)), (4, (0,)))), cfg)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="these rules were measured with JAX 0.11")
+@pytest.mark.parametrize(("devices", "by_hand", "is_one_s"), [(1, False, True), (2, False, False), (2, True, True)])
+def test_a_traced_call_has_no_kernel_of_ours_where_xla_may_divide_it(monkeypatch, devices, by_hand, is_one_s):
+    """XLA would gather its arrays; inside shard_map each device has its own part."""
+    on_hopper(monkeypatch)
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
+    found = []
+
+    def asks(x):
+        found.append(is_measured(Invocation("x", (x,), {}), x.size))
+        return x
+
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("rows",))
+    spec = jax.sharding.PartitionSpec("rows")
+    fn = jax.shard_map(asks, mesh=mesh, in_specs=spec, out_specs=spec) if by_hand else asks
+    jax.jit(fn).trace(jnp.ones((8, 128)))
+    assert found == [is_one_s]
+
+
+def test_an_array_on_several_devices_has_no_kernel_of_ours(monkeypatch):
+    """Outside of a trace its sharding tells."""
+    on_hopper(monkeypatch)
+    mesh = jax.sharding.AbstractMesh((2,), ("rows",))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    assert not is_measured(Invocation("x", (jax.ShapeDtypeStruct((8, 128), "bfloat16", sharding=place),), {}), 1024)

@@ -323,6 +323,8 @@ def test_attention_that_cannot_run_says_why(monkeypatch):
     assert "no mask, bias, window" in judged(attended(1, 512, 4, 2, 128), logits_soft_cap=30.0)
     assert "heads of 64, 128" in judged(attended(1, 512, 4, 2, 80))
     assert "no multiples" in judged(attended(1, 500, 4, 2, 128))
+    longer = [shape.update(shape=(1, 640, *shape.shape[2:])) for shape in attended(1, 512, 4, 2, 128)[1:]]
+    assert "hidden from all queries" in judged([attended(1, 512, 4, 2, 128)[0], *longer], causal=True)
     assert "shared memory" in judged(attended(1, 512, 4, 2, 256))
     assert "not served" in judged(attended(1, 512, 4, 2, 128), AttentionConfig("mosaic", 64, 128, num_stages=2))
     stays = AttentionConfig("mosaic", 128, 128, num_stages=2, persistent=True)

@@ -40,6 +40,8 @@ def refuses(
         return f"blocks of {block_q} queries and {block_k} keys in {stages} stages are not served: {served}"
     if queries % _LINE or keys % _LINE:
         return f"{queries} queries and {keys} keys are no multiples of {_LINE}"
+    if causal and keys > queries:
+        return f"{keys - queries} keys are hidden from all queries, and may hold what is no number"
     if persistent and not is_even(k, v, causal=causal):
         return f"keys of {k.shape[0] * k.shape[2]} heads are not in the cache together: blocks that stay would wait"
     queued = depth * (2 if persistent else 1) + (0 if width == depth else width)

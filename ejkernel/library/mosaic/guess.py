@@ -1,4 +1,8 @@
-"""Calls for which guesses were measured: on Hopper GPUs, by JAX 0.11 or later."""
+"""Calls for which guesses were measured: on Hopper GPUs, by JAX 0.11 or later, on one device.
+
+XLA cannot divide a kernel of ours among devices: where it shards arrays by itself, it would gather them, and each
+device would compute everything. Inside `shard_map` each device has its own part.
+"""
 
 from __future__ import annotations
 
@@ -12,4 +16,21 @@ from . import served
 
 def is_measured(inv: Invocation[Any, Any], *sizes: int) -> bool:
     """Does a call with arrays of so many elements run where Mosaic kernels were measured?"""
-    return jax.__version_info__ >= (0, 11) and not served.refuses(inv, *sizes, hopper=True)
+    if jax.__version_info__ < (0, 11) or served.refuses(inv, *sizes, hopper=True):
+        return False
+    return not any(map(_may_be_divided, jax.tree_util.tree_leaves((inv.args, inv.kwargs))))
+
+
+def _may_be_divided(leaf: Any) -> bool:
+    """May XLA have to divide this array among devices?"""
+    if isinstance(leaf, jax.core.Tracer):
+        # Shardings that a jit is given are not seen here.
+        return jax.device_count() > 1 and not _is_manual()
+    sharding = getattr(leaf, "sharding", None)
+    return isinstance(sharding, jax.sharding.Sharding) and sharding.num_devices > 1
+
+
+def _is_manual() -> bool:
+    """Are all axes of the mesh around divided by hand, as inside `shard_map`?"""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and len(mesh.manual_axes) == len(mesh.axis_names)

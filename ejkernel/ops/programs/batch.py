@@ -275,6 +275,7 @@ class BatchTuner:
             if before is None or took is None or not is_worth_more(before, took, self._left()):
                 continue
             self._progress.again(call.key)
+            noted = self.changed.get(call.key)
             token = program_end.set(self._tuning_end())
             try:
                 entry = self._tuned(call, self._left())
@@ -283,8 +284,10 @@ class BatchTuner:
             if entry.is_measured and raced(entry) >= raced(before):
                 self.entries[call.key] = entry
                 self._progress.tuned(entry)
-            else:
-                self._adopt(call, before)
+                continue
+            if noted is not None:
+                self.changed[call.key] = noted
+            self._adopt(call, before)
 
     def _worker_lines(self) -> list[str]:
         """A line for each worker of a pool."""
