@@ -12,11 +12,8 @@ import argparse
 import functools
 import importlib.util
 import os
-import subprocess
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,10 +24,12 @@ import jax
 import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parent))
+import in_turns
+from in_turns import turn
 from library_programs import lowered
 from opponents.clock import MixedClock
 from opponents.opponent import Call
-from ragged_gpu import distances, turn
+from ragged_gpu import distances
 from tuning_gpu import raced
 
 from ejkernel.library import Attention, AttentionConfig
@@ -171,28 +170,8 @@ def main() -> int:
     """All cases at once; their lines as they end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", type=int, default=range(len(CASES)), help="numbers of cases")
-    parser.add_argument("--here", type=int, help="one case, in this process")
-    parser.add_argument("--lock", default="")
-    parser.add_argument("--seconds", type=float, default=120.0, help="most that all may take")
-    options = parser.parse_args()
-    if options.here is not None:
-        warnings.simplefilter("ignore")
-        if jax.default_backend() != "gpu":
-            print("this benchmark needs a GPU; nothing was measured")
-            return 0
-        return int(not study(options.here, options.lock))
-    end = time.monotonic() + options.seconds
-    with tempfile.NamedTemporaryFile() as lock:
-        command = [sys.executable, __file__, "--lock", lock.name, "--here"]
-        children = [subprocess.Popen([*command, str(number)]) for number in options.only]
-        status = 0
-        for child in children:
-            try:
-                status |= child.wait(max(end - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                status = 1
-    return int(status != 0)
+    options = in_turns.asked_for(parser, seconds=120.0)
+    return in_turns.run(options, options.only, lambda case, lock: study(int(case), lock))
 
 
 if __name__ == "__main__":

@@ -15,11 +15,9 @@ import concurrent.futures
 import functools
 import glob
 import os
-import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,8 +30,10 @@ import jax.numpy as jnp
 sys.path.insert(0, str(Path(__file__).parent))
 import cases.moe
 import cases.moe_dispatch
+import in_turns
+from in_turns import turn
 from library_programs import lowered
-from ragged_gpu import distances, turn
+from ragged_gpu import distances
 from tuning_gpu import raced
 
 from ejkernel import library
@@ -230,29 +230,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=NAMES, choices=NAMES, help="cases")
     parser.add_argument("--kernels", type=int, default=0, help="so many kernels of each way, the largest")
-    parser.add_argument("--here", help="one case, in this process")
-    parser.add_argument("--lock", default="")
-    parser.add_argument("--seconds", type=float, default=70.0, help="most that all may take")
-    options = parser.parse_args()
-    if options.here is not None:
-        warnings.simplefilter("ignore")
-        if jax.default_backend() != "gpu":
-            print("this benchmark needs a GPU; nothing was measured")
-            return 0
-        return int(not study(options.here, options.lock, options.kernels))
-    end = time.monotonic() + options.seconds
-    with tempfile.NamedTemporaryFile() as lock:
-        command = [sys.executable, __file__, "--lock", lock.name, "--kernels", str(options.kernels), "--here"]
-        children = {name: subprocess.Popen([*command, name]) for name in options.only}
-        status = 0
-        for name, child in children.items():
-            try:
-                status |= child.wait(max(end - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                print(f"{name}: stopped after {options.seconds:.0f} s", flush=True)
-                status = 1
-    return int(status != 0)
+    options = in_turns.asked_for(parser, seconds=70.0)
+    words = ["--kernels", str(options.kernels)]
+    return in_turns.run(options, options.only, lambda case, lock: study(case, lock, options.kernels), words)
 
 
 if __name__ == "__main__":

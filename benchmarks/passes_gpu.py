@@ -12,16 +12,11 @@ the guess. Exit code 1 where a way fails, is wrong, or a case does not end in ti
 from __future__ import annotations
 
 import argparse
-import fcntl
 import functools
 import os
-import subprocess
 import sys
-import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +27,8 @@ import jax
 import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parent))
+import in_turns
+from in_turns import turn
 from library_programs import both_passes, lowered
 from mosaic_gpu import distances, short, told
 from mosaic_gpu_cases import plain_layer, plain_rms
@@ -169,14 +166,6 @@ STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
 }
 
 
-@contextmanager
-def turn(path: str) -> Iterator[None]:
-    """The device, for one process at a time."""
-    with open(path, "w", encoding="ascii") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def here(kind: str, number: int, lock: str, as_is: bool) -> bool:
     """Prints the lines of a case; False where a way fails or is wrong."""
     study = STUDIES[kind][number]()
@@ -237,29 +226,13 @@ def main() -> int:
     parser.add_argument("kind", choices=sorted(STUDIES))
     parser.add_argument("--only", nargs="*", type=int, help="numbers of cases")
     parser.add_argument("--as-is", action="store_true", help="products by any of XLA's compilers, not by cuBLAS alone")
-    parser.add_argument("--seconds", type=float, default=90.0, help="most that all may take")
-    parser.add_argument("--here", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.here is not None:
-        warnings.simplefilter("ignore")
-        if jax.default_backend() != "gpu":
-            print("this benchmark needs a GPU; nothing was measured")
-            return 0
-        return int(not here(options.kind, options.here, options.lock, options.as_is))
-    end, status = time.monotonic() + options.seconds, 0
-    with tempfile.NamedTemporaryFile() as lock:
-        command = [sys.executable, __file__, options.kind, "--lock", lock.name]
-        command += ["--as-is"] if options.as_is else []
-        numbers = range(len(STUDIES[options.kind])) if options.only is None else options.only
-        children = [subprocess.Popen([*command, "--here", str(number)]) for number in numbers]
-        for child in children:
-            try:
-                status |= child.wait(max(end - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                status = 1
-    return int(status != 0)
+    options = in_turns.asked_for(parser, seconds=90.0)
+    numbers = range(len(STUDIES[options.kind])) if options.only is None else options.only
+
+    def study(case: str, lock: str) -> bool:
+        return here(options.kind, int(case), lock, options.as_is)
+
+    return in_turns.run(options, numbers, study, [options.kind, *["--as-is"] * options.as_is])
 
 
 if __name__ == "__main__":

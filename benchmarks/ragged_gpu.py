@@ -9,16 +9,11 @@ its ratio to the floor and to torch's best, and how far it is off a float32 prod
 from __future__ import annotations
 
 import argparse
-import fcntl
 import functools
 import os
-import subprocess
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+import in_turns
+from in_turns import turn
 from library_programs import lowered
 from opponents.by_torch import ragged_dot as by_torch
 from opponents.clock import Foreign, MixedClock
@@ -79,14 +76,6 @@ def ways(backward: bool) -> dict[str, Callable[..., Any]]:
     cfgs += [RaggedDotConfig("triton", high, 128, 64, 4, 3) for high in (128, 64)]
     cfgs += [RaggedDotConfig("mosaic_jax", m, 128, 64, None, s) for m, s in ((128, 4), (64, 6)) if not backward]
     return {f"{c.implementation} {c.block_m}x{c.block_n}, {c.num_stages}": functools.partial(run, c) for c in cfgs}
-
-
-@contextmanager
-def turn(path: str) -> Iterator[None]:
-    """The device, for one process at a time."""
-    with open(path, "w", encoding="ascii") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def study(number: int, lock: str) -> bool:
@@ -189,28 +178,8 @@ def main() -> int:
     """All cases at once; their lines as they end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", type=int, default=range(len(CASES)), help="numbers of cases")
-    parser.add_argument("--here", type=int, help="one case, in this process")
-    parser.add_argument("--lock", default="")
-    parser.add_argument("--seconds", type=float, default=150.0, help="most that all may take")
-    options = parser.parse_args()
-    if options.here is not None:
-        warnings.simplefilter("ignore")
-        if jax.default_backend() != "gpu":
-            print("this benchmark needs a GPU; nothing was measured")
-            return 0
-        return int(not study(options.here, options.lock))
-    end = time.monotonic() + options.seconds
-    with tempfile.NamedTemporaryFile() as lock:
-        command = [sys.executable, __file__, "--lock", lock.name, "--here"]
-        children = [subprocess.Popen([*command, str(number)]) for number in options.only]
-        status = 0
-        for child in children:
-            try:
-                status |= child.wait(max(end - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                child.kill()
-                status = 1
-    return int(status != 0)
+    options = in_turns.asked_for(parser, seconds=150.0)
+    return in_turns.run(options, options.only, lambda case, lock: study(int(case), lock))
 
 
 if __name__ == "__main__":
