@@ -5,11 +5,22 @@ Covers `programs/left_behind.py`.
 
 from __future__ import annotations
 
+import jax
 import pytest
 from fakes_execution import Times
 from fakes_programs import Timed, X, ops, three
 
-from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Entry, Executor, Record, Trial, autotune
+from ejkernel.ops import (
+    AutotuneOptions,
+    ConfigCache,
+    ConfigSelectorChain,
+    Entry,
+    Executor,
+    Record,
+    Trial,
+    autotune,
+    policy_override,
+)
 from ejkernel.ops.programs.left_behind import is_worth_more, raced
 
 LATE = "still compiling when the time was up"
@@ -21,6 +32,7 @@ class Hasty(Timed):
     def __init__(self, first, second=None):
         super().__init__()
         self.measured = {"one@v0": [first, second], "two@v0": [None], "six@v0": [None]}
+        self.winners = []
 
     def tune(self, job, **around):
         record = super().tune(job, **around)
@@ -28,7 +40,8 @@ class Hasty(Timed):
         if most is None:
             return record
         trials = [t if at < most else Trial(t.cfg, "timeout", LATE) for at, t in enumerate(record.trials)]
-        return Record(**dict(job.about), objective=job.objective, trials=tuple(trials), winner=most - 1, heuristic=0)
+        winner = self.winners.pop(0) if self.winners else most - 1
+        return Record(**dict(job.about), objective=job.objective, trials=tuple(trials), winner=winner, heuristic=0)
 
 
 def tuned(tuner, seconds=1000.0):
@@ -59,6 +72,22 @@ def test_a_second_tuning_that_reaches_fewer_candidates_changes_nothing():
     assert len(tuner.tuned) == 4
     assert raced(entry) == 2
     assert executor.choose_config(Times.fresh(op_id="one")(), X) == entry.cfg
+
+
+def test_a_change_that_is_brought_back_is_still_a_change():
+    """Also where the second tuning, which is not kept, chose what the call was traced with: functions run anew."""
+    tuner = Hasty(3, 2)
+    tuner.winners = [2, 0]
+    executor = Executor(ConfigSelectorChain(ConfigCache(), tuner=tuner))
+    one = Times.fresh(op_id="one", candidates=(2, 3, 5, 7, 11))()
+    fn = jax.jit(lambda x: executor(one, x))
+    with policy_override(executor.chooser, allow_autotune=False):
+        assert (fn(X) == X * 2).all()
+    result = autotune(fn, X, tuning=AutotuneOptions(seconds=1000.0, progress=False))
+    (entry,) = result.entries
+    assert tuner.tuned == ["one@v0", "one@v0"]
+    assert (entry.cfg, raced(entry)) == (5, 3)
+    assert (fn(X) == X * 5).all()
 
 
 def test_without_a_budget_nothing_is_left_behind():
