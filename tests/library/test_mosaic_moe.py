@@ -136,6 +136,18 @@ def test_a_gate_is_joined_with_what_it_opens(races):
 
 
 @needs_loops
+def test_the_last_tiles_of_a_gradient_may_be_parts(races):
+    """Matrices that are no whole number of tiles: what is left at their ends is written too, and nothing beyond."""
+    from ejkernel.library.mosaic.outer_rolling import outer
+
+    lhs, out = normal(128, 192, dtype="bfloat16"), normal(128, 192, dtype="bfloat16", seed=1)
+    sizes = jnp.asarray((70, 58), jnp.int32)
+    how = {"tile": Tile(128, 128, 64, 2), "dtype": NARROW, "interpret": True, "blocks": 2}
+    made = jax.jit(lambda *a: outer(*a, **how))(lhs, out, sizes)
+    assert_near(made, wide(masked_outer(lhs, out, sizes, dtype=jnp.float32)), "bfloat16")
+
+
+@needs_loops
 @pytest.mark.parametrize("sizes", [(70, 0, 110), pytest.param((1, 1, 1), marks=pytest.mark.slow)])
 def test_gradients_of_matrices_are_added_up_tile_after_tile(races, sizes):
     """Rows of other groups in the same step count for nothing, and an empty group has zeros."""

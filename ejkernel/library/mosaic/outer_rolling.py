@@ -37,7 +37,7 @@ def outer(
     """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix."""
     (rows, depth), width, groups = lhs.shape, out.shape[1], sizes.shape[0]
     tile = holding(tile, lhs.dtype, dtype)
-    columns, high = width // tile.n, depth // tile.m
+    columns, high = pl.cdiv(width, tile.n), pl.cdiv(depth, tile.m)
 
     def spot(number: Any) -> tuple[Any, Any]:
         each = jnp.int32(high * columns)
