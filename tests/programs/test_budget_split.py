@@ -74,16 +74,27 @@ def test_of_the_calls_that_are_worth_much_the_one_with_the_fewest_candidates_is_
         key_of("narrow"): Share(4.0, 8),
         key_of("small"): Share(1.0, 2),
     }
-    found = quick_to_trace_first(calls, costs)
+    found = quick_to_trace_first(calls, costs, 12.0)
     assert [c.key.op_id for c in found] == ["narrow", "wide", "small"]
-    assert quick_to_trace_first([], {}) == []
+    assert quick_to_trace_first([], {}, 12.0) == []
+
+
+def test_where_the_time_may_do_for_all_calls_those_with_few_candidates_are_before_the_others():
+    """Behind one with many they would wait for seconds, and the budget end before their turn."""
+    calls = [FakeCall("wide"), FakeCall("narrow"), FakeCall("small"), FakeCall("alike")]
+    counts = {"wide": (9.0, 39), "narrow": (4.0, 8), "small": (1.0, 2), "alike": (0.5, 8)}
+    costs = {key_of(op): Share(*about) for op, about in counts.items()}
+    found = quick_to_trace_first(calls, costs, 20.0)
+    assert [c.key.op_id for c in found] == ["small", "narrow", "alike", "wide"]
+    assert quick_to_trace_first(calls, costs, 19.0) != found
 
 
 def test_a_kernel_that_holds_another_is_not_moved_before_it():
     """Whatever it costs to trace."""
     calls = [FakeCall("inner", 0, ["outer"]), FakeCall("outer", 1)]
     costs = {key_of("inner"): Share(1.0, 30), key_of("outer"): Share(1.0, 2)}
-    assert [c.key.op_id for c in quick_to_trace_first(calls, costs)] == ["inner", "outer"]
+    for left in (1.0, 100.0):
+        assert [c.key.op_id for c in quick_to_trace_first(calls, costs, left)] == ["inner", "outer"]
 
 
 # The parts.

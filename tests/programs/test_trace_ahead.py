@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import jax
@@ -167,6 +168,20 @@ def test_a_kernel_around_one_that_is_not_tuned_yet_waits_for_its_turn():
     ahead.trace(outer, None)
     ahead.close()
     assert [one[:2] for one in made.order[:2]] == [("other", "ejkernel-ahead"), ("outer", "MainThread")]
+
+
+def test_a_call_that_is_still_traced_at_the_end_of_a_budget_is_not_waited_for():
+    """Nor is one begun with then that waited behind it: what was left for it is counted from when it was asked for."""
+    made, gate = Prepared(), threading.Event()
+    first, second, third = made.call("a"), made.call("b", holds=gate), made.call("c")
+    ahead = TracedAhead()
+    ahead.begin(first, [second, third], 0.2)
+    ahead.wait(second, time.perf_counter() + 0.3)
+    assert not ahead._begun["b"].is_set()
+    gate.set()
+    ahead.wait(third)
+    ahead.close()
+    assert [one[0] for one in made.order] == ["b", "b"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -222,7 +222,7 @@ class BatchTuner:
             shares = self._shares(calls)
             waiting = list(calls) if shares is None else in_order(calls, shares)
             if shares is not None and all(map(ahead.pays, waiting)):
-                waiting = quick_to_trace_first(waiting, shares)
+                waiting = quick_to_trace_first(waiting, shares, self._left())
             want(waiting)
             self._tune_in_order(list(waiting), shares, interrupts, ahead)
             if shares is not None:
@@ -237,7 +237,7 @@ class BatchTuner:
     ) -> None:
         while waiting:
             interrupts.check()
-            ahead.wait(waiting[0])
+            ahead.wait(waiting[0], math.inf if shares is None else self._tuning_end())
             seconds = None if shares is None else self._part(waiting, shares)
             call = waiting.pop(0)
             if shares is not None and seconds is None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import final
 
@@ -37,7 +39,8 @@ class TracedAhead:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._waiting: queue.SimpleQueue[tuple[FoundCall, float | None] | None] = queue.SimpleQueue()
+        # Calls, each with the time at which its tuning must be over.
+        self._waiting: queue.SimpleQueue[tuple[FoundCall, float] | None] = queue.SimpleQueue()
         self._is_closed = False
         self._let_go: list[Callable[[], None]] = []
         # The calls that were begun with, and not measured yet; set once they are traced.
@@ -67,7 +70,7 @@ class TracedAhead:
                 break
             if self.pays(call) and call.key not in self._begun and all(call.key not in one.outer for one in untuned):
                 self._begun[call.key] = threading.Event()
-                self._waiting.put((call, seconds))
+                self._waiting.put((call, math.inf if seconds is None else time.perf_counter() + seconds))
             untuned.append(call)
         # One that a kernel has ended is followed by another.
         if self._begun and (self._thread is None or not self._thread.is_alive()):
@@ -80,8 +83,11 @@ class TracedAhead:
         try:
             with settings.entered():
                 while (given := self._waiting.get()) is not None and not self._is_closed:
-                    call, seconds = given
-                    self._prepare(call, seconds, is_next=True)
+                    call, end = given
+                    # The calls before it have taken some of its time.
+                    left = end - time.perf_counter()
+                    if left > 0:
+                        self._prepare(call, None if end == math.inf else left, is_next=True)
                     self._begun[call.key].set()
         finally:
             # Nothing waits for a thread that has ended.
@@ -93,10 +99,10 @@ class TracedAhead:
         with contextlib.suppress(Exception), call.restored():
             self._let_go.append(call.selectors[0].prepare(call.inv, call.kernel, seconds=seconds, is_next=is_next))
 
-    def wait(self, call: FoundCall) -> None:
-        """Waits for a call that was begun with."""
+    def wait(self, call: FoundCall, until: float = math.inf) -> None:
+        """Waits for a call that was begun with, until this time at most."""
         if call.key in self._begun:
-            self._begun[call.key].wait()
+            self._begun[call.key].wait(None if until == math.inf else max(0.0, until - time.perf_counter()))
 
     def close(self) -> None:
         """Lets go of what was traced and not measured; the call that is being traced is waited for."""
