@@ -32,8 +32,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import forked_python
 import hypothesis
 import jax
+import numpy as np
 import pytest
+from jax._src import core, dtypes, literals
 from jax._src.interpreters import mlir
+from jax._src.lax import lax
 from jax._src.lru_cache import LRUCache
 from thinning import mark_at_length
 
@@ -112,6 +115,51 @@ def _reused(make):
 
 if jax.__version_info__ < (0, 11):
     mlir.make_ir_context = _reused(mlir.make_ir_context)
+
+
+def _outside_traces():
+    return core.trace_state_clean() and jax.sharding.get_abstract_mesh().empty
+
+
+def _from_numpy(full):
+    """Has zeros and ones that are made outside a trace come from numpy: JAX compiles a program for each shape."""
+
+    def made(shape, fill_value, dtype=None, *, sharding=None):
+        is_plain = (
+            sharding is None
+            and type(fill_value) in (bool, int, float)
+            and fill_value in (0, 1)
+            and isinstance(dtype, np.dtype)
+            and dtype != dtypes.float0
+            and isinstance(shape, tuple)
+            and all(type(size) is int and size >= 0 for size in shape)
+        )
+        if is_plain and _outside_traces():
+            return jax.device_put(np.full(shape, fill_value, dtype), may_alias=False)
+        return full(shape, fill_value, dtype, sharding=sharding)
+
+    return made
+
+
+lax.full = _from_numpy(lax.full)
+
+
+def _put(impl):
+    """Has values of numpy put on the device, as JAX 0.11 does: a newer one compiles a program for each shape."""
+
+    def value_of(operand, **params):
+        is_plain = isinstance(operand, literals.TypedNdArray) and not operand.weak_type
+        if is_plain and params in ({}, {**_KEPT, "new_dtype": operand.dtype}) and _outside_traces():
+            return jax.device_put(np.asarray(operand), may_alias=False)
+        return impl(operand, **params)
+
+    return value_of
+
+
+_KEPT = {"weak_type": False, "sharding": None}
+if hasattr(lax, "stage_p"):
+    for primitive in (lax.stage_p, lax.convert_element_type_p):
+        primitive.def_impl(_put(primitive.impl))
 
 
 @pytest.fixture
