@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import shutil
@@ -24,6 +25,11 @@ os.environ.setdefault(
 
 # Threads of small matrix products wait for each other by spinning: with several test processes that costs most.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Compilers free small pieces by the million: each is merged with its neighbours at once, and not all of them again and
+# again (3% of what compiling takes). 1 is M_MXFAST of glibc; other libraries of C need not have it.
+with contextlib.suppress(AttributeError):
+    ctypes.CDLL(None).mallopt(1, 0)
 
 # A run that was started in the background ignores Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -56,6 +62,8 @@ MOST_BYTES = 500_000_000
 def pytest_configure(config):
     """Compiled programs are shared by the processes that run tests; those that tests start compile their own."""
     forked_python.fork_workers()
+    # Until all tests are collected: next to nothing of what that makes is garbage.
+    gc.disable()
     # A tree that cannot be written to has no programs: JAX would warn of each one that it cannot keep.
     if not os.access(PROGRAMS.parent, os.W_OK):
         return
@@ -72,6 +80,7 @@ def pytest_collection_finish():
     """Modules and collected tests, a million objects, are not looked at again by each collection of garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _size(file):

@@ -22,6 +22,7 @@ from framework_checks import (
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from thinning import AT_LENGTH
 
 from ejkernel.ops import AutotuneOptions, autotune, policy_override
 
@@ -111,7 +112,10 @@ STEPS = {
 FEW = ["names saved", "donated", "shard_map"]
 
 
-@pytest.mark.parametrize("step", STEPS)
+# Of the three policies, one by default: what is kept is up to JAX.
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=AT_LENGTH if step in ("nothing saved", "dots saved") else ()) for step in STEPS]
+)
 def test_autotune_leaves_the_arguments_as_they_were(step):
     """Donated ones, too."""
     check_autotune(STEPS[step])
