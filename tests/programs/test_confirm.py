@@ -292,7 +292,22 @@ def test_a_deadline_that_has_passed_compiles_nothing(monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self: pytest.fail("compiled"))
     fn = program(executor_with())
     found = confirm(fn, (X,), {}, changes_of(fn), time.perf_counter())
-    assert found.note == "the time was up before the program was compiled"
+    assert found.note == "the time would be up before the program was compiled"
+
+
+def test_a_second_form_that_would_be_traced_beyond_the_deadline_is_not_begun_with(monkeypatch):
+    """Tracing cannot be stopped half-way; the second form takes what the first one took."""
+    traced = []
+
+    def lowered(self, cfgs):
+        traced.append(cfgs)
+        time.sleep(0.3)
+        return "step", None
+
+    monkeypatch.setattr(module.ProgramStep, "_lowered", lowered)
+    found = confirm(lambda x: x, (X,), {}, {"a": Change(1, 2, 0.5)}, time.perf_counter() + 0.5)
+    assert found.note == "the time would be up before the program was compiled"
+    assert traced == [{"a": 1}]
 
 
 def test_a_deadline_that_passes_in_the_first_rounds_takes_nothing_back(table):

@@ -145,7 +145,15 @@ class ProgramStep:
 
     def compiled(self, choices: Sequence[Mapping[Key, Any]]) -> list[Form]:
         """The program under each of these choices, compiled side by side; nothing that it donates is used up."""
-        lowered = [self._lowered(cfgs) for cfgs in choices]
+        lowered: list[tuple[str, Any]] = []
+        took = 0.0
+        for cfgs in choices:
+            start = time.perf_counter()
+            # Tracing cannot be stopped half-way: what the last one took, the next one takes too.
+            if start + took >= self._deadline:
+                raise NotConfirmedError("the time would be up before the program was compiled")
+            lowered.append(self._lowered(cfgs))
+            took = time.perf_counter() - start
         with CompilePool(len(lowered)) as pool:
             for number, (_, one) in enumerate(lowered):
                 pool.give(number, one.compile)
@@ -158,8 +166,6 @@ class ProgramStep:
         return [_bound(found[n].outcome, self._call.leaves, name) for n, (name, _) in enumerate(lowered)]
 
     def _lowered(self, cfgs: Mapping[Key, Any]) -> tuple[str, Any]:
-        if time.perf_counter() >= self._deadline:
-            raise NotConfirmedError("the time was up before the program was compiled")
         # A call that has not been tuned has its heuristic cfg here: the tuning is over.
         with overlay_cache(dict(cfgs.items())), traced_anew(), noting_calls(CallLog()):
             try:
