@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,9 +188,45 @@ def setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
-def without_locations() -> Any:
-    """Programs that are lowered in this `with` block say nothing of the source lines and the calls that led to them."""
-    return _private("jax._src.config", "traceback_in_locations_limit")(0)
+# Is a program lowered by this thread to be the same in every process?
+_is_reproducible: ContextVar[bool] = ContextVar("ejkernel_reproducible_lowering", default=False)
+# Lowers Mosaic kernels for GPUs, and the number of each in its process, as JAX 0.11 writes it into the kernel.
+_MOSAIC = "jax.experimental.mosaic.gpu.core"
+_KERNEL_NUMBER = "mosaic_gpu.dump_basename"
+
+
+@contextlib.contextmanager
+def reproducible_lowering() -> Iterator[None]:
+    """In this `with` block equal programs are lowered to equal text, whichever process and call it is.
+
+    The text says nothing of source lines, of calls that led to them, and of the Mosaic kernels lowered before.
+    """
+    mosaic = sys.modules.get(_MOSAIC)
+    # JAX 0.12 leaves the number out itself.
+    if mosaic is not None and jax.__version_info__ < (0, 12):
+        _let_kernels_be_unnumbered(mosaic)
+    token = _is_reproducible.set(True)
+    try:
+        with _private("jax._src.config", "traceback_in_locations_limit")(0):
+            yield
+    finally:
+        _is_reproducible.reset(token)
+
+
+def _let_kernels_be_unnumbered(mosaic: Any) -> None:
+    serialize = _private(_MOSAIC, "_run_serde_pass")
+    if hasattr(serialize, "__wrapped__"):
+        return
+
+    @functools.wraps(serialize)
+    def unnumbered(module: Any, **how: Any) -> Any:
+        attributes = module.operation.attributes
+        # The number serves files of dumps alone.
+        if _is_reproducible.get() and _KERNEL_NUMBER in attributes:
+            del attributes[_KERNEL_NUMBER]
+        return serialize(module, **how)
+
+    mosaic._run_serde_pass = unnumbered
 
 
 def default_platform() -> str:

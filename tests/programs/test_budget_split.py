@@ -74,7 +74,7 @@ def test_of_the_calls_that_are_worth_much_the_one_with_the_fewest_candidates_is_
         key_of("narrow"): Share(4.0, 8),
         key_of("small"): Share(1.0, 2),
     }
-    found = quick_to_trace_first(calls, costs, 12.0)
+    found = quick_to_trace_first(calls, costs, 11.0)
     assert [c.key.op_id for c in found] == ["narrow", "wide", "small"]
     assert quick_to_trace_first([], {}, 12.0) == []
 
@@ -84,9 +84,9 @@ def test_where_the_time_may_do_for_all_calls_those_with_few_candidates_are_befor
     calls = [FakeCall("wide"), FakeCall("narrow"), FakeCall("small"), FakeCall("alike")]
     counts = {"wide": (9.0, 39), "narrow": (4.0, 8), "small": (1.0, 2), "alike": (0.5, 8)}
     costs = {key_of(op): Share(*about) for op, about in counts.items()}
-    found = quick_to_trace_first(calls, costs, 20.0)
+    found = quick_to_trace_first(calls, costs, 16.0)
     assert [c.key.op_id for c in found] == ["small", "narrow", "alike", "wide"]
-    assert quick_to_trace_first(calls, costs, 19.0) != found
+    assert quick_to_trace_first(calls, costs, 15.0) != found
 
 
 def test_a_kernel_that_holds_another_is_not_moved_before_it():
@@ -116,7 +116,17 @@ def test_the_first_call_of_a_gpu_has_the_time_in_which_a_worker_starts():
     small.device = SimpleNamespace(platform="gpu")
     costs = shares(small=0.1, large=9.9)
     assert allotted(small, [small, large], costs, 15.0) == 12.0
-    assert allotted(small, [small, large], costs, 15.0, [2.5]) == 2.5
+    assert allotted(small, [small, large], costs, 7.9, [2.5]) == 2.5
+
+
+def test_where_all_calls_may_be_measured_each_has_an_equal_part_at_least():
+    """One that is worth little has no less to compile, and what it leaves goes to the others; not on a CPU."""
+    small, large = FakeCall("small"), FakeCall("large")
+    costs = shares(small=0.1, large=9.9)
+    assert allotted(small, [small, large], costs, 20.0, [2.5]) == 2.5
+    small.device = large.device = SimpleNamespace(platform="gpu")
+    assert allotted(small, [small, large], costs, 20.0, [2.5]) == 10.0
+    assert allotted(large, [large], costs, 17.0, [2.5]) == 17.0
 
 
 @pytest.mark.parametrize("left", [0.9, 0.0, -1.0])

@@ -95,7 +95,7 @@ class BatchTuner:
         self._skipped: set[Key] = set()
         # Was there time for any call?
         self._begun = False
-        # Seconds of each tuning so far that measured something, and of the first one of each call.
+        # Seconds of each tuning so far that measured something, and of the first one of each call, whatever it found.
         self._taken: list[float] = []
         self._took: dict[Key, float] = {}
         self._progress = Progress(on=options.progress)
@@ -258,8 +258,8 @@ class BatchTuner:
                 self.entries[call.key] = entry = self._tuned(call, seconds)
             finally:
                 program_end.reset(token)
+            self._took[call.key] = time.perf_counter() - start
             if entry.is_measured:
-                self._took[call.key] = time.perf_counter() - start
                 self._taken.append(self._took[call.key])
             self._progress.tuned(entry)
 
@@ -269,7 +269,7 @@ class BatchTuner:
 
     def _tune_left_behind(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> None:
         """Tunes once more, in the time that is left, calls of which many candidates were never compiled."""
-        for call in calls:
+        for call in sorted(calls, key=lambda call: call.key in self.entries and self.entries[call.key].is_measured):
             interrupts.check()
             before, took = self.entries.get(call.key), self._took.get(call.key)
             if before is None or took is None or not is_worth_more(before, took, self._left()):
@@ -281,7 +281,7 @@ class BatchTuner:
                 entry = self._tuned(call, self._left())
             finally:
                 program_end.reset(token)
-            if entry.is_measured and raced(entry) >= raced(before):
+            if not before.is_measured or (entry.is_measured and raced(entry) >= raced(before)):
                 self.entries[call.key] = entry
                 self._progress.tuned(entry)
                 continue

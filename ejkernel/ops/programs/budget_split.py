@@ -39,9 +39,9 @@ _FIRST = 12.0
 _ENOUGH = 3.0
 # The call that is traced while none is measured may be worth so little of the one that is worth most.
 _WORTH_BEGINNING = 0.25
-# With so many seconds for each call all of them are measured, and those that are quickly traced go first. Seven calls
-# of a training step on an H200 took 59.
-_FOR_EACH = 5.0
+# With so many seconds for each call all of them are measured, and those that are quickly traced go first: those of a
+# training step on an H200 took two to six each.
+_FOR_EACH = 4.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ def allotted(
     """The seconds of a call among those still to do; None where what is left is not enough for it.
 
     No call is begun with in less than half of what tunings of this program `taken` so far took in the middle, unless
-    some seconds are left: less would measure nothing but the heuristic cfg.
+    some seconds are left: less would measure nothing but the heuristic cfg. Where all calls may be measured each has an
+    equal part at least: what it leaves goes to the others.
     """
     first = 2 * _LEAST if call.device.platform == "cpu" else _FIRST
     usual = sorted(taken)[len(taken) // 2] if taken else first
@@ -130,4 +131,6 @@ def allotted(
         return None
     total = sum(shares[other.key].cost for other in rest)
     part = left * shares[call.key].cost / total if total else left
-    return min(left, max(part, usual))
+    count = sum(shares[other.key].cost > 0.0 for other in rest)
+    equal = left / count if count and call.device.platform != "cpu" and left >= _FOR_EACH * count else 0.0
+    return min(left, max(part, usual, equal))

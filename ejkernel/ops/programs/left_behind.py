@@ -1,7 +1,8 @@
 """Calls of a program with candidates that were still being compiled when the time of their call was up.
 
 A call gets a part of the budget before it is known what its candidates take to compile. The first one waits for a
-worker and compilers besides. What later calls leave of their parts is theirs: such a call is tuned once more.
+worker and compilers besides. What later calls leave of their parts is theirs: such a call is tuned once more, and those
+of which nothing was measured first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def raced(entry: Entry) -> int:
 
 def is_worth_more(entry: Entry, took: float, left: float) -> bool:
     """Were many candidates left behind, and is there so much more time that they may be reached?"""
-    if entry.record is None or not entry.is_measured or left < _LONGER * took:
+    if entry.record is None or left < _LONGER * took:
         return False
     late = sum(trial.status == "timeout" for trial in entry.record.trials)
-    return late > 0 and raced(entry) < _ENOUGH * (raced(entry) + late)
+    return late > 0 and (not entry.is_measured or raced(entry) < _ENOUGH * (raced(entry) + late))

@@ -21,6 +21,7 @@ from ..core.device import is_attached
 from ..core.errors import IsolationError
 from ..core.key import Key
 from ..timing.compile_pool import JaxSettings
+from ..tuning.job import is_abandoned
 from ..tuning.worker.limits import Isolation
 from ..tuning.worker.process import start_ahead
 from ..tuning.worker.runner import worker_settings
@@ -80,6 +81,7 @@ class TracedAhead:
             self._thread.start()
 
     def _work(self, settings: JaxSettings) -> None:
+        is_abandoned.set(lambda: self._is_closed)
         try:
             with settings.entered():
                 while (given := self._waiting.get()) is not None and not self._is_closed:
@@ -105,7 +107,7 @@ class TracedAhead:
             self._begun[call.key].wait(None if until == math.inf else max(0.0, until - time.perf_counter()))
 
     def close(self) -> None:
-        """Lets go of what was traced and not measured; the call that is being traced is waited for."""
+        """Lets go of what was traced and not measured; the candidate that is being traced is waited for."""
         self._is_closed = True
         self._waiting.put(None)
         if self._thread is not None:

@@ -18,7 +18,7 @@ from ..timing.inputs import FlatCall
 from ..timing.program import CompiledProgram, Cotangents, Staged, stage
 from .candidates import CandidateSet
 from .check import builders
-from .job import TuningJob
+from .job import TuningJob, is_abandoned
 from .journal.observer import OWN, NoObserver, NoPriorResults, PriorResults, StepObserver
 from .progress import Step
 from .reference import NUMBERS as REFERENCES
@@ -108,7 +108,10 @@ class CandidateCompiler:
         fresh = self.candidates.having("entered")
         self._deadline, self._end = deadline, end
         self.open(len(fresh), any(self._prior.suspected(self.candidates.cfg(number)) for number in fresh))
+        abandoned = is_abandoned.get()
         for number in fresh:
+            if abandoned():
+                break
             self.add(number)
             each(number)
             # The deadline counts once a program is there or being compiled; without one a tuning has no answer.
@@ -224,9 +227,19 @@ class CandidateCompiler:
                         dropped_round=None,
                         compile_s=seconds,
                     )
+        slow = [number for number in numbers if self.candidates.state(number) in ("checked", "timed")]
+        self._are_out(slow, late=time.perf_counter() >= deadline)
+
+    def leave_quick(self, numbers: Sequence[int]) -> None:
+        """There is no time to compile these for speed: they are out."""
         for number in numbers:
-            if self.candidates.state(number) in ("checked", "timed"):
-                self.candidates.advance(number, "timeout", samples_s=(), message="still compiling when the time was up")
+            del self._quick[number]
+        self._are_out(numbers, late=True)
+
+    def _are_out(self, numbers: Sequence[int], *, late: bool) -> None:
+        self.late = self.late or (late and bool(numbers))
+        for number in numbers:
+            self.candidates.advance(number, "timeout", samples_s=(), message="still compiling when the time was up")
 
     def _traced(self, number: int, cfg: Any) -> Staged | None:
         # Exported programs all have one name: the worker that compiles them gives each its own.

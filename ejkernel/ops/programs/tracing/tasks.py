@@ -28,6 +28,8 @@ class TraceTask:
     cfg: Any
     state: State = "waiting"
     found: TracedElsewhere | None = None
+    # Is the program kept once it is taken?
+    is_kept: bool = False
     # Why it is out: it took a process down.
     gone: str = ""
     # Has a process ended at it once?

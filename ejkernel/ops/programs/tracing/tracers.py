@@ -39,6 +39,8 @@ _RESTARTS = 8
 _SERVES = "ejkernel.ops.programs.tracing.tracer"
 # Seconds that a process may trace or compile one candidate: others wait behind one that never ends.
 _LONGEST_TASK = 120.0
+# Bytes of programs that are kept for a second tuning of their calls: to trace a Mosaic kernel takes a second.
+_MOST_KEPT = 256 << 20
 # An executable that is to be made elsewhere.
 _NOT_HERE = Delivery()
 
@@ -66,6 +68,7 @@ class Tracers:
         self._closed = False
         self._restarts = _RESTARTS
         self._numbers = 0
+        self._kept = 0
         # Why processes ended that should not have.
         self.failures: list[str] = []
         self._left = count
@@ -171,6 +174,19 @@ class Tracers:
                 if left <= 0:
                     raise StillTracing
                 self._changed.wait(min(left, 1.0))
+
+    def taken(self, task: TraceTask) -> TracedElsewhere | None:
+        """The program of a candidate, which is kept for a second tuning while there is room."""
+        found = task.found
+        if found is None or task.is_kept:
+            return found
+        with self._changed:
+            task.is_kept = self._kept + len(found.data) <= _MOST_KEPT
+            if task.is_kept:
+                self._kept += len(found.data)
+            else:
+                task.found = None
+        return found
 
     def _serve(self) -> None:
         """One process after the other, as long as there is something to do."""
@@ -349,8 +365,7 @@ class WantedCall:
         self.tracers.wait(task, until)
         if task.gone:
             raise TracerGone(task.gone)
-        found, task.found = task.found, None
-        return found
+        return self.tracers.taken(task)
 
     def executable(self, data: bytes, *, products: bool) -> Future[Delivery] | None:
         """The executable of an exported program, once a process has compiled it."""

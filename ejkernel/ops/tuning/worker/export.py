@@ -220,7 +220,7 @@ def _exported(jitted: Any, leaves: Sequence[Any], platform: str, imports: Sequen
         checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in allowed]
         try:
             # Equal programs are equal bytes, whichever process exports them and from where it is called.
-            with _jax.without_locations():
+            with _jax.reproducible_lowering():
                 return jax.export.export(jitted, platforms=[platform], disabled_checks=checks)(*leaves)
         # Whatever it raises, the candidate cannot be sent.
         except Exception as error:
