@@ -32,6 +32,9 @@ from .tasks import CompileTask, Task, TaskOrder, TraceTask
 
 # A process has one candidate at work and the next one at hand: an answer waits for Python's lock here.
 _AT_ONCE = 2
+# With so many processes a candidate is waited for that none of them has begun with: here it takes as long as there, and
+# keeps those behind it waiting.
+_MANY = 4
 # Programs that wait to be compiled, for each process: enough that none of them is without work.
 _PROGRAMS_EACH = 2
 # Starts of processes after the first ones, however many candidates take one down.
@@ -72,6 +75,8 @@ class Tracers:
         # Why processes ended that should not have.
         self.failures: list[str] = []
         self._left = count
+        # Processes that can be used by now.
+        self._ready = 0
         self._processes: set[WorkerProcess] = set()
         self._threads = [
             threading.Thread(target=self._serve, name=f"ejkernel-tracer-{place}", daemon=True) for place in range(count)
@@ -157,6 +162,11 @@ class Tracers:
         """The task of a candidate, if it is one."""
         return self._calls[call].tasks.get(json.dumps(encode(cfg)))
 
+    @property
+    def are_many(self) -> bool:
+        """Are there so many processes at work that none is helped?"""
+        return self._ready >= _MANY
+
     def withdraw(self, task: TraceTask) -> bool:
         """Takes back a candidate that no process has begun with."""
         with self._changed:
@@ -167,13 +177,15 @@ class Tracers:
             return True
 
     def wait(self, task: TraceTask, until: float) -> None:
-        """Waits for a candidate that a process has begun with."""
+        """Waits for a candidate; `StillTracing` where it does not come, since the time or the whole tuning is over."""
         with self._changed:
             while task.state != "done" and self._left and not self._closed:
                 left = until - time.perf_counter()
                 if left <= 0:
                     raise StillTracing
                 self._changed.wait(min(left, 1.0))
+            if task.state != "done" and self._closed:
+                raise StillTracing
 
     def taken(self, task: TraceTask) -> TracedElsewhere | None:
         """The program of a candidate, which is kept for a second tuning while there is room."""
@@ -230,6 +242,7 @@ class Tracers:
         process.ready()
         at_work: deque[Task] = deque()
         known: set[str] = set()
+        self._count_ready(1)
         try:
             since = 0.0
             while not self._closed:
@@ -255,8 +268,13 @@ class Tracers:
         except WorkerGone as gone:
             return self._gone(process, at_work, *gone.args)
         finally:
+            self._count_ready(-1)
             self._give_back(at_work)
         return False
+
+    def _count_ready(self, more: int) -> None:
+        with self._changed:
+            self._ready += more
 
     def _end_if_stuck(self, process: WorkerProcess, at_work: deque[Task], since: float) -> None:
         """Ends a process that does not come to an end with what it has."""
@@ -346,10 +364,15 @@ class WantedCall:
     tracers: Tracers
     name: str
 
-    def peek(self, cfg: Any) -> TracedElsewhere | None:
-        """The program of a candidate, where it is there by now."""
+    def peek(self, cfg: Any, until: float) -> TracedElsewhere | None:
+        """The program of a candidate, where it is there by now, or one of many processes is to trace it."""
         task = self.tracers.task(self.name, cfg)
-        return None if task is None else task.found
+        if task is None:
+            return None
+        if self.tracers.are_many:
+            with contextlib.suppress(StillTracing):
+                self.tracers.wait(task, until)
+        return task.found
 
     def take(self, cfg: Any) -> None:
         """This candidate is traced here, and need not be elsewhere."""
@@ -358,9 +381,9 @@ class WantedCall:
             self.tracers.withdraw(task)
 
     def program(self, cfg: Any, until: float) -> TracedElsewhere | None:
-        """The program of a candidate, waited for where a process is tracing it; None: it is to be traced here."""
+        """The program of a candidate, waited for where a process will have it; None: it is to be traced here."""
         task = self.tracers.task(self.name, cfg)
-        if task is None or self.tracers.withdraw(task):
+        if task is None or (not self.tracers.are_many and self.tracers.withdraw(task)):
             return None
         self.tracers.wait(task, until)
         if task.gone:

@@ -47,8 +47,8 @@ class TracedElsewhere:
 class TracingCall(Protocol):
     """The candidates of one call, traced by other processes."""
 
-    def peek(self, cfg: Any) -> TracedElsewhere | None:
-        """The program of a candidate, if a process has traced it by now."""
+    def peek(self, cfg: Any, until: float) -> TracedElsewhere | None:
+        """The program of a candidate, if a process has traced it by now, or one of many will by this time."""
 
     def take(self, cfg: Any) -> None:
         """Takes a candidate away from the other processes: this one traces it."""
@@ -114,7 +114,7 @@ class ReadyMade:
         if self._first is None:
             # The first candidate is traced here, and by another process too: the two programs are compared.
             return None
-        if not self._is_alike(elsewhere, *self._first):
+        if not self._is_alike(elsewhere, *self._first, until):
             elsewhere.take(cfg)
             return None
         found = elsewhere.program(cfg, until)
@@ -132,10 +132,10 @@ class ReadyMade:
         program = replace(known, **about)
         return Staged(name, found.objective, "", None, lambda executable: executable, portable=program)
 
-    def _is_alike(self, elsewhere: TracingCall, cfg: Any, program: PortableProgram) -> bool:
+    def _is_alike(self, elsewhere: TracingCall, cfg: Any, program: PortableProgram, until: float) -> bool:
         if self._agrees:
             return True
-        found = elsewhere.peek(cfg)
+        found = elsewhere.peek(cfg, until)
         if found is None:
             return False
         if found.text != program.text:
