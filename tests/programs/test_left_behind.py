@@ -21,6 +21,7 @@ from ejkernel.ops import (
     autotune,
     policy_override,
 )
+from ejkernel.ops.core.errors import OutOfTimeError
 from ejkernel.ops.programs.left_behind import is_worth_more, raced
 
 LATE = "still compiling when the time was up"
@@ -40,6 +41,8 @@ class Hasty(Timed):
         if most is None:
             return record
         trials = [t if at < most else Trial(t.cfg, "timeout", LATE) for at, t in enumerate(record.trials)]
+        if most == 0:
+            raise OutOfTimeError("nothing was measured", [LATE], Record(**dict(job.about), trials=tuple(trials)))
         winner = self.winners.pop(0) if self.winners else most - 1
         return Record(**dict(job.about), objective=job.objective, trials=tuple(trials), winner=winner, heuristic=0)
 
@@ -62,6 +65,28 @@ def test_what_is_left_of_a_budget_is_for_candidates_that_were_left_behind():
     assert entry.cfg == 5
     assert not any(trial.status == "timeout" for trial in entry.record.trials)
     assert executor.choose_config(Times.fresh(op_id="one")(), X) == 5
+
+
+def test_calls_of_which_nothing_was_measured_are_first():
+    """Their part was too short for the compiler of the heuristic cfg; what others left of theirs may do."""
+    tuner = Hasty(2)
+    tuner.measured["six@v0"] = [0, None]
+    result, executor = tuned(tuner)
+    assert tuner.tuned[-2:] == ["six@v0", "one@v0"]
+    assert len(tuner.tuned) == 5
+    assert all(entry.is_measured for entry in result.entries)
+    assert not result.notes
+
+
+def test_a_call_of_which_nothing_is_measured_twice_has_no_cfg_of_a_tuning():
+    """It keeps its heuristic cfg, and the entry says why."""
+    tuner = Hasty(None)
+    tuner.measured["six@v0"] = [0, 0]
+    result, _ = tuned(tuner)
+    assert tuner.tuned.count("six@v0") == 2
+    (entry,) = [e for e in result.entries if e.op_id_v == "six@v0"]
+    assert not entry.is_measured
+    assert "nothing was measured" in entry.note
 
 
 def test_a_second_tuning_that_reaches_fewer_candidates_changes_nothing():
@@ -118,6 +143,8 @@ def test_a_second_tuning_must_promise_something(statuses, took, left, is_worth):
     assert is_worth_more(entry_of(*statuses), took, left) is is_worth
 
 
-def test_a_call_without_measurements_is_not_tuned_twice():
-    """It had its turn."""
+def test_a_call_that_cannot_be_measured_is_not_tuned_twice():
+    """There is no record of it, or one without candidates that lacked time."""
     assert not is_worth_more(Entry("x", "00", 0, None, "heuristics"), 1.0, 100.0)
+    failed = Entry("x", "00", 0, Record(trials=(Trial(0, "compile", "no"),)), "heuristics")
+    assert not is_worth_more(failed, 1.0, 100.0)

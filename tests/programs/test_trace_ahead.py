@@ -17,6 +17,7 @@ from ejkernel.ops import AutotuneOptions, ConfigCache, ConfigSelectorChain, Exec
 from ejkernel.ops.programs import batch
 from ejkernel.ops.programs import trace_ahead as ahead_of
 from ejkernel.ops.programs.trace_ahead import TracedAhead
+from ejkernel.ops.tuning.job import is_abandoned
 from ejkernel.ops.tuning.prepared import PreparedAhead
 from ejkernel.ops.tuning.worker.process import WorkerProcess
 
@@ -117,6 +118,7 @@ class Prepared:
             self.order.append((name, threading.current_thread().name, is_next))
             if holds is not None:
                 holds.wait()
+            self.abandoned = is_abandoned.get()()
             return lambda: self.order.append((name, "let go"))
 
         return SimpleNamespace(
@@ -213,3 +215,6 @@ def test_the_end_waits_for_the_call_that_is_traced_and_for_no_other():
     gate.set()
     closing.join()
     assert [one[0] for one in made.order] == ["b", "b"]
+    # Its other candidates are not traced.
+    assert made.abandoned
+    assert not is_abandoned.get()()

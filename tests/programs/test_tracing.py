@@ -166,6 +166,46 @@ def test_the_first_candidate_is_left_with_processes_that_have_not_begun(x):
         made.close()
 
 
+def test_a_candidate_is_waited_for_where_many_processes_trace(x, monkeypatch):
+    """It comes from one of them as fast as it would be traced here, and this process has its own work."""
+    made = Tracers(worker_settings(default_device(), Isolation()), 1)
+    monkeypatch.setattr(tracers_module, "_MANY", 1)
+    try:
+        inv = Invocation("traced.doubling", (x,), {})
+        key = ask(inv, Doubling(), "forward").key
+        # Nothing of it is begun, but the process is there.
+        wanted(made, Doubling(), "c", x=x)
+        with held(made):
+            text = signatures.written(Doubling(), Invocation("traced.doubling", abstractify((x,)), {}), TraceContext.now())
+            made.want(AskedCall(key, text), ["a", "b"])
+            call = made.call(key, "forward")
+            with pytest.raises(StillTracing):
+                call.program("a", time.perf_counter() + 0.01)
+            assert call.peek("a", time.perf_counter() + 0.01) is None
+        assert call.peek("a", math.inf) is not None
+        assert call.program("b", math.inf) is not None
+        with held(made):
+            made.want(AskedCall(key, text), ["same"])
+            closing = threading.Timer(0.05, made.close)
+            closing.start()
+            # Nothing is traced here for a tuning that is over.
+            with pytest.raises(StillTracing):
+                call.program("same", math.inf)
+        closing.join()
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("room", [1 << 20, 0])
+def test_a_program_is_kept_for_a_second_tuning_while_there_is_room(shared, x, monkeypatch, room):
+    """A call may be tuned once more in what is left of a budget."""
+    monkeypatch.setattr(tracers_module, "_MOST_KEPT", room + shared._kept)
+    call = wanted(shared, Doubling(), "a", x=x)
+    first, second = (call.program("a", math.inf) for _ in range(2))
+    assert first is not None
+    assert second is (first if room else None)
+
+
 def test_another_program_elsewhere_is_not_believed(shared, taken, x, monkeypatch):
     """A value that only this process has changed shows in the first candidate: all are traced here."""
     wanted(shared, Doubling(), "a", "b", "c", x=x)
@@ -231,7 +271,7 @@ def test_a_program_that_takes_two_processes_down_is_out_unless_they_were_killed(
 def test_a_process_that_does_not_come_to_an_end_is_ended_and_others_go_on(compiling, x, monkeypatch):
     """One that never ends would keep all that wait behind it: the worker tries it."""
     call = wanted(compiling, Doubling(), "a", x=x)
-    data = call.peek("a").data
+    data = call.peek("a", 0.0).data
     sending = compiling._send
 
     def send(process, task, known):
@@ -266,7 +306,7 @@ def test_a_process_that_ended_with_nothing_to_do_is_no_candidates_fault(compilin
         while process.is_alive():
             time.sleep(0.001)
         call = wanted(compiling, Doubling(), other, x=x)
-        assert call.peek(other) is not None
+        assert call.peek(other, 0.0) is not None
         assert not compiling.task(call.name, other).again
 
 
@@ -360,7 +400,7 @@ def test_a_candidate_that_takes_its_process_down_is_out(tracers):
 
 def test_what_a_process_refuses_is_traced_here(shared, x):
     """A kernel that calls another one is: the tuning process chooses for that one. So is a candidate that raises."""
-    assert wanted(shared, Outer(), "a", x=x).peek("a") is None
+    assert wanted(shared, Outer(), "a", x=x).peek("a", 0.0) is None
     assert wanted(shared, Doubling(), "raises", x=x).program("raises", math.inf) is None
 
 

@@ -17,7 +17,7 @@ from fakes_tuning import Held
 
 from ejkernel.ops.timing.compile_pool import CompilePool
 from ejkernel.ops.timing.program import Staged
-from ejkernel.ops.tuning.job import TuningJob
+from ejkernel.ops.tuning.job import TuningJob, is_abandoned
 from ejkernel.ops.tuning.runner import InProcessRunner
 
 X = jnp.arange(1.0, 9.0)
@@ -379,3 +379,22 @@ def test_the_first_of_equal_programs_runs_for_all():
     assert list(found.candidates.running) == [0]
     assert statuses(found) == ["ok", "wrong", "ok"]
     assert "same program as 'a'" in found.candidates.trials()[2].message
+
+
+def test_what_is_abandoned_is_not_traced_further():
+    """The end of a program's budget would else wait for all candidates of a call that will not be measured."""
+    traced = []
+
+    def make(name):
+        traced.append(name)
+        return lambda x: x * 2
+
+    made = InProcessRunner(TuningJob(make, (X,), {}, ["a", "b", "c"]), seed=0, device=jax.devices()[0])
+    made.candidates.enter(["a", "b", "c"])
+    token = is_abandoned.set(lambda: len(traced) == 1)
+    try:
+        made.begin(math.inf, ahead=True)
+    finally:
+        is_abandoned.reset(token)
+        made.close()
+    assert traced == ["a"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -10,6 +12,8 @@ from fakes import Ran, TableClock
 
 from ejkernel.ops import Tuner
 from ejkernel.ops.timing import program
+from ejkernel.ops.tuning import compile as compile_module
+from ejkernel.ops.tuning import runner
 from ejkernel.ops.tuning.compile import CandidateCompiler
 from ejkernel.ops.tuning.job import TuningJob
 from ejkernel.ops.tuning.worker.export import LocalBuilder
@@ -105,3 +109,56 @@ def test_what_is_compiled_for_speed_is_not_disturbed(compiled, monkeypatch):
     monkeypatch.setattr(LocalBuilder, "undisturbed", undisturbed)
     tuned({"heuristic": 1.0, "near": 0.9, "far": 5.0})
     assert inside == [(1, True)]
+
+
+MANY = {"heuristic": 1.0} | {f"c{n}": 1.2 - 0.01 * n for n in range(15)}
+
+
+def for_speed(compiled):
+    """The candidates that were compiled for speed, without the heuristic, in the order in which that began."""
+    return [number for number, fast in compiled if fast and number]
+
+
+def test_a_few_are_compiled_for_speed_first_and_those_that_promise_most(compiled, monkeypatch):
+    """Side by side each would have its compiler time the products that they share; then there are more at a time."""
+    pools = []
+    pool = compile_module.CompilePool
+
+    def noted(workers):
+        pools.append(len(for_speed(compiled)))
+        return pool(workers)
+
+    monkeypatch.setattr(compile_module, "CompilePool", noted)
+    record = tuned(MANY)
+    assert record.cfg == "heuristic"
+    assert [trial.status for trial in record.trials] == ["ok"] * 16
+    # The pools of the first programs, behind none, four, and eight more.
+    assert pools[-3:] == [0, 4, 12]
+    assert set(for_speed(compiled)[:4]) == {12, 13, 14, 15}
+    assert sorted(for_speed(compiled)) == list(range(1, 16))
+
+
+def test_what_is_far_behind_one_that_was_compiled_for_speed_is_not_compiled_for_speed(compiled):
+    """The first four show how fast a program is that may have its products timed."""
+    record = tuned(MANY | {"c14": [1.06, 1.06, 0.5]})
+    assert record.cfg == "c14"
+    assert set(for_speed(compiled)) == {12, 13, 14, 15}
+    dropped = [trial for trial in record.trials if "before the compiler has timed its products" in trial.message]
+    assert len(dropped) == 11
+    assert all(trial.samples_s for trial in dropped)
+
+
+def test_those_for_which_there_is_no_time_are_out_and_the_record_says_so(compiled, monkeypatch):
+    """No others are begun with: they would be compiled beside the race, and end the worker."""
+    later = SimpleNamespace(perf_counter=lambda: time.perf_counter() + (900.0 if for_speed(compiled) else 0.0))
+    monkeypatch.setattr(runner, "time", later)
+    ran = Ran()
+    job = TuningJob(ran.make_fn, (X,), {}, list(MANY), heuristic_first=True, seconds=1000.0)
+    record = Tuner(clock=TableClock(ran, MANY), isolate=False).tune(job)
+    assert sorted(for_speed(compiled)) == [12, 13, 14, 15]
+    assert record.cfg == "heuristic"
+    assert record.stop == "deadline"
+    late = [trial for trial in record.trials if trial.status == "timeout"]
+    assert len(late) == 11
+    assert {trial.message for trial in late} == {"still compiling when the time was up"}
+    assert not any(trial.samples_s for trial in late)

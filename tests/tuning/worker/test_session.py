@@ -460,3 +460,34 @@ def test_when_all_are_dead_none_is_left():
 
     assert made.run(ALL) is None
     assert statuses(made) == ["crash"] * 3
+
+
+def test_a_worker_that_still_compiles_is_given_a_moment_and_kept(clock):
+    """Another one takes longer to start, and has none of the programs that this one has compiled ahead."""
+    worker = Scripted([starts(1, "compile"), done(0, 2), back(1, "compile")], None)
+    made, _ = session(worker)
+    made.run(ALL)
+    made.close()
+    assert worker.left
+
+
+@pytest.mark.parametrize("end", [math.inf, 0.5])
+def test_a_worker_that_compiles_on_is_ended_after_that_moment(clock, end):
+    """It may hold the compiler's lock, and would speak of candidates of this tuning; nor is a budget overrun for it."""
+    worker = Scripted([starts(1, "compile"), done(0, 2)], None)
+    made, _ = session(worker)
+    made.run(ALL, deadline=clock.now + end)
+    before = clock.now
+    made.close()
+    assert not worker.left
+    assert clock.now - before == pytest.approx(min(2.0, end), abs=0.01)
+
+
+def test_a_worker_that_dies_while_it_is_given_a_moment_is_ended(clock):
+    """Nothing waits for it, and no candidate is to blame any more."""
+    worker = Scripted([starts(1, "compile"), done(0, 2)], -signal.SIGSEGV)
+    made, _ = session(worker)
+    made.run(ALL)
+    made.close()
+    assert not worker.left
+    assert statuses(made) == ["ok", "ok", "ok"]
