@@ -36,6 +36,8 @@ def _changed(what: str) -> JaxChangedError:
     )
 
 
+# The file whose frame is the innermost one of a thread that compiles.
+COMPILER: str = _private("jax._src.compiler", "__file__")
 ArrayImpl: Any = _private("jax._src.array", "ArrayImpl")
 _BatchTracer: Any = _private("jax._src.interpreters.batching", "BatchTracer")
 _JVPTracer: Any = _private("jax._src.interpreters.ad", "JVPTracer")

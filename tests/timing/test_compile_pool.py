@@ -325,3 +325,28 @@ def test_a_command_leaves_with_its_status_while_something_compiles(state):
         said, _ = process.communicate(timeout=240)
 
     assert (process.returncode, said) == (3, "farewell\n")
+
+
+CRASHING = r"""
+import sys, threading, time
+from ejkernel.ops import _jax
+from ejkernel.ops.timing import compile_pool
+compile_pool._LAST_SECONDS = 0.0
+compile_pool._LAST_COMPILER_SECONDS = float(sys.argv[1])
+started = threading.Event()
+# As a thread looks that is inside the compiler: its innermost frame is one of this file.
+exec(compile("def inside():\n started.set()\n time.sleep(0.5)", _jax.COMPILER, "exec"))
+compile_pool.CompilePool(1).give(0, lambda: (inside(), print("compiled", flush=True)))
+started.wait()
+sys.exit(3)
+"""
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="jaxlib 0.12 ends beside a compiler that runs")
+@pytest.mark.parametrize("seconds", [240.0, 0.0])
+def test_the_end_of_a_process_waits_for_xla_s_compiler(seconds):
+    """It would crash the process: its status, and what comes later at its end, would be lost. Not for ever."""
+    with child(CRASHING, str(seconds)) as process:
+        said, _ = process.communicate(timeout=240)
+
+    assert (process.returncode, "compiled" in said) == (3, bool(seconds))

@@ -30,6 +30,9 @@ _LAST_TENTH_SECONDS = 1.0
 _PATIENCE = 3.0
 # Seconds that the end of the process waits for threads that still compile.
 _LAST_SECONDS = 2.0
+# Those that are inside XLA's compiler then are waited for so long up to jaxlib 0.11, where they would end the process
+# with a crash, whatever its status was to be: a training step compiles for some ten seconds.
+_LAST_COMPILER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,19 @@ def _end_stragglers() -> None:
             # Reaches Python code at once, and the compiler when it returns; again, since a callback may swallow it.
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
             thread.join(0.05)
+    if jax.__version_info__ < (0, 12):
+        until = time.perf_counter() + _LAST_COMPILER_SECONDS
+        while any(map(_is_in_compiler, list(_compiling))) and time.perf_counter() < until:
+            time.sleep(0.05)
     # A thread that has stopped compiling still leaves JAX's settings: the interpreter must not shut down before that.
     for thread in _threads - _compiling:
         thread.join(max(until - time.perf_counter(), 0.0))
+
+
+def _is_in_compiler(thread: threading.Thread) -> bool:
+    """Is this thread inside XLA's compiler, or just behind it?"""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code.co_filename == _jax.COMPILER
 
 
 @contextlib.contextmanager
