@@ -36,7 +36,7 @@ def _changed(what: str) -> JaxChangedError:
     )
 
 
-# The file whose frame is the innermost one of a thread that compiles.
+# The innermost frame of a thread inside the compiler is of this file.
 COMPILER: str = _private("jax._src.compiler", "__file__")
 ArrayImpl: Any = _private("jax._src.array", "ArrayImpl")
 _BatchTracer: Any = _private("jax._src.interpreters.batching", "BatchTracer")
@@ -194,7 +194,7 @@ def setting(name: str) -> Any:
 _is_reproducible: ContextVar[bool] = ContextVar("ejkernel_reproducible_lowering", default=False)
 # Lowers Mosaic kernels for GPUs, and the number of each in its process, as JAX 0.11 writes it into the kernel.
 _MOSAIC = "jax.experimental.mosaic.gpu.core"
-_KERNEL_NUMBER = "mosaic_gpu.dump_basename"
+_SERIALIZE, _KERNEL_NUMBER = "_run_serde_pass", "mosaic_gpu.dump_basename"
 
 
 @contextlib.contextmanager
@@ -216,7 +216,7 @@ def reproducible_lowering() -> Iterator[None]:
 
 
 def _let_kernels_be_unnumbered(mosaic: Any) -> None:
-    serialize = _private(_MOSAIC, "_run_serde_pass")
+    serialize = _private(_MOSAIC, _SERIALIZE)
     if hasattr(serialize, "__wrapped__"):
         return
 
@@ -228,7 +228,7 @@ def _let_kernels_be_unnumbered(mosaic: Any) -> None:
             del attributes[_KERNEL_NUMBER]
         return serialize(module, **how)
 
-    mosaic._run_serde_pass = unnumbered
+    setattr(mosaic, _SERIALIZE, unnumbered)
 
 
 def default_platform() -> str:

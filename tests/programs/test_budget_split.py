@@ -115,7 +115,7 @@ def test_the_first_call_of_a_gpu_has_the_time_in_which_a_worker_starts():
     small, large = FakeCall("small"), FakeCall("large")
     small.device = SimpleNamespace(platform="gpu")
     costs = shares(small=0.1, large=9.9)
-    assert allotted(small, [small, large], costs, 15.0) == 12.0
+    assert allotted(small, [small, large], costs, 16.0) == 12.0
     assert allotted(small, [small, large], costs, 7.9, [2.5]) == 2.5
 
 
@@ -127,6 +127,10 @@ def test_where_all_calls_may_be_measured_each_has_an_equal_part_at_least():
     small.device = large.device = SimpleNamespace(platform="gpu")
     assert allotted(small, [small, large], costs, 20.0, [2.5]) == 10.0
     assert allotted(large, [large], costs, 17.0, [2.5]) == 17.0
+    # The one that is worth most leaves the others what each of them needs, if it comes first.
+    assert allotted(large, [large, small], costs, 20.0, [2.5]) == 16.0
+    # One that is worth nothing is not measured.
+    assert allotted(small, [small, large], shares(small=0.0, large=9.9), 20.0, [2.5]) == 2.5
 
 
 @pytest.mark.parametrize("left", [0.9, 0.0, -1.0])

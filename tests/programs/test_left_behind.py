@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import pytest
 from fakes_execution import Times
-from fakes_programs import Timed, X, ops, three
+from fakes_programs import Outer, Timed, X, ops, three
 
 from ejkernel.ops import (
     AutotuneOptions,
@@ -71,11 +71,22 @@ def test_calls_of_which_nothing_was_measured_are_first():
     """Their part was too short for the compiler of the heuristic cfg; what others left of theirs may do."""
     tuner = Hasty(2)
     tuner.measured["six@v0"] = [0, None]
-    result, executor = tuned(tuner)
+    result, _ = tuned(tuner)
     assert tuner.tuned[-2:] == ["six@v0", "one@v0"]
     assert len(tuner.tuned) == 5
     assert all(entry.is_measured for entry in result.entries)
     assert not result.notes
+
+
+def test_a_kernel_inside_one_of_which_nothing_was_measured_stays_before_it():
+    """The outer one is measured with the cfg that the inner one has in the end."""
+    tuner = Hasty(None)
+    tuner.measured = {"inner@v0": [2, None], "outer@v0": [0, None]}
+    executor = Executor(ConfigSelectorChain(ConfigCache(), tuner=tuner))
+    outer = Outer(executor)
+    result = autotune(lambda x: executor(outer, x), X, tuning=AutotuneOptions(seconds=1000.0, progress=False))
+    assert tuner.tuned == ["inner@v0", "outer@v0"] * 2
+    assert all(entry.is_measured for entry in result.entries)
 
 
 def test_a_call_of_which_nothing_is_measured_twice_has_no_cfg_of_a_tuning():

@@ -118,7 +118,8 @@ class Prepared:
             self.order.append((name, threading.current_thread().name, is_next))
             if holds is not None:
                 holds.wait()
-            self.abandoned = is_abandoned.get()()
+            tells = is_abandoned.get()
+            self.abandoned = tells is not None and tells()
             return lambda: self.order.append((name, "let go"))
 
         return SimpleNamespace(
@@ -217,4 +218,4 @@ def test_the_end_waits_for_the_call_that_is_traced_and_for_no_other():
     assert [one[0] for one in made.order] == ["b", "b"]
     # Its other candidates are not traced.
     assert made.abandoned
-    assert not is_abandoned.get()()
+    assert is_abandoned.get() is None

@@ -166,34 +166,48 @@ def test_the_first_candidate_is_left_with_processes_that_have_not_begun(x):
         made.close()
 
 
-def test_a_candidate_is_waited_for_where_many_processes_trace(x, monkeypatch):
-    """It comes from one of them as fast as it would be traced here, and this process has its own work."""
-    made = Tracers(worker_settings(default_device(), Isolation()), 1)
+@pytest.fixture
+def many(monkeypatch, x):
+    """A process that counts as many, and gets no candidate until it is released; and a call with two of them."""
     monkeypatch.setattr(tracers_module, "_MANY", 1)
-    try:
-        inv = Invocation("traced.doubling", (x,), {})
-        key = ask(inv, Doubling(), "forward").key
-        # Nothing of it is begun, but the process is there.
-        wanted(made, Doubling(), "c", x=x)
-        with held(made):
-            text = signatures.written(Doubling(), Invocation("traced.doubling", abstractify((x,)), {}), TraceContext.now())
-            made.want(AskedCall(key, text), ["a", "b"])
-            call = made.call(key, "forward")
-            with pytest.raises(StillTracing):
-                call.program("a", time.perf_counter() + 0.01)
-            assert call.peek("a", time.perf_counter() + 0.01) is None
-        assert call.peek("a", math.inf) is not None
-        assert call.program("b", math.inf) is not None
-        with held(made):
-            made.want(AskedCall(key, text), ["same"])
-            closing = threading.Timer(0.05, made.close)
-            closing.start()
-            # Nothing is traced here for a tuning that is over.
-            with pytest.raises(StillTracing):
-                call.program("same", math.inf)
-        closing.join()
-    finally:
-        made.close()
+    made = Tracers(worker_settings(default_device(), Isolation()), 1)
+    key = ask(Invocation("traced.doubling", (x,), {}), Doubling(), "forward").key
+    text = signatures.written(Doubling(), Invocation("traced.doubling", abstractify((x,)), {}), TraceContext.now())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(held(made))
+        while not made._ready:
+            time.sleep(0.001)
+        made.want(AskedCall(key, text), ["a", "b"])
+        yield SimpleNamespace(tracers=made, call=made.call(key, "forward"), release=stack.close)
+    made.close()
+
+
+def test_a_candidate_is_waited_for_where_many_processes_trace(many):
+    """It comes from one of them as fast as it would be traced here, and this process has its own work."""
+    releasing = threading.Timer(0.05, many.release)
+    releasing.start()
+    assert many.call.peek("a", math.inf) is not None
+    assert many.call.program("b", math.inf) is not None
+    releasing.join()
+
+
+def test_candidates_of_a_call_are_waited_for_in_vain_once(many, monkeypatch):
+    """The processes have other work, or one does not end: what they have not begun with is traced here."""
+    monkeypatch.setattr(tracers_module, "_PATIENCE", 0.01)
+    assert many.call.peek("a", math.inf) is None
+    monkeypatch.setattr(tracers_module, "_PATIENCE", 1e9)
+    assert many.call.peek("a", math.inf) is None
+    assert many.call.program("b", math.inf) is None
+
+
+def test_nothing_is_traced_here_for_a_tuning_that_is_over(many):
+    """A candidate that was waited for does not come any more, and is not needed."""
+    closing = threading.Thread(target=lambda: (time.sleep(0.05), many.release(), many.tracers.close()))
+    many.tracers._waiting.clear()
+    closing.start()
+    with pytest.raises(StillTracing):
+        many.call.program("a", math.inf)
+    closing.join()
 
 
 @pytest.mark.parametrize("room", [1 << 20, 0])

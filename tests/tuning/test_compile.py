@@ -381,8 +381,12 @@ def test_the_first_of_equal_programs_runs_for_all():
     assert "same program as 'a'" in found.candidates.trials()[2].message
 
 
-def test_what_is_abandoned_is_not_traced_further():
-    """The end of a program's budget would else wait for all candidates of a call that will not be measured."""
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_what_is_abandoned_is_not_traced_further(is_ahead):
+    """The end of a program's budget would else wait for all candidates of a call that will not be measured.
+
+    A kernel inside that one is tuned while it is traced, not ahead: its tuning would be kept without these candidates.
+    """
     traced = []
 
     def make(name):
@@ -393,8 +397,8 @@ def test_what_is_abandoned_is_not_traced_further():
     made.candidates.enter(["a", "b", "c"])
     token = is_abandoned.set(lambda: len(traced) == 1)
     try:
-        made.begin(math.inf, ahead=True)
+        made.begin(math.inf, ahead=is_ahead)
     finally:
         is_abandoned.reset(token)
         made.close()
-    assert traced == ["a"]
+    assert traced == (["a"] if is_ahead else ["a", "b", "c"])

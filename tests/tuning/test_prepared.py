@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +15,12 @@ from fakes import Ran, TableClock
 from ejkernel.ops import Record, Trial, Tuner
 from ejkernel.ops.core.errors import OutOfTimeError
 from ejkernel.ops.timing.program import Staged
-from ejkernel.ops.tuning.job import TuningJob
+from ejkernel.ops.tuning import compile as compile_module
+from ejkernel.ops.tuning.interrupted import TuningInterrupted
+from ejkernel.ops.tuning.job import TuningJob, program_end
 from ejkernel.ops.tuning.journal.file import Journal, path_for
 from ejkernel.ops.tuning.prepared import _refuse_unless_measured
+from ejkernel.ops.tuning.runner import InProcessRunner
 
 X = jnp.arange(4.0)
 TIMES = {"a": 3.0, "b": 1.0, "c": 2.0}
@@ -70,6 +75,56 @@ def test_settings_of_the_thread_that_prepares_hold_where_it_is_measured():
     record = in_a_thread(prepared.measure)
 
     assert {trial.status for trial in record.trials} == {"ok"}
+
+
+def test_the_end_of_a_program_s_budget_is_that_of_the_thread_that_measures(monkeypatch):
+    """It was not known when the tuning was prepared; until then a worker is waited for."""
+    seen, check = [], InProcessRunner.check
+    monkeypatch.setattr(InProcessRunner, "check", lambda self, end: seen.append(program_end.get()) or check(self, end))
+    tuner = Tuner(0, 1, clock=TableClock(ran := Ran(), TIMES))
+    prepared = [tuner.prepare(TuningJob(ran.make_fn, (X,), {}, list(TIMES))) for _ in range(2)]
+
+    def measured(one):
+        token = program_end.set(1e9)
+        try:
+            return one.measure()
+        finally:
+            program_end.reset(token)
+
+    in_a_thread(lambda: measured(prepared[0]))
+    measured(prepared[1])
+    assert seen == [1e9, 1e9]
+    assert program_end.get() is None
+
+
+def test_ctrl_c_while_the_runner_is_let_go_keeps_what_was_measured(monkeypatch):
+    """A worker that still compiles is given a moment, in which the record is known already."""
+
+    def close(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InProcessRunner, "close", close)
+    ran = Ran()
+    with pytest.raises(TuningInterrupted) as stopped:
+        Tuner(0, 1, clock=TableClock(ran, TIMES)).tune(TuningJob(ran.make_fn, (X,), {}, list(TIMES)))
+    assert stopped.value.record.cfg == "b"
+    assert stopped.value.record.stop == "interrupted"
+
+
+def test_a_race_without_candidates_that_there_was_no_time_to_trace_is_not_finished(monkeypatch):
+    """Also where time is left for the race: the next run takes them up."""
+    ran = Ran()
+    hands = SimpleNamespace(perf_counter=lambda: time.perf_counter() + (900.0 if "b" in traced else 0.0))
+    traced = []
+    prepared = Tuner(0, 1, clock=TableClock(ran, TIMES)).prepare
+    monkeypatch.setattr(compile_module, "time", hands)
+    job = TuningJob(lambda cfg: traced.append(cfg) or ran.make_fn(cfg), (X,), {}, list(TIMES), seconds=1000.0)
+    one = prepared(job)
+    monkeypatch.setattr(compile_module, "time", time)
+    record = one.measure()
+    assert traced == ["a", "b"]
+    assert [trial.status for trial in record.trials] == ["ok", "ok", "timeout"]
+    assert record.stop == "deadline"
 
 
 def test_what_is_prepared_in_a_worker_is_exported_before_it_is_measured():

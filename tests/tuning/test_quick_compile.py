@@ -19,6 +19,7 @@ from ejkernel.ops.tuning.job import TuningJob
 from ejkernel.ops.tuning.worker.export import LocalBuilder
 
 X = jnp.arange(1.0, 9.0)
+MANY = {"heuristic": 1.0} | {f"c{n}": 1.2 - 0.01 * n for n in range(15)}
 
 
 @pytest.fixture
@@ -109,9 +110,11 @@ def test_what_is_compiled_for_speed_is_not_disturbed(compiled, monkeypatch):
     monkeypatch.setattr(LocalBuilder, "undisturbed", undisturbed)
     tuned({"heuristic": 1.0, "near": 0.9, "far": 5.0})
     assert inside == [(1, True)]
-
-
-MANY = {"heuristic": 1.0} | {f"c{n}": 1.2 - 0.01 * n for n in range(15)}
+    # Nor between the first few and the others.
+    compiled.clear()
+    inside.clear()
+    tuned(MANY)
+    assert sorted(inside) == [(number, True) for number in range(1, 16)]
 
 
 def for_speed(compiled):

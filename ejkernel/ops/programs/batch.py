@@ -269,7 +269,9 @@ class BatchTuner:
 
     def _tune_left_behind(self, calls: Sequence[FoundCall], interrupts: Interrupts) -> None:
         """Tunes once more, in the time that is left, calls of which many candidates were never compiled."""
-        for call in sorted(calls, key=lambda call: call.key in self.entries and self.entries[call.key].is_measured):
+        unmeasured = {call.key for call in calls if call.key in self.entries and not self.entries[call.key].is_measured}
+        # First those of which nothing is known; a kernel inside another one stays before that one.
+        for call in sorted(calls, key=lambda call: unmeasured.isdisjoint((call.key, *call.outer))):
             interrupts.check()
             before, took = self.entries.get(call.key), self._took.get(call.key)
             if before is None or took is None or not is_worth_more(before, took, self._left()):

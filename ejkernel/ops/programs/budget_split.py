@@ -132,5 +132,7 @@ def allotted(
     total = sum(shares[other.key].cost for other in rest)
     part = left * shares[call.key].cost / total if total else left
     count = sum(shares[other.key].cost > 0.0 for other in rest)
-    equal = left / count if count and call.device.platform != "cpu" and left >= _FOR_EACH * count else 0.0
-    return min(left, max(part, usual, equal))
+    if call.device.platform == "cpu" or not shares[call.key].cost or left < _FOR_EACH * count:
+        return min(left, max(part, usual))
+    # The others keep what each of them needs.
+    return min(max(part, usual, left / count), left - _FOR_EACH * (count - 1))

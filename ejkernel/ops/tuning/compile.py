@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import jax
@@ -89,6 +90,8 @@ class CandidateCompiler:
         self.objective: Objective = "forward"
         # Was the time for compiling up before all programs were there?
         self.late = False
+        # Was the time for tracing up before all candidates were traced? It may have ended earlier than that.
+        self._is_cut = False
         self._deadline = self._end = math.inf
 
     def begin(
@@ -108,14 +111,16 @@ class CandidateCompiler:
         fresh = self.candidates.having("entered")
         self._deadline, self._end = deadline, end
         self.open(len(fresh), any(self._prior.suspected(self.candidates.cfg(number)) for number in fresh))
-        abandoned = is_abandoned.get()
+        # A kernel inside one that is traced ahead is tuned meanwhile: what is begun there is ended.
+        abandoned = is_abandoned.get() if ahead else None
         for number in fresh:
-            if abandoned():
+            if abandoned is not None and abandoned():
                 break
             self.add(number)
             each(number)
             # The deadline counts once a program is there or being compiled; without one a tuning has no answer.
             if (self._coming - REFERENCES or self.candidates.running) and time.perf_counter() >= deadline:
+                self._is_cut = True
                 break
         if not ahead:
             self.until(deadline, end)
@@ -211,7 +216,7 @@ class CandidateCompiler:
 
     def compile_for_speed(self, numbers: Sequence[int], deadline: float) -> None:
         """Compiles these once more, side by side; one that is not there in time is out."""
-        with self._builder.undisturbed(), CompilePool(workers_for(len(numbers))) as pool:
+        with CompilePool(workers_for(len(numbers))) as pool:
             for number in numbers:
                 pool.give(number, self._quick.pop(number))
             for built in pool.results(deadline, usable=True):
@@ -229,6 +234,10 @@ class CandidateCompiler:
                     )
         slow = [number for number in numbers if self.candidates.state(number) in ("checked", "timed")]
         self._are_out(slow, late=time.perf_counter() >= deadline)
+
+    def undisturbed(self) -> AbstractContextManager[None]:
+        """Holds back programs of later tunings, inside a `with` block."""
+        return self._builder.undisturbed()
 
     def leave_quick(self, numbers: Sequence[int]) -> None:
         """There is no time to compile these for speed: they are out."""
@@ -248,6 +257,7 @@ class CandidateCompiler:
         try:
             ready = self._builder.ready_made(cfg, name, self._deadline if on_its_way else math.inf)
         except StillTracing:
+            self._is_cut = True
             return None
         if ready is not None:
             return ready
@@ -374,7 +384,7 @@ class CandidateCompiler:
 
     def _all_arrived(self) -> None:
         self._results = None
-        self.late = time.perf_counter() >= self._deadline
+        self.late = self._is_cut or time.perf_counter() >= self._deadline
         message = "still compiling when the others were done, or when the time was up"
         for number in self.candidates.having("entered", "traced"):
             self.candidates.advance(number, "timeout", message=message)

@@ -34,7 +34,7 @@ def no_answer() -> tuple[Any] | None:
 # something is measured: what was begun is worth more than what is left for the next one. None: its own is the end.
 program_end: ContextVar[float | None] = ContextVar("ejkernel_program_end", default=None)
 # Is what is being traced ahead of its turn not wanted any more? Then no further candidate of it is traced.
-is_abandoned: ContextVar[Callable[[], bool]] = ContextVar("ejkernel_is_abandoned", default=lambda: False)
+is_abandoned: ContextVar[Callable[[], bool] | None] = ContextVar("ejkernel_is_abandoned", default=None)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from ..core.record import Record, Trial
 from ..timing.compile_pool import JaxSettings
 from ..timing.sampler import usual_clock
 from .candidates import found_meanwhile
-from .job import AnsweredElsewhere, DeviceLock, TuningJob
+from .interrupted import TuningInterrupted
+from .job import AnsweredElsewhere, DeviceLock, TuningJob, program_end
 from .journal.observer import NoObserver, NoPriorResults, PriorResults, StepObserver
 from .journal.resume import journalled
 from .progress import Phases, Watch, unseen
@@ -132,8 +133,14 @@ class PreparedTuning:
         """Compiles, checks and races; a `TuningError` where the winner or the heuristic cfg was not measured."""
         if threading.get_ident() == self._thread:
             return self._measure()
+        end = program_end.get()
         with self._settings.entered():
-            return self._context.run(self._measure)
+            return self._context.run(self._measure_until, end)
+
+    def _measure_until(self, end: float | None) -> Record:
+        # The context is of when the tuning was prepared, and the end of the program's budget of now.
+        program_end.set(end)
+        return self._measure()
 
     def close(self) -> None:
         """Lets everything go."""
@@ -225,31 +232,42 @@ class PreparedTuning:
 
     def _run_on(self, runner: Runner, record: Record, prior: PriorResults) -> Record:
         """The record of a race between all candidates, or between the best that a search finds among many."""
+        known: list[Record] = []
+        try:
+            with contextlib.closing(runner):
+                known.append(self._raced_on(runner, record, prior))
+        except KeyboardInterrupt:
+            # While the runner is let go: what it found is known.
+            if not known:
+                raise
+            raise TuningInterrupted(replace(known[0], stop="interrupted")) from None
+        return known[0]
+
+    def _raced_on(self, runner: Runner, record: Record, prior: PriorResults) -> Record:
         driver, deadline = None, self.deadline
         phases = Phases()
-        with contextlib.closing(runner):
-            if self.searches:
-                driver = self._search(runner, prior)
-                record = replace(record, space=len(self.cfgs))
-                phases.ended("searching")
-            else:
-                if not len(runner.candidates):
-                    runner.candidates.enter(self.cfgs)
-                runner.compile(*self._times())
-                phases.ended("compiling")
-            with self._device_lock(deadline - time.perf_counter()):
-                phases.ended("waiting for the device")
-                answer = (driver and driver.answer) or self._answered_elsewhere()
-                if answer is not None:
-                    return found_meanwhile(record, runner.candidates, answer[0])
-                runner.check(deadline)
-                # On an accelerator candidates are checked while others still compile.
-                phases.ended("checking")
-                numbers = driver.finalists() if driver else list(runner.candidates.running)
-                heuristic = 0 if self.job.heuristic_first else None
-                record = runner.race(record, numbers, deadline=deadline, heuristic=heuristic)
-                phases.ended("racing")
-                return replace(record, phases=phases.seconds)
+        if self.searches:
+            driver = self._search(runner, prior)
+            record = replace(record, space=len(self.cfgs))
+            phases.ended("searching")
+        else:
+            if not len(runner.candidates):
+                runner.candidates.enter(self.cfgs)
+            runner.compile(*self._times())
+            phases.ended("compiling")
+        with self._device_lock(deadline - time.perf_counter()):
+            phases.ended("waiting for the device")
+            answer = (driver and driver.answer) or self._answered_elsewhere()
+            if answer is not None:
+                return found_meanwhile(record, runner.candidates, answer[0])
+            runner.check(deadline)
+            # On an accelerator candidates are checked while others still compile.
+            phases.ended("checking")
+            numbers = driver.finalists() if driver else list(runner.candidates.running)
+            heuristic = 0 if self.job.heuristic_first else None
+            record = runner.race(record, numbers, deadline=deadline, heuristic=heuristic)
+            phases.ended("racing")
+            return replace(record, phases=phases.seconds)
 
     def _search(self, runner: Runner, prior: PriorResults) -> SearchDriver:
         # Imported where it is needed: most tunings are races.

@@ -32,11 +32,9 @@ NOT_TIMED = "not timed when the time was up"
 # A compiler that times its products made programs up to 1.4 times as fast on an H200: a quickly compiled candidate that
 # is slower than the fastest by more than this cannot win by it.
 _HOPELESS = 1.6
-# Beside one that was compiled for speed itself.
-_MOST_GAINED = 1.4
-# The first programs that are compiled for speed, side by side; then twice as many each time. A compiler times products on
-# the device, one after the other, and remembers them: of twelve programs at once, with products of many sizes, none was
-# there after six seconds on an H200, and four took 3.4; 23 with the same products took less at once than by fours.
+# So many programs are compiled for speed side by side at first, then twice as many each time. A compiler times products
+# on the device, one after the other, and remembers them: of twelve programs at once, with products of many sizes, none
+# was there after six seconds on an H200, and four took 3.4; 23 with the same products took less at once than by fours.
 _AT_ONCE = 4
 # Rounds of a few candidates: seconds of each, by number.
 Rows = Sequence[Mapping[int, float]]
@@ -243,32 +241,40 @@ class InProcessRunner:
         return [n for n in numbers if self.candidates.runs(n) and (n not in quick or n in near)]
 
     def _compiled_for_speed(
-        self, near: Sequence[int], seconds: dict[int, float], heuristic: int | None, deadline: float
+        self, near: Sequence[int], seconds: Mapping[int, float], heuristic: int | None, deadline: float
     ) -> list[int]:
         """Compiles a few at a time for speed, the fastest first; those that may still win, without those far behind."""
         left = deadline - time.perf_counter()
         until = deadline - FOR_MEASURING * left if math.isfinite(left) else math.inf
         waiting, raced = sorted(near, key=lambda n: (n != heuristic, seconds[n])), list[int]()
-        took, count = 0.0, _AT_ONCE
-        # A few that were begun with at the end would be compiled beside the race, and disturb it.
-        while waiting and time.perf_counter() + took < until:
-            start = time.perf_counter()
-            some, waiting = waiting[:count], waiting[count:]
-            self.compiler.compile_for_speed(some, until)
-            for number in some:
-                if self.candidates.state(number) == "compiled":
-                    self.checker.check(number)
-            raced += some
-            right = [number for number in some if self.candidates.runs(number)]
-            if waiting and right:
-                rows = self.time_briefly(right, rounds=1, kept=None, deadline=deadline, seed=self.seed)
-                fastest = min([*(rows[0] if rows else {}).values(), math.inf])
-                far = [n for n in waiting if n != heuristic and seconds[n] > _MOST_GAINED * fastest]
+        fastest, count = min(seconds.values(), default=math.inf), _AT_ONCE
+        with self.compiler.undisturbed():
+            while waiting and count:
+                start = time.perf_counter()
+                some, waiting = waiting[:count], waiting[count:]
+                self.compiler.compile_for_speed(some, until)
+                raced += some
+                for number in some:
+                    if self.candidates.state(number) == "compiled":
+                        self.checker.check(number)
+                right = [number for number in some if self.candidates.runs(number)] if waiting else []
+                fastest = min([fastest, *self._look(right, deadline)])
+                far = [n for n in waiting if n != heuristic and seconds[n] > _HOPELESS * fastest]
                 self._drop_far(far, seconds, fastest)
                 waiting = [number for number in waiting if number not in far]
-            took, count = time.perf_counter() - start, 2 * count
+                # Those that were begun with at the end would be compiled beside the race, and disturb it.
+                now = time.perf_counter()
+                share = max(until - now, 0.0) / max(now - start, 1e-9)
+                count = 2 * count if share >= 2.0 else int(share * len(some))
         self.compiler.leave_quick(waiting)
         return raced
+
+    def _look(self, numbers: Sequence[int], deadline: float) -> list[float]:
+        """Seconds of one run of each of these; no round of the race."""
+        if not numbers:
+            return []
+        outcome = self._sampler(numbers, deadline, is_told=False).race(least_rounds=1, most_rounds=1, seed=self.seed)
+        return [math.exp(value) for lane in outcome.lanes for value in lane.samples.values()]
 
     def _drop_far(self, numbers: Sequence[int], seconds: Mapping[int, float], fastest: float) -> None:
         """Notes that these cannot win, however fast the compiler makes their products."""
@@ -294,6 +300,7 @@ class InProcessRunner:
         *,
         told: Callable[[Mapping[int, float], int], None] = lambda seconds, total: None,
         tells_drops: bool = False,
+        is_told: bool = True,
     ) -> RoundSampler:
         at_work: list[tuple[Any, Doing]] = []
 
@@ -312,7 +319,8 @@ class InProcessRunner:
 
         def watch(seconds: Mapping[int, float], total: int) -> None:
             told(seconds, total)
-            self._told_rounds({numbers[place]: s for place, s in seconds.items()}, str(sampler.clock.name))
+            if is_told:
+                self._told_rounds({numbers[place]: s for place, s in seconds.items()}, str(sampler.clock.name))
 
         sampler = RoundSampler(
             *(self._clock, self.candidates.running, self.leaves, numbers),

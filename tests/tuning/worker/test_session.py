@@ -491,3 +491,18 @@ def test_a_worker_that_dies_while_it_is_given_a_moment_is_ended(clock):
     made.close()
     assert not worker.left
     assert statuses(made) == ["ok", "ok", "ok"]
+
+
+def test_ctrl_c_while_a_worker_is_given_a_moment_ends_it(clock):
+    """Else it would live, with the memory that it holds, as long as this process."""
+    worker = Scripted([starts(1, "compile"), done(0, 2)], None)
+    made, _ = session(worker)
+    made.run(ALL)
+
+    def hear():
+        raise KeyboardInterrupt
+
+    worker.hear = hear
+    with pytest.raises(KeyboardInterrupt):
+        made.close()
+    assert not worker.left

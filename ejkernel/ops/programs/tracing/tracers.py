@@ -35,6 +35,8 @@ _AT_ONCE = 2
 # With so many processes a candidate is waited for that none of them has begun with: here it takes as long as there, and
 # keeps those behind it waiting.
 _MANY = 4
+# For so many seconds: then one of them does not come to an end, or all have other work.
+_PATIENCE = 5.0
 # Programs that wait to be compiled, for each process: enough that none of them is without work.
 _PROGRAMS_EACH = 2
 # Starts of processes after the first ones, however many candidates take one down.
@@ -56,6 +58,8 @@ class _Wanted:
     tasks: dict[str, TraceTask] = field(default_factory=dict)
     # Of its programs that are compiled, by themselves.
     programs: dict[bytes, CompileTask] = field(default_factory=dict)
+    # Are its candidates waited for that no process has begun with? Not any more once that was in vain.
+    is_awaited: bool = True
 
 
 @final
@@ -162,15 +166,21 @@ class Tracers:
         """The task of a candidate, if it is one."""
         return self._calls[call].tasks.get(json.dumps(encode(cfg)))
 
-    @property
-    def are_many(self) -> bool:
-        """Are there so many processes at work that none is helped?"""
-        return self._ready >= _MANY
+    def wait_a_little(self, task: TraceTask, until: float) -> None:
+        """Waits for a candidate where many processes trace, whether one has begun with it or not."""
+        end = min(until, time.perf_counter() + _PATIENCE)
+        with self._changed:
+            wanted = self._calls[task.call]
+            while task.state != "done" and wanted.is_awaited and self._ready >= _MANY and not self._closed:
+                left = end - time.perf_counter()
+                if left <= 0:
+                    wanted.is_awaited = False
+                self._changed.wait(max(min(left, 1.0), 0.0))
 
     def withdraw(self, task: TraceTask) -> bool:
         """Takes back a candidate that no process has begun with."""
         with self._changed:
-            if task.state != "waiting":
+            if task.state != "waiting" or self._closed:
                 return False
             self._waiting.remove(task)
             task.state = "done"
@@ -369,9 +379,7 @@ class WantedCall:
         task = self.tracers.task(self.name, cfg)
         if task is None:
             return None
-        if self.tracers.are_many:
-            with contextlib.suppress(StillTracing):
-                self.tracers.wait(task, until)
+        self.tracers.wait_a_little(task, until)
         return task.found
 
     def take(self, cfg: Any) -> None:
@@ -383,7 +391,10 @@ class WantedCall:
     def program(self, cfg: Any, until: float) -> TracedElsewhere | None:
         """The program of a candidate, waited for where a process will have it; None: it is to be traced here."""
         task = self.tracers.task(self.name, cfg)
-        if task is None or (not self.tracers.are_many and self.tracers.withdraw(task)):
+        if task is None:
+            return None
+        self.tracers.wait_a_little(task, until)
+        if self.tracers.withdraw(task):
             return None
         self.tracers.wait(task, until)
         if task.gone:

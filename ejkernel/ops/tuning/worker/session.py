@@ -147,7 +147,12 @@ class WorkerSession:
 
     def close(self) -> None:
         """Lets the worker go, for the next tuning; one that still works is ended."""
-        self._let_compile()
+        try:
+            self._let_compile()
+        # An interrupt: the worker is ended all the same.
+        except BaseException:
+            self._end()
+            raise
         # A worker that still compiles may hold the compiler's lock, and would send steps with this tuning's numbers.
         if self._worker is not None and not self.watchdog.at_work:
             self._worker.leave()
