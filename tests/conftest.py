@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import threading
-from pathlib import Path
 
 # Before JAX starts: several CPU devices, for tests of sharding and of more than one device. Most of the suite's time
 # is compiling, of programs that run once: they are not optimised, and the emitters that take longest are left out
@@ -43,37 +42,33 @@ import pytest
 from jax._src import core, dtypes, literals
 from jax._src.interpreters import mlir
 from jax._src.lax import lax
-from jax._src.lru_cache import LRUCache
+from kept_programs import PROGRAMS, keep_programs, name_alike
 from thinning import mark_at_length
 
 from ejkernel.ops import registry
 from ejkernel.ops.execution.default import forget_default
+from ejkernel.ops.tuning import compile as tuning_compile
 
 # How long an example takes, or its drawing, says something about the machine alone.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
-# A third of what the suite compiles was compiled before, by another test, and nearly all of it by an earlier run. JAX
-# keeps programs in this folder, by their text and all else that a compiler's result depends on.
-PROGRAMS = Path(__file__).parent.parent / ".compiled"
 MOST_BYTES = 500_000_000
+
+name_alike(tuning_compile)
 
 
 def pytest_configure(config):
-    """Compiled programs are shared by the processes that run tests; those that tests start compile their own."""
+    """Compiled programs are shared by the processes that run tests, and those that are forked for them."""
     forked_python.fork_workers()
     # Until all tests are collected: next to nothing of what that makes is garbage.
     gc.disable()
-    # A tree that cannot be written to has no programs: JAX would warn of each one that it cannot keep.
-    if not os.access(PROGRAMS.parent, os.W_OK):
-        return
     is_worker = hasattr(config, "workerinput")
-    if not is_worker and sum(map(_size, PROGRAMS.glob("*/*"))) > MOST_BYTES:
+    if not is_worker and os.access(PROGRAMS.parent, os.W_OK) and sum(map(_size, PROGRAMS.glob("*/*"))) > MOST_BYTES:
         shutil.rmtree(PROGRAMS)
-    jax.config.update("jax_compilation_cache_dir", str(PROGRAMS / f"jax-{jax.__version__}"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    keep_programs()
+    # Nearly no test reads compiled text: programs are shared whatever their labels and lines.
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
 
 
 def pytest_collection_finish():
@@ -88,18 +83,6 @@ def _size(file):
     with contextlib.suppress(FileNotFoundError):
         return file.stat().st_size
     return 0
-
-
-def _put_at_once(cache, key, value):
-    """Keeps a program; another process reads the whole file or none. JAX writes in place, and then warns readers."""
-    path = cache.path / f"{key}-cache"
-    if not path.exists():
-        beside = cache.path / f"{key}-{os.getpid()}-{threading.get_ident()}"
-        beside.write_bytes(value)
-        beside.replace(path)
-
-
-LRUCache.put = _put_at_once
 
 
 class _Contexts(threading.local):
@@ -178,22 +161,11 @@ def fresh_workers(monkeypatch):
 
 
 @pytest.fixture
-def any_labels():
-    """Programs are shared whatever their labels: for rooms whose tests do not read compiled text."""
-    yield from _labels_count(False)
-
-
-@pytest.fixture
 def own_text():
-    """Compiled text has the labels of this very program, also in a room whose tests share programs."""
-    yield from _labels_count(True)
-
-
-def _labels_count(wanted):
-    before = jax.config.jax_compilation_cache_include_metadata_in_key
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", wanted)
+    """Compiled text has the labels of this very program: for tests that read it."""
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     yield
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", before)
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
 
 
 def pytest_addoption(parser):

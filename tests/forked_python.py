@@ -39,6 +39,8 @@ from typing import IO, Any
 _AT_START = ("PYTHON", "JAX_", "OPENBLAS_", "LD_")
 _FOLLOWED = {"PYTHONPATH", "JAX_PLATFORMS"}
 _WORKER = ["-P", "-m", "ejkernel.ops.tuning.worker.start"]
+# The modules that give programs of tunings names of their own.
+_NAMING = ("tuning.compile", "tuning.worker.executables")
 _OURS = ("ejkernel.ops.tuning.worker.main", "ejkernel.ops", "ejkernel.library")
 _EXECUTABLE = sys.executable
 _PR_SET_CHILD_SUBREAPER = 36
@@ -432,7 +434,7 @@ class _Given(importlib.abc.InspectLoader):
         return self._spec.submodule_search_locations is not None  # type: ignore[union-attr]
 
 
-def _lay_aside() -> None:
+def _lay_aside(kept: Any) -> None:
     """Imports what most processes need of ours, a tenth of a second, and takes it out of sight."""
     # A tree that is not installed is found by processes that are told where it is.
     with contextlib.suppress(ModuleNotFoundError):
@@ -440,6 +442,7 @@ def _lay_aside() -> None:
             module = importlib.import_module(name)
             for public in getattr(module, "__all__", ()):
                 getattr(module, public)
+        kept.name_alike(*(importlib.import_module(f"ejkernel.ops.{name}") for name in _NAMING))
     aside = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "ejkernel"}
     sys.meta_path.insert(0, _Aside(aside))
 
@@ -449,7 +452,13 @@ def _main() -> None:
     import jax.experimental.pallas
     import jax.export  # noqa: F401
 
-    _lay_aside()
+    # Compiled programs are shared with the processes that run tests. No process finds the module that sees to that.
+    sys.path.append(str(Path(__file__).parent))
+    kept = importlib.import_module("kept_programs")
+    sys.path.pop()
+    del sys.modules["kept_programs"]
+    kept.keep_programs()
+    _lay_aside(kept)
     # What is imported is not looked at again by each collection of garbage in each fork, nor are its pages copied.
     gc.collect()
     gc.freeze()

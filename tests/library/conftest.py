@@ -1,15 +1,10 @@
-"""Most tests of this room compile, and nearly none reads compiled text: they share programs whatever their labels."""
+"""What tests of this room share."""
 
 from __future__ import annotations
 
 import importlib
 
 import pytest
-
-
-@pytest.fixture(autouse=True)
-def shared_programs(any_labels):
-    """A test that reads labels asks for `own_text`."""
 
 
 @pytest.fixture

@@ -264,6 +264,18 @@ def test_programs_that_were_compiled_ahead_show_how_long_the_others_may_take(mon
     assert min(found[number] for number in jobs) == 60.0
 
 
+def test_what_stays_is_compiled_although_the_pool_was_left_before_its_turn():
+    """A reference is waited for longer than the candidates: it was lost where its thread came a moment too late."""
+    free, begun = threading.Event(), []
+    with CompilePool(1) as pool:
+        pool.give(0, lambda: free.wait() and "first")
+        pool.give(1, lambda: begun.append(1))
+        pool.give(-1, lambda: begun.append(-1) or "reference", stays=True)
+    free.set()
+    assert pool.late({-1}, time.perf_counter() + 240).outcome == "reference"
+    assert begun == [-1]
+
+
 ENDLESS = """
 import itertools, math, sys, threading
 import jax

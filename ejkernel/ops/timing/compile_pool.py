@@ -118,7 +118,8 @@ class CompilePool:
     """
 
     def __init__(self, workers: int) -> None:
-        self._waiting: queue.SimpleQueue[tuple[int, Callable[[], Any]] | None] = queue.SimpleQueue()
+        # Number, build, and whether it is built even where the pool was left before its turn.
+        self._waiting: queue.SimpleQueue[tuple[int, Callable[[], Any], bool] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Built | None] = queue.SimpleQueue()
         self._given = 0
         self._settings = JaxSettings.here()
@@ -138,10 +139,10 @@ class CompilePool:
         _threads.difference_update([old for old in list(_threads) if not old.is_alive()])
         _threads.add(thread)
 
-    def give(self, number: int, build: Callable[[], Any]) -> None:
-        """Adds a compilation."""
+    def give(self, number: int, build: Callable[[], Any], *, stays: bool = False) -> None:
+        """Adds a compilation. `stays`: it is begun with although the pool was left, since `late` waits for it."""
         self._given += 1
-        self._waiting.put((number, build))
+        self._waiting.put((number, build, stays))
 
     def wake(self) -> None:
         """Wakes the thread that waits for results: it gets None."""
@@ -237,8 +238,10 @@ class CompilePool:
 
     def _work(self) -> None:
         with self._settings.entered():
-            while (job := self._waiting.get()) is not None and not self._left:
-                number, build = job
+            while (job := self._waiting.get()) is not None:
+                number, build, stays = job
+                if self._left and not stays:
+                    continue
                 start = self._started[number] = time.perf_counter()
                 try:
                     with compiling():
