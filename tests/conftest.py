@@ -55,7 +55,7 @@ hypothesis.settings.load_profile("untimed")
 
 MOST_BYTES = 500_000_000
 
-name_alike(tuning_compile)
+name_alike(tuning_compile, numbered=False)
 
 
 def pytest_configure(config):

@@ -39,8 +39,8 @@ from typing import IO, Any
 _AT_START = ("PYTHON", "JAX_", "OPENBLAS_", "LD_")
 _FOLLOWED = {"PYTHONPATH", "JAX_PLATFORMS"}
 _WORKER = ["-P", "-m", "ejkernel.ops.tuning.worker.start"]
-# The modules that give programs of tunings names of their own.
-_NAMING = ("tuning.compile", "tuning.worker.executables")
+# The modules that give programs of tunings names of their own; has a name a number besides?
+_NAMING = {"tuning.compile": True, "tuning.worker.executables": False}
 _OURS = ("ejkernel.ops.tuning.worker.main", "ejkernel.ops", "ejkernel.library")
 _EXECUTABLE = sys.executable
 _PR_SET_CHILD_SUBREAPER = 36
@@ -442,7 +442,8 @@ def _lay_aside(kept: Any) -> None:
             module = importlib.import_module(name)
             for public in getattr(module, "__all__", ()):
                 getattr(module, public)
-        kept.name_alike(*(importlib.import_module(f"ejkernel.ops.{name}") for name in _NAMING))
+        for name, has_number in _NAMING.items():
+            kept.name_alike(importlib.import_module(f"ejkernel.ops.{name}"), numbered=not has_number)
     aside = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "ejkernel"}
     sys.meta_path.insert(0, _Aside(aside))
 
@@ -452,7 +453,7 @@ def _main() -> None:
     import jax.experimental.pallas
     import jax.export  # noqa: F401
 
-    # Compiled programs are shared with the processes that run tests. No process finds the module that sees to that.
+    # Compiled programs are shared between these processes, with their lines. None finds the module that sees to that.
     sys.path.append(str(Path(__file__).parent))
     kept = importlib.import_module("kept_programs")
     sys.path.pop()

@@ -1,4 +1,4 @@
-"""Compiled programs are kept in a folder of the tree: by processes that run tests, and by those that are forked.
+"""Compiled programs are kept in a folder of the tree: by processes that run tests, and by those forked for them.
 
 A third of what the suite compiles was compiled before, by another test, and nearly all of it by an earlier run. JAX
 keeps programs there by their text and all else that a compiler's result depends on.
@@ -6,6 +6,7 @@ keeps programs there by their text and all else that a compiler's result depends
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import types
@@ -39,10 +40,15 @@ def _put_at_once(cache: Any, key: str, value: bytes) -> None:
         beside.replace(path)
 
 
-def name_alike(*modules: types.ModuleType) -> None:
-    """Has the programs of tunings the same names each time: a profile tells them apart by names that nothing else has.
+def name_alike(module: types.ModuleType, *, numbered: bool) -> None:
+    """Has the programs of tunings the same names in each process: a profile tells them apart by theirs.
 
-    A quarter of all programs that were compiled were the same but for these.
+    A quarter of all programs that were compiled were the same but for these. `numbered`: nothing else in a name tells
+    the programs of one process apart.
     """
-    for module in modules:
-        module.secrets = types.SimpleNamespace(token_hex=lambda size: "0" * (2 * size))  # type: ignore[attr-defined]
+    count = itertools.count()
+
+    def token_hex(size: int) -> str:
+        return f"{next(count) if numbered else 0:0{2 * size}x}"
+
+    module.secrets = types.SimpleNamespace(token_hex=token_hex)  # type: ignore[attr-defined]

@@ -264,6 +264,20 @@ def test_programs_that_were_compiled_ahead_show_how_long_the_others_may_take(mon
     assert min(found[number] for number in jobs) == 60.0
 
 
+def test_what_stays_is_left_as_well_where_the_pool_is_left_for_good():
+    """A tuning that is over needs no reference."""
+    free, started, begun = threading.Event(), threading.Event(), []
+    with CompilePool(1) as pool:
+        pool.give(0, lambda: (started.set(), free.wait()))
+        pool.give(-1, lambda: begun.append(-1), stays=True)
+        started.wait()
+    pool.leave(for_good=True)
+    free.set()
+    assert pool.late({0}, time.perf_counter() + 240).number == 0
+    assert pool.late({-1}, time.perf_counter() + 0.01) is None
+    assert not begun
+
+
 def test_what_stays_is_compiled_although_the_pool_was_left_before_its_turn():
     """A reference is waited for longer than the candidates: it was lost where its thread came a moment too late."""
     free, begun = threading.Event(), []
@@ -318,13 +332,16 @@ def test_the_process_ends_while_something_still_compiles(wait):
     assert (out.strip(), process.returncode) == ("['program']", 3)
 
 
-LEAVING = """
+LEAVING = r"""
 import atexit, sys, threading, time
+from ejkernel.ops import _jax
 from ejkernel.ops.timing.compile_pool import CompilePool, leave_process
 atexit.register(print, "farewell")
 started = threading.Event()
+# As a thread looks that is inside the compiler: its innermost frame is one of this file.
+exec(compile("def inside():\n started.set()\n time.sleep(600)", _jax.COMPILER, "exec"))
 if sys.argv[1] == "busy":
-    CompilePool(1).give(0, lambda: (started.set(), time.sleep(600)))
+    CompilePool(1).give(0, inside)
     started.wait()
 leave_process(3)
 """

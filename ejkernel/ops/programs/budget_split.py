@@ -134,5 +134,5 @@ def allotted(
     count = sum(shares[other.key].cost > 0.0 for other in rest)
     if call.device.platform == "cpu" or not shares[call.key].cost or left < _FOR_EACH * count:
         return min(left, max(part, usual))
-    # The others keep what each of them needs.
-    return min(max(part, usual, left / count), left - _FOR_EACH * (count - 1))
+    # The others keep what each of them needs, unless this one needs it.
+    return min(left, max(usual, min(max(part, left / count), left - _FOR_EACH * (count - 1))))

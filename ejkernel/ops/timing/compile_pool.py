@@ -64,7 +64,7 @@ _compiling: set[threading.Thread] = set()
 def _end_stragglers() -> None:
     """Ends what still compiles: a thread inside JAX while the interpreter shuts down takes the process down with it."""
     for pool in list(_pools):
-        pool.leave()
+        pool.leave(for_good=True)
     until = time.perf_counter() + _LAST_SECONDS
     while _compiling and time.perf_counter() < until:
         for thread in list(_compiling):
@@ -105,7 +105,8 @@ def leave_process(status: int) -> NoReturn:
     if _compiling:
         sys.stdout.flush()
         sys.stderr.flush()
-        # `os._exit` skips the exit functions of stores and loggers, so they run here.
+        # `os._exit` skips the exit functions of stores and loggers, so they run here; no compiler is waited for.
+        atexit.unregister(_end_stragglers)
         atexit._run_exitfuncs()
         os._exit(status)
     sys.exit(status)
@@ -123,7 +124,7 @@ class CompilePool:
         self._done: queue.SimpleQueue[Built | None] = queue.SimpleQueue()
         self._given = 0
         self._settings = JaxSettings.here()
-        self._left = False
+        self._left = self._is_over = False
         # The start time of each compilation that is under way.
         self._started: dict[int, float] = {}
         self._workers = workers
@@ -176,9 +177,9 @@ class CompilePool:
         """Has a compilation ended that `results` has not given yet?"""
         return not self._done.empty()
 
-    def leave(self) -> None:
-        """Lets the threads go; one that still compiles goes when it is done."""
-        self._left = True
+    def leave(self, *, for_good: bool = False) -> None:
+        """Lets the threads go; one that still compiles goes when it is done. `for_good`: nothing is begun with."""
+        self._left, self._is_over = True, self._is_over or for_good
         for _ in range(self._threads):
             self._waiting.put(None)
 
@@ -240,7 +241,7 @@ class CompilePool:
         with self._settings.entered():
             while (job := self._waiting.get()) is not None:
                 number, build, stays = job
-                if self._left and not stays:
+                if self._is_over or (self._left and not stays):
                     continue
                 start = self._started[number] = time.perf_counter()
                 try:

@@ -420,4 +420,4 @@ class CandidateCompiler:
     def close(self) -> None:
         """Lets the compiling threads go."""
         if self._pool is not None:
-            self._pool.leave()
+            self._pool.leave(for_good=True)

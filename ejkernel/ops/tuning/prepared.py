@@ -235,7 +235,13 @@ class PreparedTuning:
         known: list[Record] = []
         try:
             with contextlib.closing(runner):
-                known.append(self._raced_on(runner, record, prior))
+                try:
+                    known.append(self._raced_on(runner, record, prior))
+                except TuningInterrupted as stopped:
+                    known.append(stopped.record)
+                    raise
+        except TuningInterrupted:
+            raise
         except KeyboardInterrupt:
             # While the runner is let go: what it found is known.
             if not known:

@@ -249,8 +249,7 @@ class InProcessRunner:
         waiting, raced = sorted(near, key=lambda n: (n != heuristic, seconds[n])), list[int]()
         fastest, count = min(seconds.values(), default=math.inf), _AT_ONCE
         with self.compiler.undisturbed():
-            while waiting and count:
-                start = time.perf_counter()
+            while waiting and count and (start := time.perf_counter()) < until:
                 some, waiting = waiting[:count], waiting[count:]
                 self.compiler.compile_for_speed(some, until)
                 raced += some
@@ -265,7 +264,7 @@ class InProcessRunner:
                 # Those that were begun with at the end would be compiled beside the race, and disturb it.
                 now = time.perf_counter()
                 share = max(until - now, 0.0) / max(now - start, 1e-9)
-                count = 2 * count if share >= 2.0 else int(share * len(some))
+                count = 2 * count if share >= 2.0 else int(share * len(some)) if share >= 0.5 else 0
         self.compiler.leave_quick(waiting)
         return raced
 

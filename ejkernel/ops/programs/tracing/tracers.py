@@ -35,8 +35,9 @@ _AT_ONCE = 2
 # With so many processes a candidate is waited for that none of them has begun with: here it takes as long as there, and
 # keeps those behind it waiting.
 _MANY = 4
-# For so many seconds: then one of them does not come to an end, or all have other work.
-_PATIENCE = 5.0
+# For so many seconds: then all of them have other work. The first candidate, which is compared, has so many times as
+# long once a process has begun with it: then it does not come to an end.
+_PATIENCE, _ONCE_BEGUN = 5.0, 3.0
 # Programs that wait to be compiled, for each process: enough that none of them is without work.
 _PROGRAMS_EACH = 2
 # Starts of processes after the first ones, however many candidates take one down.
@@ -166,16 +167,19 @@ class Tracers:
         """The task of a candidate, if it is one."""
         return self._calls[call].tasks.get(json.dumps(encode(cfg)))
 
-    def wait_a_little(self, task: TraceTask, until: float) -> None:
-        """Waits for a candidate where many processes trace, whether one has begun with it or not."""
-        end = min(until, time.perf_counter() + _PATIENCE)
+    def wait_a_little(self, task: TraceTask, until: float, *, for_its_end: bool) -> None:
+        """Waits until one of many processes has begun with a candidate, or has its program."""
+        start = time.perf_counter()
+        ends = {"done"} if for_its_end else {"done", "begun"}
         with self._changed:
             wanted = self._calls[task.call]
-            while task.state != "done" and wanted.is_awaited and self._ready >= _MANY and not self._closed:
-                left = end - time.perf_counter()
-                if left <= 0:
-                    wanted.is_awaited = False
-                self._changed.wait(max(min(left, 1.0), 0.0))
+            while task.state not in ends and wanted.is_awaited and self._ready >= _MANY and not self._closed:
+                now = time.perf_counter()
+                patience = start + _PATIENCE * (_ONCE_BEGUN if task.state == "begun" else 1.0)
+                if now >= until:
+                    return
+                wanted.is_awaited = now < patience
+                self._changed.wait(max(0.0, min(until - now, patience - now, 1.0)))
 
     def withdraw(self, task: TraceTask) -> bool:
         """Takes back a candidate that no process has begun with."""
@@ -379,7 +383,7 @@ class WantedCall:
         task = self.tracers.task(self.name, cfg)
         if task is None:
             return None
-        self.tracers.wait_a_little(task, until)
+        self.tracers.wait_a_little(task, until, for_its_end=True)
         return task.found
 
     def take(self, cfg: Any) -> None:
@@ -393,7 +397,7 @@ class WantedCall:
         task = self.tracers.task(self.name, cfg)
         if task is None:
             return None
-        self.tracers.wait_a_little(task, until)
+        self.tracers.wait_a_little(task, until, for_its_end=False)
         if self.tracers.withdraw(task):
             return None
         self.tracers.wait(task, until)
