@@ -9,11 +9,14 @@ from typing import Any
 
 import jax
 
+from ejkernel.ops.timing.program import has_kernel
+
 
 def call_of(fn: Callable[..., Any], *given: Any, target: str = "fmhaSoftmax") -> tuple[str, Any]:
     """The call of cuDNN in a program for CUDA: its text without the config, and the config without defaults."""
     text = jax.jit(fn).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
     (line,) = [line for line in text.splitlines() if f"custom_call @__cudnn${target}(" in line]
+    assert has_kernel(text)
     config = re.search(r'backend_config = "([^"]*)"', line)
     assert config is not None
     form = line.replace(config.group(0), "").partition("{")[2]

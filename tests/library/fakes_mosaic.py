@@ -11,6 +11,7 @@ import pytest
 
 from ejkernel.ops import Invocation, _jax
 from ejkernel.ops.core import device
+from ejkernel.ops.timing.program import has_kernel
 
 # Mosaic GPU of JAX 0.10 imports absl, which JAX does not install.
 needs_mosaic = pytest.mark.skipif(
@@ -44,7 +45,9 @@ def races():
 def lowered_by_mosaic(fn: Any, *shapes: Any) -> str:
     """The program as it would be handed to a Hopper GPU; layouts and shared memory have been checked by then."""
     text = jax.jit(fn).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    # A tuning compiles it as a program with a kernel.
     assert "mosaic_gpu" in text
+    assert has_kernel(text)
     return str(text)
 
 

@@ -20,6 +20,7 @@ from ejkernel.library import RaggedDot, RaggedDotConfig, ragged_dot
 from ejkernel.library.ragged_dot_tiles import most_visits, starts_of, visits_of
 from ejkernel.library.ragged_dot_ways import mosaic_refuses
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Invocation, OpsError, check
+from ejkernel.ops.timing.program import has_kernel
 
 # Blocks that divide none of the sizes below.
 WAYS = {
@@ -309,6 +310,7 @@ def test_products_and_gradients_are_lowered_for_a_gpu(wide, wanted):
     with jax.enable_x64(wide):
         text = lowered_for_a_gpu(both, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
     assert text.count("custom_call @__gpu$xla.gpu.triton") == 3
+    assert has_kernel(text)
 
 
 def test_candidates_of_a_gpu_fit_its_shared_memory(monkeypatch):

@@ -263,29 +263,68 @@ def test_an_error_is_one_line():
     assert first_line(ValueError()) == "ValueError: "
 
 
-def test_what_runs_once_is_not_compiled_for_speed(monkeypatch):
-    """The compiler need not time its own ways; where it does not know the option, it compiles as ever."""
-    asked = []
+class Compiling:
+    """A lowered program whose compiler knows every option but some."""
 
-    class Lowered:
-        def compile(self, compiler_options=None):
-            asked.append(compiler_options)
-            if compiler_options and len(asked) == 1:
-                raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option")
-            return lambda x: x
+    def __init__(self, text="", unknown=()):
+        self.text, self.unknown, self.asked = text, unknown, []
 
-    one = staged(lambda x: x * 2)
-    assert one.compile(Lowered(), for_speed=False).call(3) == 3
-    assert one.compile(Lowered(), for_speed=False).call(3) == 3
-    assert one.compile(Lowered()).call(3) == 3
-    quick = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-    assert asked == [quick, None, quick, None]
+    def as_text(self):
+        return self.text
+
+    def compile(self, compiler_options=None):
+        self.asked.append(compiler_options)
+        for name in self.unknown:
+            if name in (compiler_options or ()):
+                raise jax.errors.JaxRuntimeError(f"INVALID_ARGUMENT: No such compile option: '{name}'")
+        return lambda x: x
+
+
+def test_what_runs_once_is_not_compiled_for_speed():
+    """The compiler need not time its own ways: of products, and of reductions and transposes."""
+    lowered = Compiling()
+
+    assert staged(lambda x: x * 2).compile(lowered, for_speed=False).call(3) == 3
+    assert lowered.asked == [
+        {
+            "xla_gpu_experimental_enable_fusion_autotuner": False,
+            "xla_gpu_autotune_level": 0,
+            "xla_gpu_enable_triton_gemm": False,
+        }
+    ]
+
+
+def test_an_option_that_a_compiler_does_not_know_is_left_out():
+    """The others stay; without any it compiles as ever."""
+    one, level = staged(lambda x: x * 2), "xla_gpu_autotune_level"
+    lowered = Compiling(unknown=["xla_gpu_experimental_enable_fusion_autotuner"])
+    one.compile(lowered, for_speed=False)
+    assert lowered.asked[-1] == {level: 0, "xla_gpu_enable_triton_gemm": False}
+
+    lowered = Compiling(unknown=list(program._UNTUNED))
+    assert one.compile(lowered, for_speed=False).call(3) == 3
+    assert lowered.asked[-1] is None
+
+
+CALLS = ["mosaic_gpu_v2(", "__gpu$xla.gpu.triton(", "triton_kernel_call(", "__cudnn$fmhaSoftmax("]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_small_parts_beside_a_kernel_are_not_timed_by_the_compiler(call):
+    """A program of the compiler's own parts alone is compiled as in users' programs."""
+    one, plain = staged(lambda x: x * 2), Compiling("%1 = stablehlo.custom_call @Sharding(%0)")
+    beside = Compiling(f"%1 = stablehlo.custom_call @{call}%0)")
+    one.compile(plain)
+    one.compile(beside)
+
+    assert plain.asked == [None]
+    assert beside.asked == [{"xla_gpu_experimental_enable_fusion_autotuner": False}]
 
 
 def test_a_compilation_that_fails_is_not_tried_again():
     """Only an option that the compiler does not know is left out."""
 
-    class Lowered:
+    class Lowered(Compiling):
         def compile(self, compiler_options=None):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: " + ("options" if compiler_options else "none"))
 

@@ -1,4 +1,4 @@
-"""Candidates whose products a GPU's compiler would time: compiled quickly, and for speed where they may win."""
+"""Candidates whose parts a GPU's compiler would time: compiled quickly, and for speed where they may win."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import time
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
 from fakes import Ran, TableClock
@@ -89,12 +90,29 @@ def test_a_heuristic_that_cannot_run_ends_no_tuning(compiled):
     assert record.cfg == "nearer"
 
 
-def test_only_programs_with_products_begin_quickly():
-    """Nothing is timed for a program without them, so compiling it twice would be for nothing."""
-    import jax
+TIMED = {
+    "a product": lambda x: x @ x,
+    "a reduction": lambda x: x.sum(axis=0),
+    "a reduction of pairs": lambda x: x.argmax(axis=0),
+    "a transpose": lambda x: x.T * 2,
+}
 
-    assert program.times_products(jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4))).as_text())
-    assert not program.times_products(jax.jit(lambda x: x * 2).lower(jnp.ones((4, 4))).as_text())
+
+@pytest.mark.parametrize("fn", TIMED.values(), ids=TIMED)
+def test_programs_with_parts_that_are_timed_begin_quickly(fn):
+    """The compiler of a GPU times products, reductions and transposes."""
+    assert program.times_parts(jax.jit(fn).lower(jnp.ones((4, 4))).as_text())
+
+
+def test_other_programs_are_compiled_once():
+    """Nothing is timed for them; reductions beside a kernel are left as they come, products are not."""
+    assert not program.times_parts(
+        jax.jit(lambda x: jax.lax.reduce_precision(x, 5, 2)).lower(jnp.ones((4, 4))).as_text()
+    )
+    kernel, reduced = "stablehlo.custom_call @mosaic_gpu_v2(", "stablehlo.reduce(%0 init: %1)"
+    assert program.times_parts(reduced)
+    assert not program.times_parts(f"{kernel} {reduced}")
+    assert program.times_parts(f"{kernel} stablehlo.dot_general")
 
 
 def test_what_is_compiled_for_speed_is_not_disturbed(compiled, monkeypatch):
@@ -146,7 +164,7 @@ def test_what_is_far_behind_one_that_was_compiled_for_speed_is_not_compiled_for_
     record = tuned(MANY | {"c14": [1.06, 1.06, 0.5]})
     assert record.cfg == "c14"
     assert set(for_speed(compiled)) == {12, 13, 14, 15}
-    dropped = [trial for trial in record.trials if "before the compiler has timed its products" in trial.message]
+    dropped = [trial for trial in record.trials if "before the compiler has timed its parts" in trial.message]
     assert len(dropped) == 11
     assert all(trial.samples_s for trial in dropped)
 

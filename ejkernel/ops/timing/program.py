@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,17 @@ UNTRACEABLE = (
     # A traced value in `nondiff_argnums`.
     jax.errors.UnexpectedTracerError,
 )
-# On GPUs the compiler times its own ways to multiply, which pays for what runs often: an attention's reference took 8 s
-# to compile on an H200, and 0.3 s so.
-_UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+# On GPUs the compiler compiles reductions and transposes in two ways each, and times them. Beside a kernel they are a
+# small part, and many processes that compile would run them on the device that candidates are measured on.
+_BESIDE_A_KERNEL = {"xla_gpu_experimental_enable_fusion_autotuner": False}
+# It times its own ways to multiply too, which pays for what runs often: an attention's reference took 8 s to compile on
+# an H200, and 0.3 s so.
+_UNTUNED = {**_BESIDE_A_KERNEL, "xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+# What it times, by the beginning of its names in a program's text.
+_PRODUCTS = ("stablehlo.dot", "stablehlo.convolution", "chlo.ragged_dot")
+_FUSED = ("stablehlo.reduce(", "stablehlo.transpose")
+# Kernels of Pallas and of cuDNN in the text of a program for a GPU, each by the beginning of its call's name.
+_KERNELS = ("mosaic_gpu", "__gpu$xla.gpu.triton", "triton_kernel_call", "__cudnn$")
 # What JAX says where a function was compiled beforehand.
 _COMPILED = "lowered and compiled for a particular signature"
 # What JAX raises where a function has no derivative, or not one of this kind.
@@ -84,7 +92,7 @@ class Staged:
 
     def compile(self, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program, ready to run."""
-        executable = lowered.compile() if for_speed else compiled_quickly(lowered)
+        executable = compiled_for_speed(lowered) if for_speed else compiled_quickly(lowered)
         return CompiledProgram(self.finish(executable), self.objective, self.notes, executable, for_speed=for_speed)
 
     def build(self, *, for_speed: bool = True) -> CompiledProgram:
@@ -94,20 +102,37 @@ class Staged:
         return self.compile(self.lower()[0], for_speed=for_speed)
 
 
-def times_products(text: str) -> bool:
-    """Does compiling a program of this text for a GPU run its products there in several ways, to find the fastest?"""
-    return any(name in text for name in ("stablehlo.dot", "stablehlo.convolution", "chlo.ragged_dot"))
+def times_parts(text: str) -> bool:
+    """Does compiling a program of this text for a GPU run parts of it there in several ways, to find the fastest?"""
+    return any(name in text for name in _PRODUCTS) or (not has_kernel(text) and any(name in text for name in _FUSED))
+
+
+def compiled_for_speed(lowered: Any) -> Any:
+    """The executable of a lowered program as it runs in users' programs, but for small parts beside a kernel."""
+    return _compiled(lowered, _BESIDE_A_KERNEL if has_kernel(lowered.as_text()) else {})
+
+
+def has_kernel(text: str) -> bool:
+    """Does a program of this text call a kernel that the compiler takes as it is?"""
+    return any(f"custom_call @{name}" in text for name in _KERNELS)
 
 
 def compiled_quickly(lowered: Any) -> Any:
     """The executable of a lowered program that will run a few times."""
-    try:
-        return lowered.compile(compiler_options=_UNTUNED)
-    # Another compiler's options may have other names.
-    except jax.errors.JaxRuntimeError as error:
-        if "compile option" not in str(error):
-            raise
-        return lowered.compile()
+    return _compiled(lowered, _UNTUNED)
+
+
+def _compiled(lowered: Any, options: Mapping[str, Any]) -> Any:
+    while options:
+        try:
+            return lowered.compile(compiler_options=dict(options))
+        # Another compiler's options may have other names: those that this one does not know are left out.
+        except jax.errors.JaxRuntimeError as error:
+            if "compile option" not in str(error):
+                raise
+            known = {name: value for name, value in options.items() if name not in str(error)}
+            options = known if len(known) < len(options) else {}
+    return lowered.compile()
 
 
 def stage(

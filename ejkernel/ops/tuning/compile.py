@@ -208,7 +208,7 @@ class CandidateCompiler:
         """
         if number == 0 or self._device.platform != "gpu" or self._builder.is_instant:
             return False
-        return self._builder.times_products(staged, lowered)
+        return self._builder.times_parts(staged, lowered)
 
     def is_quick(self, number: int) -> bool:
         """Was this compiled quickly, and not for speed?"""

@@ -276,10 +276,10 @@ class InProcessRunner:
         return [math.exp(value) for lane in outcome.lanes for value in lane.samples.values()]
 
     def _drop_far(self, numbers: Sequence[int], seconds: Mapping[int, float], fastest: float) -> None:
-        """Notes that these cannot win, however fast the compiler makes their products."""
+        """Notes that these cannot win, however fast the compiler makes their parts."""
         for number in numbers:
             ratio = seconds[number] / fastest
-            message = f"{ratio:.1f} times as long as the fastest, before the compiler has timed its products"
+            message = f"{ratio:.1f} times as long as the fastest, before the compiler has timed its parts"
             self.candidates.advance(number, "timed", message=message)
             self.note_seconds(number, seconds[number], ratio)
 

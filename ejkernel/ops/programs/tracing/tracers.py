@@ -122,14 +122,14 @@ class Tracers:
             self._waiting.begin(name)
         return WantedCall(self, name)
 
-    def compile(self, call: str, data: bytes, *, products: bool) -> Future[Delivery] | None:
+    def compile(self, call: str, data: bytes, *, times_parts: bool) -> Future[Delivery] | None:
         """The executable of an exported program of a call, once a process has compiled it; None where none does."""
         with self._changed:
             if not self._compiles or self._closed or not self._left:
                 return None
             known = self._calls[call].programs
             if data not in known:
-                known[data] = CompileTask(self._numbers, call, data, products)
+                known[data] = CompileTask(self._numbers, call, data, times_parts)
                 self._numbers += 1
                 self._waiting.add(known[data])
                 self._changed.notify_all()
@@ -305,7 +305,7 @@ class Tracers:
 
     def _send(self, process: WorkerProcess, task: Task, known: set[str]) -> None:
         if isinstance(task, CompileTask):
-            process.send("compile", [task.data], products=task.products)
+            process.send("compile", [task.data], times_parts=task.times_parts)
             return
         if task.call not in known:
             known.add(task.call)
@@ -336,7 +336,7 @@ class Tracers:
                     *(str(head["text"]), int(head["outputs"]), head["objective"], str(head["structure"])),
                     tuple(None if one is None else (str(one[0]), tuple(one[1])) for one in head["extra"]),
                     str(head["notes"]),
-                    bool(head["products"]),
+                    bool(head["times_parts"]),
                 )
             task.state = "done"
             self._changed.notify_all()
@@ -405,9 +405,9 @@ class WantedCall:
             raise TracerGone(task.gone)
         return self.tracers.taken(task)
 
-    def executable(self, data: bytes, *, products: bool) -> Future[Delivery] | None:
+    def executable(self, data: bytes, *, times_parts: bool) -> Future[Delivery] | None:
         """The executable of an exported program, once a process has compiled it."""
-        return self.tracers.compile(self.name, data, products=products)
+        return self.tracers.compile(self.name, data, times_parts=times_parts)
 
     def stop_tracing(self) -> None:
         """No more candidates are taken."""

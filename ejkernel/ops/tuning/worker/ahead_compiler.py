@@ -1,7 +1,7 @@
 """In a worker: programs of the next tunings are compiled while this one is measured.
 
 The parent sends them as it writes them down, and sends them again when their tuning begins; by then most are compiled.
-Nothing of it runs on the device: where the compiler would time products there, a program is compiled without that. They
+Nothing of them runs on the device: where the compiler would time parts there, a program is compiled without that. They
 wait until the programs of the tuning at work are compiled: JAX compiles one Mosaic kernel of a process at a time, and
 nothing that needs LLVM beside it, so that on an H200 candidates took twice as long beside those of the next tuning.
 """

@@ -18,7 +18,7 @@ from jax.experimental import serialize_executable
 
 from ... import _jax
 from ...core.device import default_device
-from ...timing.program import compiled_quickly, times_products
+from ...timing.program import compiled_for_speed, compiled_quickly, times_parts
 
 
 class FlatExecutable(NamedTuple):
@@ -43,7 +43,7 @@ def loaded(data: bytes) -> Any:
 
 
 def compiled(data: bytes, *, for_speed: bool | None = None, load: Callable[[bytes], Any] = loaded) -> FlatExecutable:
-    """Compiles a program on this thread. `for_speed=None`: for speed, unless the compiler would time its products."""
+    """Compiles a program on this thread. `for_speed=None`: for speed, unless the compiler would time its parts."""
     start = time.perf_counter()
     with _jax.clean_room():
         exported = load(data)
@@ -56,8 +56,8 @@ def compiled(data: bytes, *, for_speed: bool | None = None, load: Callable[[byte
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
         lowered = jax.jit(program).trace(*shapes).lower()
         if for_speed is None:
-            for_speed = not times_products(lowered.as_text())
-        executable = lowered.compile() if for_speed else compiled_quickly(lowered)
+            for_speed = not times_parts(lowered.as_text())
+        executable = compiled_for_speed(lowered) if for_speed else compiled_quickly(lowered)
         return FlatExecutable(executable, len(shapes), for_speed, time.perf_counter() - start)
 
 

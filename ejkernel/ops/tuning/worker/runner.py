@@ -196,14 +196,14 @@ class WorkerRunner:
     def _compiled_elsewhere(self, number: int, program: PortableProgram) -> Future[Delivery] | None:
         """The executable that a process beside the worker makes; None where the worker compiles it.
 
-        The heuristic, which is the first, is compiled for speed: where that times products, only the worker can do it,
+        The heuristic, which is the first, is compiled for speed: where that times its parts, only the worker can do it,
         since it has the device.
         """
-        # Only the compiler of a GPU times products.
-        quickly = program.products and self._settings["platform"] == "gpu"
+        # Only the compiler of a GPU times parts of a program.
+        quickly = program.times_parts and self._settings["platform"] == "gpu"
         if self._call is None or (quickly and number == 0):
             return None
-        return self._call.executable(program.data, products=quickly)
+        return self._call.executable(program.data, times_parts=quickly)
 
     def _delivered(self, number: int, program: PortableProgram) -> Future[Delivery] | None:
         """The executable that the worker waits for; None where it compiles the program itself.

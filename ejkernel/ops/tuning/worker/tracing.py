@@ -41,7 +41,7 @@ class TracedElsewhere:
     # Shapes and dtypes of the arrays beside the call's; None for a number.
     extra: Sequence[tuple[str, tuple[int, ...]] | None] = ()
     notes: str = ""
-    products: bool = False
+    times_parts: bool = False
 
 
 class TracingCall(Protocol):
@@ -59,10 +59,10 @@ class TracingCall(Protocol):
         Raises `TracerGone` where it took a process down, and `StillTracing` where it is not there in time.
         """
 
-    def executable(self, data: bytes, *, products: bool) -> Future[Delivery] | None:
+    def executable(self, data: bytes, *, times_parts: bool) -> Future[Delivery] | None:
         """The executable of an exported program, once a process has compiled it; None where no process will.
 
-        `products`: compiled quickly, since for speed the compiler would run products on the device.
+        `times_parts`: compiled quickly, since for speed the compiler would run parts of it on the device.
         """
 
     def stop_tracing(self) -> None:
@@ -128,7 +128,7 @@ class ReadyMade:
             or found.notes
         ):
             return None
-        about = {name: getattr(found, name) for name in ("data", "text", "outputs", "products")}
+        about = {name: getattr(found, name) for name in ("data", "text", "outputs", "times_parts")}
         program = replace(known, **about)
         return Staged(name, found.objective, "", None, lambda executable: executable, portable=program)
 
