@@ -44,6 +44,7 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeat-tuning", action="store_true", help="once more into a second store")
     parser.add_argument("--exhaustive", action="store_true", help="measure every candidate of every call")
     parser.add_argument("--profile", action="store_true", help="autotune under cProfile")
+    parser.add_argument("--processors", action="store_true", help="which processes the processors work for")
     parser.add_argument("--per-call", choices=["matmul"], help="one call alone, in the process and in a worker")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--limit", type=float, default=560.0, help="seconds after which a child is stopped")

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import program_calls
 import program_guesses
 import program_race
+from processors import Processors
 from program_where import Where
 from programs import PROGRAMS
 from programs.operations import Library, Plain
@@ -150,7 +151,8 @@ def tuned(program: Any, step: Any, args: tuple[Any, ...], options: Any) -> tuple
 def watched(options: Any) -> Iterator[None]:
     """Says where this thread was, and what Python's profiler saw if that is wanted."""
     profile = cProfile.Profile() if options.profile else None
-    with Where() as where:
+    processors = Processors() if options.processors else None
+    with Where() as where, processors or contextlib.nullcontext():
         if profile:
             profile.enable()
         try:
@@ -159,6 +161,8 @@ def watched(options: Any) -> Iterator[None]:
             if profile:
                 profile.disable()
     say("where the asking thread was:\n" + where.table())
+    if processors:
+        say(processors.table())
     if profile:
         profiled(profile, options.out)
 

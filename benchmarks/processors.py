@@ -1,0 +1,115 @@
+"""Which processes of a tuning the processors work for: their time by kind of process and by slice of the run."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+# Times are totals, so a look a second misses nothing but what this process itself starts for less.
+INTERVAL, SLICE = 1.0, 5.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+# Kinds by what a process's command line has.
+_KINDS = {"tracing.tracer": "tracers", "worker.main": "worker"}
+
+
+class Processors:
+    """Adds up processor time in a `with` block: of this process, its descendants, and their busiest threads."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        self.threads: Counter[str] = Counter()
+        # Ticks of each process with those of its children that have ended, and of each thread, when last seen.
+        self._seen: dict[str, int] = {}
+        self._start = time.perf_counter()
+        self._over = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._look(counts=False)
+        self._sampler.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._sampler.join()
+
+    def _sample(self) -> None:
+        while not self._over.wait(INTERVAL):
+            self._look(counts=True)
+
+    def _look(self, *, counts: bool) -> None:
+        part = int((time.perf_counter() - self._start) / SLICE)
+        for pid, kind in _family().items():
+            own, ended = _ticks(f"/proc/{pid}/stat")
+            self.seconds[part][kind] += self._more(f"{pid}", own, counts=counts)
+            # What this process has started is looked at while it lives.
+            if pid != os.getpid():
+                self.seconds[part][f"started by {kind}"] += self._more(f"{pid}+", ended, counts=counts)
+            for task in _names(f"/proc/{pid}/task"):
+                spent, _ = _ticks(f"/proc/{pid}/task/{task}/stat")
+                name = _read(f"/proc/{pid}/task/{task}/comm").strip().rstrip("0123456789")
+                self.threads[f"{kind}: {name}"] += self._more(f"{pid}/{task}", spent, counts=counts)
+
+    def _more(self, name: str, ticks: int, *, counts: bool) -> float:
+        before, self._seen[name] = self._seen.get(name, 0), max(ticks, self._seen.get(name, 0))
+        return max(0, ticks - before) / _TICKS if counts else 0.0
+
+    def table(self, most: int = 12) -> str:
+        """A line each: kinds of processes over the run, and the busiest threads."""
+        total: Counter[str] = Counter()
+        for found in self.seconds.values():
+            total.update(found)
+        lines = [f"   processor seconds, in slices of {SLICE:g} s"]
+        for kind, seconds in total.most_common():
+            if seconds >= 0.5:
+                parts = " ".join(f"{self.seconds[part][kind]:.0f}" for part in range(max(self.seconds) + 1))
+                lines.append(f"   {seconds:7.1f}  {kind}: {parts}")
+        lines += [f"   {seconds:7.1f}  threads of {name}" for name, seconds in self.threads.most_common(most)]
+        return "\n".join(lines)
+
+
+def _family() -> dict[int, str]:
+    """This process and its descendants, with their kinds."""
+    parents = {int(name): _parent(name) for name in _names("/proc") if name.isdigit()}
+    found = {os.getpid(): "this process"}
+    # Children have larger numbers than their parents, but for a counter that has begun anew.
+    for _ in range(4):
+        for pid, parent in parents.items():
+            if parent in found and pid not in found:
+                words = _read(f"/proc/{pid}/cmdline").replace("\0", " ")
+                found[pid] = next((kind for part, kind in _KINDS.items() if part in words), "others")
+    return found
+
+
+def _parent(pid: str) -> int:
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
+def _ticks(path: str) -> tuple[int, int]:
+    """Ticks of a process or thread, and of its children that have ended."""
+    fields = _read(path).rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])) if fields else (0, 0)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    # It has ended.
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    # It has ended.
+    except OSError:
+        return ""
