@@ -36,24 +36,28 @@ def mosaic_refuses(lhs: Any, rhs: Any, wanted: str | None, cfg: RaggedDotConfig,
 
 def product(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
     """`f(lhs, rhs, sizes, transposed=..., dtype=...)` of this implementation; a fourth array is added to `lhs`."""
-    way = _once(cfg, interpret, _way(cfg, interpret), ("transposed", "dtype"))
+    way = _once(_way, cfg, ("transposed", "dtype")) if _is_ours(cfg, interpret) else _way(cfg, interpret)
     return _differentiable(way if cfg.implementation == "triton" else in_parts(way, 0), in_parts(masked, 0))
 
 
 def outer(cfg: RaggedDotConfig, interpret: bool) -> Callable[..., jax.Array]:
     """`f(lhs, out, sizes, dtype=...)` of this implementation; a fourth array is added to `out`."""
-    way = _once(cfg, interpret, _outer_way(cfg, interpret), ("dtype",))
+    way = _once(_outer_way, cfg, ("dtype",)) if _is_ours(cfg, interpret) else _outer_way(cfg, interpret)
     has_parts = cfg.implementation in ("triton", "mosaic_jax")
     return _differentiable(way if has_parts else in_parts(way, 1), in_parts(masked_outer, 1))
 
 
+def _is_ours(cfg: RaggedDotConfig, interpret: bool) -> bool:
+    """Is it one of the library's own kernels for Hopper GPUs, which take a tenth of a second to trace and lower?"""
+    return not interpret and cfg.implementation in ("mosaic", "mosaic_rolling")
+
+
+@functools.lru_cache(maxsize=64)
 def _once(
-    cfg: RaggedDotConfig, interpret: bool, way: Callable[..., jax.Array], static: tuple[str, ...]
+    make: Callable[[RaggedDotConfig, bool], Callable[..., jax.Array]], cfg: RaggedDotConfig, static: tuple[str, ...]
 ) -> Callable[..., jax.Array]:
-    """Jits a Mosaic kernel, so that calls of one way with equal shapes, such as a gated pair, are lowered once."""
-    if interpret or cfg.implementation not in ("mosaic", "mosaic_rolling"):
-        return way
-    return jax.jit(way, static_argnames=static)
+    """Jits a way, so that its calls with equal shapes, such as those of a gated pair, are traced and lowered once."""
+    return jax.jit(make(cfg, False), static_argnames=static)
 
 
 def _differentiable(way: Callable[..., jax.Array], plain: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

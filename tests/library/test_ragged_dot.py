@@ -16,7 +16,7 @@ from fakes_library import UNTUNED, lowered_for_a_gpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ejkernel.library import RaggedDot, RaggedDotConfig, ragged_dot
+from ejkernel.library import RaggedDot, RaggedDotConfig, ragged_dot, ragged_dot_ways
 from ejkernel.library.ragged_dot_tiles import most_visits, starts_of, visits_of
 from ejkernel.library.ragged_dot_ways import mosaic_refuses
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Invocation, OpsError, check
@@ -311,6 +311,28 @@ def test_products_and_gradients_are_lowered_for_a_gpu(wide, wanted):
         text = lowered_for_a_gpu(both, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
     assert text.count("custom_call @__gpu$xla.gpu.triton") == 3
     assert has_kernel(text)
+
+
+def test_a_kernel_for_hopper_gpus_is_traced_once_for_equal_shapes(monkeypatch):
+    """Whichever call asks for it: tracing its body takes a tenth of a second."""
+    traced = []
+    kernels = pytest.importorskip("ejkernel.library.mosaic.ragged_dot")
+
+    def body(lhs, rhs, sizes, *, tile, interpret, transposed, dtype):
+        traced.append((lhs.shape, transposed))
+        return jnp.zeros((lhs.shape[0], rhs.shape[1 if transposed else 2]), dtype)
+
+    monkeypatch.setattr(kernels, "product", body)
+    # Ways of other tests may have this cfg, and later ones must not have this body.
+    ragged_dot_ways._once.cache_clear()
+    cfg = RaggedDotConfig("mosaic", 128, 256, 64, None, 4)
+    matrices, sizes = (jax.ShapeDtypeStruct(*one) for one in (((4, 256, 512), jnp.bfloat16), ((4,), jnp.int32)))
+    for rows in (512, 512, 640):
+        lhs = jax.ShapeDtypeStruct((rows, 256), jnp.bfloat16)
+        jax.eval_shape(lambda *a: RaggedDot().run(*a, cfg=cfg), lhs, matrices, sizes)
+    ragged_dot_ways._once.cache_clear()
+
+    assert traced == [((512, 256), False), ((640, 256), False)]
 
 
 def test_candidates_of_a_gpu_fit_its_shared_memory(monkeypatch):
