@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from ..narrow import rounded
-from .handover import Columns
 from .launch import load, plgpu
 from .matmul import lines, turned
 from .rolling import StepTiles, TileWork, rolling
@@ -116,31 +115,25 @@ def exponentials(
             offset = jnp.where(offset > others[0] + _MOST, offset, others[0])
         sums: dict[str, list[jax.Array]] = {name: [] for name in names}
         at_label = jnp.zeros_like(totals[0][:, :CHUNK])
-        for begin in range(0, len(places), held):
-            some = places[begin : begin + held]
-            parts = [made[-1].at[buffer, pl.ds(group * tile.share, tile.share)] for buffer in range(held * is_kept)]
+        for number, at in enumerate(places):
+            powers = jnp.exp(values(at) - along(offset))
+            sums["norm"].append(jnp.sum(powers, axis=1))
             if is_kept:
-                # The chunks before have been read from there by now.
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            for number, at in enumerate(some):
-                powers = jnp.exp(values(at) - along(offset))
-                sums["norm"].append(jnp.sum(powers, axis=1))
-                if is_kept:
-                    narrow = powers.astype(jnp.bfloat16)
-                    parts[number][...] = narrow
-                    # XLA, which interprets it, may take a conversion and one back away.
-                    near = rounded(powers, jnp.bfloat16) if interpret else narrow.astype(jnp.float32)
-                    sums["near"].append(jnp.sum(near, axis=1))
-                is_label = column == along(label - first - at)
-                at_label = jnp.where(is_label, totals[0][:, at : at + CHUNK], at_label)
-                if total:
-                    sums["total"].append(jnp.sum(values(at, 0.0), axis=1))
-            if is_kept:
+                narrow = powers.astype(jnp.bfloat16)
+                # XLA, which interprets it, may take a conversion and one back away.
+                near = rounded(powers, jnp.bfloat16) if interpret else narrow.astype(jnp.float32)
+                sums["near"].append(jnp.sum(near, axis=1))
+                # What was there before has been read by now: by copies of this tile, all but the last few ones.
+                plgpu.wait_smem_to_gmem(held - 1 if number else 0, wait_read_only=True)
+                part = made[-1].at[number % held, pl.ds(group * tile.share, tile.share)]
+                part[...] = narrow
                 plgpu.commit_smem()
-            for part, at in zip(parts, some, strict=False):
-                there = made[1].at[mine, pl.ds(first + at, CHUNK)]
-                # A chunk beyond the last column is left out.
-                Columns(first, tile.n, columns).where(at)(functools.partial(plgpu.copy_smem_to_gmem, part, there))
+                # Beyond the last column nothing is written.
+                plgpu.copy_smem_to_gmem(part, made[1].at[mine, pl.ds(first + at, CHUNK)])
+            is_label = column == along(label - first - at)
+            at_label = jnp.where(is_label, totals[0][:, at : at + CHUNK], at_label)
+            if total:
+                sums["total"].append(jnp.sum(values(at, 0.0), axis=1))
         sums |= {"offset": [offset], "label": [jnp.sum(at_label, axis=1)]}
         for number, name in enumerate(names):
             made[0][number, place.column, mine] = functools.reduce(jnp.add, sums[name])
