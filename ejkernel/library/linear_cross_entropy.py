@@ -159,7 +159,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             way = _way(cfg, hidden.shape[0], interpret)
             _, grads = way(hidden, weight, labels, counted * scale, terms=terms, gradients=True)
         else:
-            grads = tuple(x * scale for x in residuals)
+            grads = tuple(x.astype(jnp.float32) * scale for x in residuals)
         return grads[0].astype(dtypes[0]), grads[1].astype(dtypes[1]), None
 
     def vjp_cpu(self, *args: Any, cfg: LinearCrossEntropyConfig, **kwargs: Any) -> tuple[jax.Array, jax.Array, None]:

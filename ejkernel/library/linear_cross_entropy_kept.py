@@ -21,7 +21,7 @@ from .narrow import rounded
 from .reverse import recomputed
 
 # Tokens that are multiplied at a time where a token has several offsets, which is rare.
-_ROWS = 128
+_ROWS = 1024
 # Less than this of a price on the normaliser is as good as nothing, and cannot be divided by.
 _LEAST_STEEPNESS = 1e-6
 # Tokens of a chunk where gradients of gradients are asked for.
@@ -79,28 +79,37 @@ def _made(
     expected = _expected(hidden, weight, terms) if gradients else None
     kept, parts = exponentials(hidden, whole, labels, expected, **how, interpret=interpret)
     top = jnp.max(parts.offset, axis=0)
-    factors = jnp.exp(parts.offset - top)
+    factors = jnp.exp(parts.offset - top[None])
     total = 0.0 if parts.total is None else jnp.sum(parts.total, axis=0)
     sums = Sums(top, jnp.sum(parts.norm * factors, axis=0), jnp.sum(parts.label, axis=0), total)
     losses = terms.losses(sums, words)
     if kept is None or parts.lost is None:
         return losses, None
-    kept, lost = _levelled(kept, factors)
-    lost = lost + jnp.sum(parts.lost * factors, axis=0)
+    kept, more = _levelled(kept, factors)
+    lost = jnp.sum(parts.lost * factors, axis=0) + more
     share = _shares(terms, sums)
     labels = jnp.clip(labels, 0, words - 1)
     kept, lost, exactly = _with_labels(kept, lost, labels, sums, (1 - terms.smoothing) / share)
-    slopes, factor = Slopes(kept, lost), (share * scales * exactly)[:, None]
-    d_hidden = terms.of_hidden(slopes, whole, terms.common(weight)) * factor
+    return losses, _gradients(hidden, weight, whole, Slopes(kept, lost), share * scales * exactly, scales, terms)
+
+
+def _gradients(
+    hidden: Any, weight: Any, whole: Any, slopes: Slopes, factor: jax.Array, scales: jax.Array, terms: Terms
+) -> tuple[jax.Array, jax.Array]:
+    """Those of hidden states and weight, of slopes that each token's factor is to be multiplied with."""
+    axis = 0 if terms.vocab_first else 1
+    words, wide = weight.shape[axis], hidden.astype(jnp.float32)
     # Rounded as it is written: it is as large as the weight, and a pass over it takes a fiftieth of all time.
     dtype = jnp.float32 if terms.smoothing else weight.dtype
-    d_weight = terms.of_words(terms.of_weight(slopes, (hidden * factor).astype(hidden.dtype), dtype), words)
+    d_hidden = terms.of_hidden(slopes, whole, terms.common(weight)) * factor[:, None]
+    d_weight = terms.of_weight(slopes, (wide * factor[:, None]).astype(hidden.dtype), dtype)
+    d_weight = terms.of_words(d_weight, words)
     if terms.smoothing:
         # What all words share of each token's derivatives.
-        axis, each = (0 if terms.vocab_first else 1), (scales * (terms.smoothing / words))[:, None]
-        d_hidden = d_hidden - each * jnp.sum(weight, axis=axis, dtype=jnp.float32)
-        d_weight = d_weight - jnp.expand_dims(jnp.sum(hidden * each, axis=0), axis)
-    return losses, (d_hidden.astype(hidden.dtype), d_weight.astype(weight.dtype))
+        each = (scales * (terms.smoothing / words))[:, None]
+        d_hidden = d_hidden - each * jnp.sum(weight, axis=axis, dtype=jnp.float32)[None]
+        d_weight = d_weight - jnp.expand_dims(jnp.sum(wide * each, axis=0), axis)
+    return d_hidden.astype(hidden.dtype), d_weight.astype(weight.dtype)
 
 
 def _expected(hidden: Any, weight: Any, terms: Terms) -> jax.Array:

@@ -100,7 +100,7 @@ class Terms:
         made = jnp.einsum(form, slopes.values, weight, preferred_element_type=jnp.float32)
         # A token's slopes add up to nothing, so what all words share cancels. Rounded slopes leave some of it, which
         # may be more than all the rest; it is put right here.
-        return (made if slopes.lost is None else made + slopes.lost[:, None] * common) / slopes.lift
+        return (made if slopes.lost is None else made + slopes.lost[:, None] * common[None, :]) / slopes.lift
 
     def of_weight(self, slopes: Slopes, hidden: Any, dtype: Any = jnp.float32) -> jax.Array:
         """The gradient of the weight from that of logits, added up in float32 whatever its dtype is."""

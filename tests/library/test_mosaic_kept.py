@@ -216,6 +216,20 @@ def test_it_is_sharded_over_tokens():
     assert [out.shape for out in made] == [(256,), (2, 64, 512)]
 
 
+@needs_loops
+@pytest.mark.parametrize("setting", ["numpy_rank_promotion", "numpy_dtype_promotion"])
+def test_it_relies_on_no_promotion(setting):
+    """Neither of ranks nor of dtypes, with every option; seen by tracing alone."""
+    kernel, options = LinearCrossEntropy(), {"label_smoothing": 0.1, "z_loss": 0.1, "cfg": PADDED}
+
+    def passes(*args):
+        loss, kept = kernel.fwd_with_residuals(*args, **options)
+        return kernel.vjp(kept, loss, loss, *args, **options)[:2]
+
+    with getattr(jax, setting)("raise" if "rank" in setting else "strict"):
+        jax.eval_shape(passes, *shaped(128, 64, 300))
+
+
 def test_what_cannot_run_says_why(monkeypatch):
     """By dtype, sizes, memory, GPU and JAX; a cfg by hand is refused with a sentence."""
 
