@@ -119,7 +119,7 @@ def wide_gradient(rows: int, width: int) -> Study:
 
 
 def cross_entropy(tokens: int, width: int, words: int) -> Study:
-    """With gradients: chunks as the guess has them, padded words, all derivatives kept, and Mosaic's passes."""
+    """With gradients: chunks as the guess has them, padded words, derivatives or exponentials kept, Mosaic's passes."""
     kernel, half = LinearCrossEntropy(), -(-tokens // 256) * 128
     launch: dict[str, Any] = {"block": 2048, "num_warps": 8}
     config = LinearCrossEntropyConfig
@@ -129,6 +129,7 @@ def cross_entropy(tokens: int, width: int, words: int) -> Study:
     cfgs = [config("triton", half, **launch)]
     cfgs += [config("triton", half, **launch, **padded)] if padded else []
     cfgs += [config("triton", size, **launch, **padded, stacked=True) for size in (half, half // 2)[: 1 + large]]
+    cfgs += [config("mosaic_kept", **padded)]
     cfgs += [] if large else [config("mosaic", half, **launch, **padded)]
 
     def by(cfg: LinearCrossEntropyConfig) -> Callable[..., Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,9 +36,11 @@ from .linear_cross_entropy_ways import (
     WHOLE_BYTES,
     LinearCrossEntropyConfig,
     by_chunks,
+    by_exponentials,
     by_kernel,
     by_xla,
     launch_of,
+    refuses_exponentials,
     refuses_products,
     whole_products_first,
     with_whole_products,
@@ -86,7 +89,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             losses, _ = by_words(hidden, weight, labels, terms=terms, chunk=chunk)
         else:
             way = _way(cfg, hidden.shape[0], interpret)
-            losses, _ = by_tokens(hidden, weight, labels, counted, terms=terms, gradients=False, **way)
+            losses, _ = way(hidden, weight, labels, counted, terms=terms, gradients=False)
         return _reduced(losses, counted, reduction)
 
     # Its arrays are named once more: the executor turns those given by name into positions, by this signature.
@@ -118,7 +121,8 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         else:
             way = _way(cfg, hidden.shape[0], interpret)
             # Not divided by the count yet: numbers of that size would be lost in float16.
-            losses, kept = by_tokens(hidden, weight, labels, counted, terms=terms, gradients=reduction != "none", **way)
+            scales = counted / _count(counted) if _is_divided(cfg, reduction) else counted
+            losses, kept = way(hidden, weight, labels, scales, terms=terms, gradients=reduction != "none")
         return _reduced(losses, counted, reduction), kept
 
     def fwd_with_residuals_cpu(self, *args: Any, cfg: LinearCrossEntropyConfig, **kwargs: Any) -> tuple[jax.Array, Any]:
@@ -145,7 +149,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         terms, ignore_index, reduction = _options(**kwargs)
         counted = _counted(labels, ignore_index, _words(weight, terms))
         hidden, weight = _ready(cfg, hidden, weight, counted)
-        scale = dy / jnp.maximum(jnp.sum(counted), 1) if reduction == "mean" else dy
+        scale = dy / _count(counted) if reduction == "mean" and not _is_divided(cfg, reduction) else dy
         if cfg.implementation == "chunked_vocab":
             chunk = _chunk(cfg, _words(weight, terms))
             # One number for all tokens is not multiplied with what is rounded.
@@ -153,9 +157,9 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             grads = gradients_by_words(hidden, weight, labels, scales, factor, residuals, terms=terms, chunk=chunk)
         elif reduction == "none":
             way = _way(cfg, hidden.shape[0], interpret)
-            _, grads = by_tokens(hidden, weight, labels, counted * scale, terms=terms, gradients=True, **way)
+            _, grads = way(hidden, weight, labels, counted * scale, terms=terms, gradients=True)
         else:
-            grads = tuple(x * scale for x in residuals)
+            grads = tuple(x.astype(jnp.float32) * scale for x in residuals)
         return grads[0].astype(dtypes[0]), grads[1].astype(dtypes[1]), None
 
     def vjp_cpu(self, *args: Any, cfg: LinearCrossEntropyConfig, **kwargs: Any) -> tuple[jax.Array, jax.Array, None]:
@@ -197,7 +201,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         firsts = [cfg for cfg in triton if (cfg.block, cfg.num_warps) == (triton[0].block, triton[0].num_warps)][:2]
         whole = [cfg for cfg in with_whole_products(firsts, _sizes(inv)[1]) if not self._refuses_products(inv, cfg)]
         whole += [cfg for cfg in with_whole_products(mosaic[:1], _sizes(inv)[1]) if not cfg.stacked]
-        return [*by_xla(*_sizes(inv)), *triton, *mosaic, *whole]
+        return [*by_xla(*_sizes(inv)), *triton, by_exponentials(_sizes(inv)[1]), *mosaic, *whole]
 
     def candidate_cfgs_cpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
         """Smaller chunks than elsewhere, for narrow inputs in float32 too: not every CPU has narrow products."""
@@ -214,6 +218,11 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         if (cfg.implementation == "xla" or (is_kernel and (cfg.chunk or tokens) >= tokens)) and size > WHOLE_BYTES:
             return f"all logits take {size >> 20} MiB, over the {WHOLE_BYTES >> 20} MiB that may be held at once"
         refused = self._refuses_products(inv, cfg)
+        if cfg.implementation == "mosaic_kept":
+            shape, columns = _named(inv)["hidden"].shape, words + -words % (cfg.padded or 1)
+            dtype = jnp.dtype(jnp.float32) if cfg.wide else _named(inv)["hidden"].dtype
+            refused = refused or refuses_exponentials(shape, columns, dtype, examples(inv))
+            return refused or served.refuses(inv, tokens * columns, shape[1] * columns, hopper=True) or True
         if refused or not is_kernel:
             return refused or True
         if get_device_platform(device_of(inv)) != "gpu":
@@ -368,6 +377,16 @@ def _reduced(losses: jax.Array, counted: jax.Array, reduction: str) -> jax.Array
     return sums[0] / jnp.maximum(sums[1], 1)
 
 
+def _count(counted: Any) -> Any:
+    """The number that a mean is divided by."""
+    return jnp.maximum(jnp.sum(counted), 1)
+
+
+def _is_divided(cfg: LinearCrossEntropyConfig, reduction: str) -> bool:
+    """Are gradients that are kept those of the mean? They are narrow, and multiplied by nothing but the loss's own."""
+    return cfg.implementation == "mosaic_kept" and reduction == "mean"
+
+
 def _ready(cfg: LinearCrossEntropyConfig, hidden: Any, weight: Any, counted: Any) -> tuple[Any, Any]:
     """Both as the products take them: widened if the cfg says so, and zeros for what does not count."""
     # Such a token has no gradient either, and zero times what is no number would be none.
@@ -379,18 +398,22 @@ def _words(weight: Any, terms: Terms) -> int:
     return int(weight.shape[0 if terms.vocab_first else 1])
 
 
-def _way(cfg: LinearCrossEntropyConfig, tokens: int, interpret: bool) -> dict[str, Any]:
-    """The chunk, the passes and the products of `by_tokens` for a cfg."""
-    products: dict[str, Any] = {"padded": cfg.padded, "stacked": cfg.stacked}
+def _way(cfg: LinearCrossEntropyConfig, tokens: int, interpret: bool) -> Callable[..., tuple[jax.Array, Any]]:
+    """`by_tokens` with the cfg's chunk, passes and products, or what takes its place."""
+    if cfg.implementation == "mosaic_kept":
+        from .linear_cross_entropy_kept import by_kept
+
+        return functools.partial(by_kept, padded=cfg.padded, interpret=interpret)
+    way = functools.partial(by_tokens, padded=cfg.padded, stacked=cfg.stacked)
     if cfg.implementation in ("triton", "mosaic"):
         from .linear_cross_entropy_kernel import passes
 
         made = passes(*launch_of(cfg), interpret, cfg.implementation)
-        return {"chunk": min(cfg.chunk or tokens, tokens), "passes": made, **products}
+        return functools.partial(way, chunk=min(cfg.chunk or tokens, tokens), passes=made)
     if cfg.implementation != "chunked_tokens":
-        names = "chunked_tokens, triton, mosaic, chunked_vocab or xla"
+        names = "chunked_tokens, triton, mosaic, mosaic_kept, chunked_vocab or xla"
         raise ArgumentError(f"{cfg} names no way to compute this; use {names}")
-    return {"chunk": _chunk(cfg, tokens), **products}
+    return functools.partial(way, chunk=_chunk(cfg, tokens))
 
 
 def _chunk(cfg: LinearCrossEntropyConfig, most: int) -> int:

@@ -100,12 +100,12 @@ class Terms:
         made = jnp.einsum(form, slopes.values, weight, preferred_element_type=jnp.float32)
         # A token's slopes add up to nothing, so what all words share cancels. Rounded slopes leave some of it, which
         # may be more than all the rest; it is put right here.
-        return (made if slopes.lost is None else made + slopes.lost[:, None] * common) / slopes.lift
+        return (made if slopes.lost is None else made + slopes.lost[:, None] * common[None, :]) / slopes.lift
 
-    def of_weight(self, slopes: Slopes, hidden: Any) -> jax.Array:
-        """The gradient of the weight from that of logits."""
+    def of_weight(self, slopes: Slopes, hidden: Any, dtype: Any = jnp.float32) -> jax.Array:
+        """The gradient of the weight from that of logits, added up in float32 whatever its dtype is."""
         form = "tv,td->vd" if self.vocab_first else "tv,td->dv"
-        return jnp.einsum(form, slopes.values, hidden, preferred_element_type=jnp.float32) / slopes.lift
+        return jnp.einsum(form, slopes.values, hidden, preferred_element_type=dtype) / slopes.lift
 
     def padded(self, weight: Any, multiple: int | None) -> Any:
         """The weight with zeros for as many words more as make their number a multiple of this one."""
@@ -123,10 +123,13 @@ class Terms:
         """About the mean of the words' weights, where rounding needs it: of some, since reading all takes time."""
         if weight.dtype == jnp.float32:
             return None
+        return jnp.mean(self.sampled(weight), axis=0 if self.vocab_first else 1, dtype=jnp.float32)
+
+    def sampled(self, weight: Any) -> jax.Array:
+        """The part of the weight that some words have, from all over it."""
         axis = 0 if self.vocab_first else 1
         words = weight.shape[axis]
-        some = jax.lax.slice_in_dim(weight, 0, words, -(-words // _SAMPLE), axis)
-        return jnp.mean(some, axis=axis, dtype=jnp.float32)
+        return jax.lax.slice_in_dim(weight, 0, words, -(-words // _SAMPLE), axis)
 
 
 def summed(logits: jax.Array, labels: jax.Array, terms: Terms, words: int | None = None) -> Sums:

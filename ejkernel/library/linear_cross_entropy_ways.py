@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from .mosaic.tiles import CHUNK, shapes_refuse
 
 # All logits at once only where they are as small as a chunk would be: in float32, this many bytes.
 WHOLE_BYTES = 64 << 20
@@ -63,6 +68,11 @@ def by_kernel(tokens: int, words: int, backend: str = "triton") -> list[LinearCr
     return [LinearCrossEntropyConfig(backend, chunk, block=b, num_warps=w) for chunk, b, w in tried]
 
 
+def by_exponentials(words: int) -> LinearCrossEntropyConfig:
+    """The candidate that keeps exponentials of all logits, with words padded where copies of tiles need it."""
+    return LinearCrossEntropyConfig("mosaic_kept", padded=PADDED if words % CHUNK else None)
+
+
 def with_whole_products(cfgs: Sequence[LinearCrossEntropyConfig], words: int) -> list[LinearCrossEntropyConfig]:
     """These with derivatives kept, if they have several chunks; and where rows of 16 bits are not aligned, padded."""
     odd = words % 8 != 0 and words >= 8 * PADDED
@@ -86,18 +96,30 @@ def refuses_products(cfg: LinearCrossEntropyConfig, tokens: int, words: int, dty
     """The reason that words cannot be padded so, or derivatives kept; empty where they can."""
     if not cfg.padded and not cfg.stacked:
         return ""
-    if cfg.implementation not in ("chunked_tokens", "triton", "mosaic"):
+    if cfg.implementation not in ("chunked_tokens", "triton", "mosaic", "mosaic_kept"):
         return f"{cfg.implementation} neither pads words nor keeps derivatives"
     if cfg.padded is not None and (cfg.padded < 1 or words % cfg.padded == 0):
         return f"padded={cfg.padded}: {words} words are such a multiple" if cfg.padded > 0 else f"padded={cfg.padded}"
     if not cfg.stacked:
         return ""
-    if cfg.implementation == "mosaic":
-        return "mosaic writes whole arrays alone, not one part of all tokens' derivatives"
+    if cfg.implementation in ("mosaic", "mosaic_kept"):
+        return f"{cfg.implementation} writes whole arrays alone, not one part of all tokens' derivatives"
     if dtype != "bfloat16" or cfg.wide:
         return f"derivatives are kept in bfloat16 alone, not for {'float32' if cfg.wide else dtype}"
     size = 2 * tokens * words
     return f"all derivatives take {size >> 20} MiB, over {STACK_BYTES >> 20}" if size > STACK_BYTES else ""
+
+
+def refuses_exponentials(shape: tuple[int, ...], columns: int, dtype: Any, examples: int = 1) -> str:
+    """The reason that exponentials cannot be kept, of hidden states of this shape by so many columns; else empty."""
+    if jax.__version_info__ < (0, 10, 2):
+        return "JAX 0.10.0 cannot take a part of what tensor cores read"
+    if dtype.name != "bfloat16":
+        return f"exponentials are kept in bfloat16 alone, not for {dtype.name}"
+    size = 2 * shape[0] * columns * examples
+    if size > STACK_BYTES:
+        return f"all exponentials take {size >> 20} MiB, over {STACK_BYTES >> 20}"
+    return shapes_refuse(shape[0], shape[1], columns, CHUNK, dtype)
 
 
 def launch_of(cfg: LinearCrossEntropyConfig) -> tuple[int, int]:

@@ -1,0 +1,172 @@
+"""Cross entropy of a linear layer from exponentials of all logits, which are kept for both gradients.
+
+The product writes `exp(logit - offset)` in bfloat16, and no logits. With one offset for all of a token's words its
+derivatives are these numbers times one factor, but for its label's. So nothing is computed for each of them again: the
+label's is put in its place, and the factor multiplies what comes of the other product, and the hidden states before it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .arguments import ArgumentError
+from .linear_cross_entropy_chunks import by_tokens
+from .linear_cross_entropy_terms import Slopes, Sums, Terms
+from .linear_cross_entropy_ways import refuses_exponentials
+from .narrow import rounded
+from .reverse import recomputed
+
+# Tokens that are multiplied at a time where a token has several offsets, which is rare.
+_ROWS = 1024
+# Less than this of a price on the normaliser is as good as nothing, and cannot be divided by.
+_LEAST_STEEPNESS = 1e-6
+# Tokens of a chunk where gradients of gradients are asked for.
+_CHUNK = 512
+
+
+def by_kept(
+    hidden: jax.Array,
+    weight: jax.Array,
+    labels: jax.Array,
+    scales: jax.Array,
+    *,
+    terms: Terms,
+    gradients: bool,
+    padded: int | None,
+    interpret: bool,
+) -> tuple[jax.Array, Any]:
+    """Losses of tokens, and, if asked for, the gradients of their sum weighted by `scales`, in the inputs' dtype.
+
+    In that dtype they are no larger than in float32, so that nothing is lost but what rounding takes.
+    """
+    words = weight.shape[0 if terms.vocab_first else 1]
+    refused = refuses_exponentials(hidden.shape, words + -words % (padded or 1), hidden.dtype)
+    if refused:
+        raise ArgumentError(f"mosaic_kept cannot compute this call: {refused}")
+
+    def kernel(*arrays: Any) -> Any:
+        return _made(*arrays, terms=terms, gradients=gradients, padded=padded, interpret=interpret)
+
+    def plain(hidden: Any, weight: Any, labels: Any, scales: Any) -> Any:
+        chunk = min(_CHUNK, hidden.shape[0])
+        losses, grads = by_tokens(hidden, weight, labels, scales, terms=terms, chunk=chunk, gradients=gradients)
+        return losses, jax.tree.map(lambda x: x.astype(hidden.dtype), grads)
+
+    made: tuple[jax.Array, Any] = recomputed(kernel, plain)(hidden, weight, labels, scales)
+    return made
+
+
+def _made(
+    hidden: Any,
+    weight: Any,
+    labels: Any,
+    scales: Any,
+    *,
+    terms: Terms,
+    gradients: bool,
+    padded: int | None,
+    interpret: bool,
+) -> Any:
+    from .mosaic.exponentials import exponentials
+
+    words = weight.shape[0 if terms.vocab_first else 1]
+    whole = terms.padded(weight, padded)
+    how: dict[str, Any] = {"words": words, "vocab_first": terms.vocab_first, "total": bool(terms.smoothing)}
+    expected = _expected(hidden, weight, terms) if gradients else None
+    kept, parts = exponentials(hidden, whole, labels, expected, **how, interpret=interpret)
+    top = jnp.max(parts.offset, axis=0)
+    factors = jnp.exp(parts.offset - top[None])
+    total = 0.0 if parts.total is None else jnp.sum(parts.total, axis=0)
+    sums = Sums(top, jnp.sum(parts.norm * factors, axis=0), jnp.sum(parts.label, axis=0), total)
+    losses = terms.losses(sums, words)
+    if kept is None or parts.lost is None:
+        return losses, None
+    kept, more = _levelled(kept, factors)
+    lost = jnp.sum(parts.lost * factors, axis=0) + more
+    share = _shares(terms, sums)
+    labels = jnp.clip(labels, 0, words - 1)
+    kept, lost, exactly = _with_labels(kept, lost, labels, sums, (1 - terms.smoothing) / share)
+    return losses, _gradients(hidden, weight, whole, Slopes(kept, lost), share * scales * exactly, scales, terms)
+
+
+def _gradients(
+    hidden: Any, weight: Any, whole: Any, slopes: Slopes, factor: jax.Array, scales: jax.Array, terms: Terms
+) -> tuple[jax.Array, jax.Array]:
+    """Those of hidden states and weight, of slopes that each token's factor is to be multiplied with."""
+    axis = 0 if terms.vocab_first else 1
+    words, wide = weight.shape[axis], hidden.astype(jnp.float32)
+    # Rounded as it is written: it is as large as the weight, and a pass over it takes a fiftieth of all time.
+    dtype = jnp.float32 if terms.smoothing else weight.dtype
+    d_hidden = terms.of_hidden(slopes, whole, terms.common(weight)) * factor[:, None]
+    d_weight = terms.of_weight(slopes, (wide * factor[:, None]).astype(hidden.dtype), dtype)
+    d_weight = terms.of_words(d_weight, words)
+    if terms.smoothing:
+        # What all words share of each token's derivatives.
+        each = (scales * (terms.smoothing / words))[:, None]
+        d_hidden = d_hidden - each * jnp.sum(weight, axis=axis, dtype=jnp.float32)[None]
+        d_weight = d_weight - jnp.expand_dims(jnp.sum(wide * each, axis=0), axis)
+    return d_hidden.astype(hidden.dtype), d_weight.astype(weight.dtype)
+
+
+def _expected(hidden: Any, weight: Any, terms: Terms) -> jax.Array:
+    """The largest logit among some words: no exponential is far too large once it is taken off, nor all too small."""
+    highest = jnp.max(terms.logits(hidden, terms.sampled(weight)), axis=1)
+    finite = jnp.finfo(jnp.float32)
+    return jnp.clip(highest, finite.min, finite.max)
+
+
+def _shares(terms: Terms, sums: Sums) -> jax.Array:
+    share = terms.shares(sums)
+    if not terms.z_loss:
+        return share
+    least = _LEAST_STEEPNESS / sums.norm
+    return jnp.where(jnp.abs(share) < least, least, share)
+
+
+def _levelled(kept: jax.Array, factors: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The exponentials times their tiles' factors, and what rounding took: in place, and where one is not 1 alone."""
+    from .mosaic.exponentials import TILE
+
+    tokens, columns = kept.shape
+    rows = math.gcd(tokens, _ROWS)
+
+    def step(number: Any, state: Any) -> Any:
+        kept, lost = state
+        start = number * rows
+        by = jax.lax.dynamic_slice_in_dim(factors, start, rows, axis=1).T
+        by = jnp.repeat(by, TILE.n, axis=1)[:, :columns]
+        wide = jax.lax.dynamic_slice_in_dim(kept, start, rows).astype(jnp.float32) * by
+        near = rounded(wide, kept.dtype)
+        kept = jax.lax.dynamic_update_slice_in_dim(kept, near.astype(kept.dtype), start, 0)
+        return kept, jax.lax.dynamic_update_slice_in_dim(lost, jnp.sum(wide - near, axis=1), start, 0)
+
+    count = jnp.where(jnp.all(factors == 1), 0, tokens // rows)
+    made: tuple[jax.Array, jax.Array] = jax.lax.fori_loop(0, count, step, (kept, jnp.zeros_like(factors[0])))
+    return made
+
+
+def _with_labels(
+    kept: jax.Array, lost: jax.Array, labels: jax.Array, sums: Sums, taken: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The exponentials less what a label takes; what rounding took by then; and a factor that makes the label's exact.
+
+    Rounding the label's derivative would be most of a gradient's error. So what it takes is given back by the token's
+    factor, which for other words is an error of as many bits as their own rounding.
+    """
+    place = jnp.arange(labels.shape[0]), labels
+    # A share near 1 cancels here, so that it is computed anew.
+    exact = jnp.exp(sums.label - sums.top)
+    wide = exact - taken
+    near = rounded(wide, kept.dtype)
+    is_zero = (wide == 0) | (near == 0)
+    off = jnp.where(is_zero, 0.0, (near - wide) / jnp.where(is_zero, 1.0, wide))
+    before = kept.at[place].get(mode="promise_in_bounds").astype(jnp.float32)
+    # Read before it is written in place.
+    near, before = jax.lax.optimization_barrier((near, before))
+    how: dict[str, Any] = {"mode": "promise_in_bounds", "unique_indices": True, "indices_are_sorted": True}
+    kept = kept.at[place].set(near.astype(kept.dtype), **how)
+    return kept, lost + (before - exact) + off * (sums.norm - exact), 1 / (1 + off)

@@ -1,0 +1,177 @@
+"""Exponentials of a product's elements for Hopper GPUs: what a softmax of its rows needs, without the product itself.
+
+Each tile of the product is added up in registers, as `rolling` does it. What is written of it are its exponentials in
+bfloat16, once each row's offset is taken off, and a few numbers of each row of the tile.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from ..narrow import rounded
+from .launch import load, plgpu
+from .matmul import lines, turned
+from .rolling import StepTiles, TileWork, rolling
+from .tiles import CHUNK, PROCESSORS, SHARED_BYTES, Tile
+
+TILE = Tile(128, 256, 64, 4)
+# An exponential may be this large, as a logarithm: times a sum of others and a gradient it stays within float32.
+_MOST = 40.0
+# Columns of tiles that rows of tiles share while these are in the cache.
+_BAND = 8
+_LARGEST = float(jnp.finfo(jnp.float32).max)
+
+
+class Parts(NamedTuple):
+    """Numbers of each row in each tile, (tiles, rows), in float32.
+
+    What is taken off before exponentials, their sum, the label's element or 0; what rounding took from the sum, and the
+    sum of the elements, where these were asked for.
+    """
+
+    offset: jax.Array
+    norm: jax.Array
+    label: jax.Array
+    lost: jax.Array | None = None
+    total: jax.Array | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    row: Any
+    column: Any
+
+
+def exponentials(
+    hidden: jax.Array,
+    weight: jax.Array,
+    labels: jax.Array,
+    expected: jax.Array | None,
+    *,
+    words: int,
+    vocab_first: bool,
+    total: bool,
+    interpret: bool,
+    blocks: int = PROCESSORS,
+) -> tuple[jax.Array | None, Parts]:
+    """`exp(hidden @ weight - offset)` in bfloat16, and its parts; columns beyond so many words count for nothing.
+
+    The offset of a row is `expected`, but in tiles with elements that are over `_MOST` above it: there it is their
+    maximum. Without `expected` it is the maximum in all tiles, and exponentials are not written.
+    """
+    tile, (rows, depth), columns = TILE, hidden.shape, weight.shape[0 if vocab_first else 1]
+    is_kept = expected is not None
+    high, across = pl.cdiv(rows, tile.m), pl.cdiv(columns, tile.n)
+    # What is copied is cut off at the last row, and what is loaded and stored is not.
+    beyond = (0, high * tile.m - rows)
+    vectors = [jnp.pad(labels.astype(jnp.int32), beyond)]
+    vectors += [] if expected is None else [jnp.pad(expected, beyond)]
+    names = ["offset", "norm", "label", *["near"] * is_kept, *["total"] * total]
+    places = range(0, tile.n, CHUNK)
+    held = (SHARED_BYTES - tile.bytes(2, 0)) // (tile.m * CHUNK * 2)
+
+    def find(number: Any) -> tuple[_Place, Any, Any]:
+        return _place(number, high, across), number >= 0, jnp.int32(depth // tile.k)
+
+    def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
+        hidden_ref, weight_ref = refs[len(vectors) : len(vectors) + 2]
+        inner, there = pl.ds(at * tile.k, tile.k), pl.ds(place.column * tile.n, tile.n)
+        plgpu.copy_gmem_to_smem(hidden_ref.at[pl.ds(place.row * tile.m, tile.m), inner], step.left, step.full)
+        right = weight_ref.at[there, inner] if vocab_first else weight_ref.at[inner, there]
+        plgpu.copy_gmem_to_smem(right, step.right[0], step.full)
+
+    def multiply(place: _Place, at: Any, totals: Sequence[Any], step: StepTiles) -> None:
+        mine = pl.ds(jax.lax.axis_index("group") * tile.share, tile.share)
+        plgpu.wgmma(totals[0], step.left.at[mine], turned(step.right[0]) if vocab_first else step.right[0])
+
+    def write(place: _Place, totals: Sequence[jax.Array], *refs: Any) -> None:
+        given, made = refs[: len(vectors)], refs[len(vectors) + 2 :]
+        group, first = jax.lax.axis_index("group"), place.column * tile.n
+        mine = pl.ds(place.row * tile.m + group * tile.share, tile.share)
+        label, *others = (_rows_of(ref.at[mine], interpret) for ref in given)
+        column = jax.lax.broadcasted_iota("int32", (tile.share, CHUNK), 1)
+        column = column if interpret else plgpu.layout_cast(column, plgpu.Layout.WGMMA)
+
+        def along(numbers: jax.Array) -> jax.Array:
+            return jax.lax.broadcast_in_dim(numbers, column.shape, (0,))
+
+        def values(at: int, other: float = -jnp.inf) -> jax.Array:
+            found = totals[0][:, at : at + CHUNK]
+            if words % tile.n == 0:
+                return found
+            return jnp.where(column < words - first - at, found, jnp.full_like(found, other))
+
+        offset = functools.reduce(jnp.maximum, [jnp.max(values(at), axis=1) for at in places])
+        # Finite, so that what is infinite stays so, or becomes zero.
+        offset = jnp.minimum(jnp.maximum(offset, -_LARGEST), _LARGEST)
+        if is_kept:
+            offset = jnp.where(offset > others[0] + _MOST, offset, others[0])
+        sums: dict[str, list[jax.Array]] = {name: [] for name in names}
+        at_label = jnp.zeros_like(totals[0][:, :CHUNK])
+        for number, at in enumerate(places):
+            powers = jnp.exp(values(at) - along(offset))
+            sums["norm"].append(jnp.sum(powers, axis=1))
+            if is_kept:
+                narrow = powers.astype(jnp.bfloat16)
+                # XLA, which interprets it, may take a conversion and one back away.
+                near = rounded(powers, jnp.bfloat16) if interpret else narrow.astype(jnp.float32)
+                sums["near"].append(jnp.sum(near, axis=1))
+                # What was there before has been read by now: by copies of this tile, all but the last few ones.
+                plgpu.wait_smem_to_gmem(held - 1 if number else 0, wait_read_only=True)
+                part = made[-1].at[number % held, pl.ds(group * tile.share, tile.share)]
+                part[...] = narrow
+                plgpu.commit_smem()
+                # Beyond the last column nothing is written.
+                plgpu.copy_smem_to_gmem(part, made[1].at[mine, pl.ds(first + at, CHUNK)])
+            is_label = column == along(label - first - at)
+            at_label = jnp.where(is_label, totals[0][:, at : at + CHUNK], at_label)
+            if total:
+                sums["total"].append(jnp.sum(values(at, 0.0), axis=1))
+        sums |= {"offset": [offset], "label": [jnp.sum(at_label, axis=1)]}
+        for number, name in enumerate(names):
+            made[0][number, place.column, mine] = functools.reduce(jnp.add, sums[name])
+
+    parts_shape = (len(names), across, high * tile.m)
+    made = rolling(
+        TileWork(high * across, lambda number, *refs: [], find, fill, multiply, write),
+        [*vectors, hidden, weight],
+        out=[
+            jax.ShapeDtypeStruct(parts_shape, jnp.float32),
+            *([jax.ShapeDtypeStruct((rows, columns), jnp.bfloat16)] * is_kept),
+        ],
+        scratch=[plgpu.SMEM((held, tile.m, CHUNK), jnp.bfloat16, transforms=lines(jnp.bfloat16))] * is_kept,
+        left=(tile.m, tile.k),
+        right=[(tile.n, tile.k) if vocab_first else (tile.k, tile.n)],
+        tile=tile,
+        interpret=interpret,
+        name="library_exponentials",
+        fast=True,
+        blocks=blocks,
+    )
+    found = dict(zip(names, made[0][:, :, :rows], strict=True))
+    lost = found["norm"] - found["near"] if is_kept else None
+    parts = Parts(found["offset"], found["norm"], found["label"], lost, found.get("total"))
+    return made[1] if is_kept else None, parts
+
+
+def _place(number: Any, high: int, across: int) -> _Place:
+    """The tile of this number: columns of tiles in bands, of which the last may be narrower."""
+    wide = min(_BAND, across)
+    whole = across // wide * wide
+    is_last = number >= whole * high
+    width = jnp.where(is_last, max(across - whole, 1), wide)
+    number = number - jnp.where(is_last, whole * high, 0)
+    line, column = jax.lax.div(number, width), jax.lax.rem(number, width)
+    row, band = jax.lax.rem(line, jnp.int32(high)), jax.lax.div(line, jnp.int32(high))
+    return _Place(row, jnp.where(is_last, whole, band * wide) + column)
+
+
+def _rows_of(ref: Any, interpret: bool) -> jax.Array:
+    return load(ref, plgpu.Layout.WGMMA.reduce(1), interpret=interpret, optimized=False)

@@ -1,0 +1,267 @@
+"""Cross entropy of exponentials that are kept: interpreted beside float64, and lowered for a Hopper GPU.
+
+Covers `library/linear_cross_entropy_kept.py` and `library/mosaic/exponentials.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes_library import UNTUNED, normal
+from fakes_mosaic import hopper, lowered_by_mosaic, needs_loops, needs_mosaic, races
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from test_linear_cross_entropy import close, truth
+
+from ejkernel.library import LinearCrossEntropy, LinearCrossEntropyConfig, linear_cross_entropy
+from ejkernel.ops import Invocation
+
+__all__ = ["races"]
+pytestmark = needs_mosaic
+KEPT, PADDED = LinearCrossEntropyConfig("mosaic_kept"), LinearCrossEntropyConfig("mosaic_kept", padded=128)
+# One tile of rows that is not whole, and the words of two tiles.
+TOKENS, DEPTH, WORDS = 72, 64, 512
+
+
+def inputs(words=WORDS, tokens=TOKENS):
+    """Hidden states, a weight and labels, two of which are to be ignored."""
+    labels = np.random.default_rng(2).integers(0, words, tokens)
+    labels[[3, 6]] = -100
+    weight = normal(DEPTH, words, dtype="bfloat16", seed=1) * jnp.bfloat16(0.25)
+    return normal(tokens, DEPTH, dtype="bfloat16"), weight, labels
+
+
+def both(hidden, weight, labels, cfg=KEPT, dy=1.0, **options):
+    """The value, and the gradients for this cotangent."""
+
+    def run(hidden, weight, labels):
+        loss = lambda *given: linear_cross_entropy(*given, labels, cfg=cfg, executor=UNTUNED, **options)  # noqa: E731
+        out, pull = jax.vjp(loss, hidden, weight)
+        return out, *pull(jnp.asarray(dy, jnp.float32))
+
+    return jax.jit(run)(hidden, weight, jnp.asarray(labels))
+
+
+def compare(hidden, weight, labels, cfg=KEPT, *, reduction="mean", **options):
+    """Value and gradients of a call against float64."""
+    count = np.sum(labels >= 0) if reduction == "mean" else 1
+    dy = np.linspace(-1, 2, len(labels)) if reduction == "none" else np.asarray(1.7)
+    out, *grads = both(hidden, weight, labels, cfg, dy, reduction=reduction, **options)
+    losses, *right = truth(hidden, weight, labels, dy / count, **options)
+    # Exponentials are those of the hardware, and sums are float32: bfloat16 is in the gradients alone.
+    close(out, losses if reduction == "none" else losses.sum() / count, "float32")
+    assert (out.dtype, *(grad.dtype for grad in grads)) == (jnp.float32, jnp.bfloat16, jnp.bfloat16)
+    for got, want in zip(grads, right, strict=True):
+        close(got, want, "bfloat16")
+
+
+@needs_loops
+def test_the_mean_and_its_gradients_are_those_of_float64(races):
+    """Whole tiles of words, and rows that are none."""
+    compare(*inputs())
+
+
+@needs_loops
+def test_all_options_together_agree_with_float64(races):
+    """Words that are padded into a part of a tile, the weight the other way round, and a plain sum."""
+    hidden, weight, labels = inputs(300)
+    options = {"vocab_first": True, "z_loss": 0.1, "label_smoothing": 0.2, "reduction": "sum"}
+    compare(hidden, weight.T, labels, PADDED, **options)
+
+
+@needs_loops
+@pytest.mark.parametrize("high", [(3,), (400, 401)], ids=["beside the sample", "in it too"])
+def test_logits_far_above_those_of_some_words_agree(races, high):
+    """Then a token has several offsets, and is brought to one; losses for each token are weighted."""
+    hidden, weight, labels = inputs()
+    # What is looked at first is every second word.
+    for number, word in enumerate(high):
+        weight = weight.at[:, word].multiply(40 << number)
+    logits = np.asarray(hidden, np.float32) @ np.asarray(weight, np.float32)
+    assert 0 < np.sum(logits.max(axis=1) - logits[:, ::2].max(axis=1) > 40) < TOKENS
+    compare(hidden, weight, labels, reduction="none", z_loss=0.01)
+
+
+@needs_loops
+def test_without_gradients_no_exponentials_are_kept(races):
+    """The loss of a forward pass alone, of words that are not whole tiles, is that of float64."""
+    hidden, weight, labels = inputs(300)
+    how = {"label_smoothing": 0.1, "cfg": PADDED, "executor": UNTUNED}
+    found = jax.jit(lambda *given: linear_cross_entropy(*given, labels, **how))(hidden, weight)
+    close(found, truth(hidden, weight, labels, 1.0, label_smoothing=0.1)[0].sum() / (TOKENS - 2))
+
+
+@needs_loops
+def test_what_counts_for_nothing_is_left_out(races):
+    """Hidden states that are no numbers where a label is ignored, and a label out of range under a trace."""
+    hidden, weight, labels = inputs()
+    out, *grads = both(hidden, weight, labels)
+    broken, wrong = hidden.at[3].set(np.nan), np.where(labels < 0, WORDS + 7, labels)
+    again, *others = both(broken, weight, wrong)
+    assert out == again
+    for one, other in zip(grads, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.any(others[0][3])
+
+
+# The interpreter multiplies by numpy, which says so.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@needs_loops
+def test_what_is_no_number_stays_so():
+    """Losses are NaN and infinite where all logits at once make them so, and right where a word cannot be."""
+    hidden, weight, labels = inputs()
+    weight = jnp.abs(weight).at[:, 7].set(-np.inf)
+    hidden = jnp.abs(hidden).at[0].set(np.nan).at[1].set(1e30).at[2, 5].set(np.inf).at[4].set(-1e30)
+    labels[5] = 7
+    how = {"reduction": "none", "executor": UNTUNED}
+    found, kept, wanted = (
+        jax.jit(fn)(hidden, weight)
+        for fn in (
+            lambda *given: linear_cross_entropy(*given, labels, cfg=KEPT, **how),
+            lambda *given: jax.vjp(lambda *a: linear_cross_entropy(*a, labels, cfg=KEPT, **how), *given)[0],
+            lambda *given: linear_cross_entropy(*given, labels, cfg=LinearCrossEntropyConfig("xla"), **how),
+        )
+    )
+    assert {0, 2, 5} <= set(np.flatnonzero(~np.isfinite(wanted)))
+    for got in (found, kept):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@needs_loops
+def test_a_price_that_leaves_nothing_of_the_exponentials_leaves_the_label():
+    """Where derivatives of the normaliser and of its square cancel, no gradient is infinite."""
+    hidden, weight, labels = inputs()
+    hidden = jnp.zeros_like(hidden)
+    # All logits are zero, so that this makes the normaliser's derivative one minus one.
+    price = -0.5 / np.log(WORDS)
+    compare(hidden, weight, labels, reduction="sum", z_loss=float(price))
+
+
+@needs_loops
+def test_examples_of_a_vmap_and_gradients_of_gradients_agree():
+    """Beside those of all logits at once."""
+    hidden, weight, labels = inputs(128, 8)
+    rows = jnp.stack([hidden, hidden[::-1]])
+
+    def grad(hidden, cfg):
+        return jax.grad(lambda h: linear_cross_entropy(h, weight, labels, cfg=cfg, executor=UNTUNED))(hidden)
+
+    def twice(hidden, cfg):
+        return jax.grad(lambda h: jnp.sum(grad(h, cfg).astype(jnp.float32) ** 2))(hidden)
+
+    def mapped(rows, cfg):
+        return jax.vmap(lambda hidden: grad(hidden, cfg))(rows), twice(rows[0], cfg)
+
+    found = jax.jit(lambda rows: mapped(rows, KEPT))(rows)
+    for got, want in zip(found, mapped(rows, LinearCrossEntropyConfig("xla")), strict=True):
+        close(got, want, "bfloat16")
+
+
+@needs_loops
+@pytest.mark.parametrize(("high", "across"), [(1, 1), (3, 8), (5, 19), (32, 594)])
+def test_every_tile_is_made_once(high, across):
+    """In bands of columns of which the last may be narrower."""
+    from ejkernel.library.mosaic.exponentials import _place
+
+    places = jax.vmap(lambda number: (lambda at: (at.row, at.column))(_place(number, high, across)))
+    row, column = places(jnp.arange(high * across, dtype=jnp.int32))
+    assert sorted(zip(row.tolist(), column.tolist(), strict=True)) == [
+        (i, j) for i in range(high) for j in range(across)
+    ]
+
+
+def shaped(tokens, depth, words, dtype=jnp.bfloat16, vocab_first=False):
+    """A call's arrays, of which only shape and dtype are known."""
+    weight = (words, depth) if vocab_first else (depth, words)
+    shapes = ((tokens, depth), dtype), (weight, dtype), ((tokens,), jnp.int32)
+    return tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+
+
+@needs_loops
+@pytest.mark.parametrize(
+    ("words", "options", "x64"),
+    [(131072, {}, False), (50257, {"vocab_first": True, "label_smoothing": 0.1, "z_loss": 0.1}, True)],
+    ids=["whole", "odd"],
+)
+def test_the_product_is_lowered_for_a_gpu(words, options, x64):
+    """With gradients, and without."""
+    kernel, cfg = LinearCrossEntropy(), KEPT if words % 64 == 0 else PADDED
+
+    def passes(*arrays):
+        loss, kept = kernel.fwd_with_residuals(*arrays, cfg=cfg, **options)
+        return loss, kernel.vjp(kept, loss, loss, *arrays, cfg=cfg, **options)[:2]
+
+    shapes = shaped(4096, 768, words, vocab_first="vocab_first" in options)
+    with jax.enable_x64(x64):
+        for fn in (passes, lambda *arrays: kernel.run(*arrays, cfg=cfg, **options)):
+            assert "library_exponentials" in lowered_by_mosaic(fn, *shapes)
+
+
+@needs_loops
+def test_it_is_sharded_over_tokens():
+    """As a GPU would trace it inside shard_map with its checks on: on shapes, since a CPU cannot run it."""
+    mesh, kernel = Mesh(np.array(jax.devices()[:2]), ("tokens",)), LinearCrossEntropy()
+
+    def passes(*args):
+        options = {"label_smoothing": 0.1, "reduction": "none", "cfg": KEPT}
+        losses, kept = kernel.fwd_with_residuals(*args, **options)
+        return losses, kernel.vjp(kept, losses, losses, *args, **options)[1][None]
+
+    sharded = jax.shard_map(passes, mesh=mesh, in_specs=(P("tokens"), P(), P("tokens")), out_specs=P("tokens"))
+    made = jax.eval_shape(sharded, *shaped(256, 64, 512))
+    assert [out.shape for out in made] == [(256,), (2, 64, 512)]
+
+
+@needs_loops
+@pytest.mark.parametrize("setting", ["numpy_rank_promotion", "numpy_dtype_promotion"])
+def test_it_relies_on_no_promotion(setting):
+    """Neither of ranks nor of dtypes, with every option; seen by tracing alone."""
+    kernel, options = LinearCrossEntropy(), {"label_smoothing": 0.1, "z_loss": 0.1, "cfg": PADDED}
+
+    def passes(*args):
+        loss, kept = kernel.fwd_with_residuals(*args, **options)
+        return kernel.vjp(kept, loss, loss, *args, **options)[:2]
+
+    with getattr(jax, setting)("raise" if "rank" in setting else "strict"):
+        jax.eval_shape(passes, *shaped(128, 64, 300))
+
+
+def test_what_cannot_run_says_why(monkeypatch):
+    """By dtype, sizes, memory, GPU and JAX; a cfg by hand is refused with a sentence."""
+
+    def judged(*shape, cfg=KEPT, **how):
+        return LinearCrossEntropy().valid_cfg(Invocation("x", shaped(*shape, **how), {}), cfg)
+
+    hopper(monkeypatch)
+    if jax.__version_info__ < (0, 10, 2):
+        assert "JAX 0.10.0" in judged(8192, 4096, 131072)
+        return
+    assert judged(8192, 4096, 131072) is True
+    assert judged(4096, 3584, 152064) is True
+    assert judged(8192, 768, 50257, cfg=PADDED) is True
+    assert "must be multiples of 8, 64 and 64" in judged(8192, 768, 50257)
+    assert "must be multiples" in judged(8190, 768, 32000)
+    assert "must be multiples" in judged(8192, 96, 32000)
+    assert "over 3072" in judged(16384, 4096, 131072)
+    assert "in bfloat16 alone, not for float16" in judged(8192, 768, 32000, dtype=jnp.float16)
+    wide = LinearCrossEntropyConfig("mosaic_kept", wide=True)
+    assert "in bfloat16 alone, not for float32" in judged(8192, 768, 32000, cfg=wide)
+    assert "whole arrays alone" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", stacked=True))
+    hopper(monkeypatch, "10.0")
+    assert "capability 9, not 10.0" in judged(8192, 4096, 131072)
+    monkeypatch.setattr(sys.modules["ejkernel.library.mosaic.served"], "missing", lambda: "no Mosaic")
+    hopper(monkeypatch)
+    assert judged(8192, 4096, 131072) == "no Mosaic"
+    with pytest.raises(ValueError, match="mosaic_kept cannot compute this call: exponentials are kept in bfloat16"):
+        linear_cross_entropy(jnp.ones((8, 64)), jnp.ones((64, 64)), jnp.zeros(8, jnp.int32), cfg=KEPT)
+
+
+@pytest.mark.parametrize(("words", "cfg"), [(131072, KEPT), (152064, KEPT), (50257, PADDED)])
+def test_it_is_the_first_of_mosaics_candidates(words, cfg):
+    """Words are padded where copies of tiles need it."""
+    found = list(LinearCrossEntropy().candidate_cfgs_gpu(Invocation("x", shaped(8192, 768, words), {})))
+    assert next(one for one in found if one.implementation.startswith("mosaic")) == cfg
