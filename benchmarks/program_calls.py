@@ -98,9 +98,9 @@ def calls_of(step: Any, args: tuple[Any, ...]) -> dict[tuple[str, str], Any]:
     return {(call.key.op_id, call.key.call_key): call for call in find(step, args, {}).calls}
 
 
-def candidates(kernel: Any, inv: Any) -> list[Any]:
-    """All that the kernel offers for the call."""
-    platform = jax.default_backend()
+def candidates(kernel: Any, inv: Any, platform: str | None = None) -> list[Any]:
+    """All that the kernel offers for the call, on this process's platform unless another one is named."""
+    platform = platform or jax.default_backend()
     offered = variant(kernel, "candidate_cfgs", platform=platform, method=inv.method)(inv)
     first = variant(kernel, "heuristic_cfg", platform=platform, method=inv.method)(inv)
     return [cfg for cfg in dict.fromkeys([first, *offered]) if kernel.valid_cfg(inv, cfg) is True]
