@@ -33,7 +33,7 @@ import cases.moe_dispatch
 import in_turns
 from in_turns import turn
 from library_programs import lowered
-from ragged_gpu import distances
+from ragged_gpu import distances, named
 from tuning_gpu import raced
 
 from ejkernel import library
@@ -71,9 +71,9 @@ SHAPES: dict[str, list[Any]] = {
 NAMES = [f"{name}{kind}" for kind in ("", "-gradient") for name in SHAPES]
 
 
-def block(way: str, columns: int = 256, stages: int = 4) -> RaggedDotConfig:
+def block(way: str, columns: int = 256, stages: int = 4, lead: int | None = None) -> RaggedDotConfig:
     """A cfg of a kernel for Hopper GPUs."""
-    return RaggedDotConfig(way, 128, columns, 64, None, stages)
+    return RaggedDotConfig(way, 128, columns, 64, None, stages, lead)
 
 
 def rows_ways() -> dict[str, Callable[..., Any]]:
@@ -98,13 +98,15 @@ def layer_ways() -> dict[str, Callable[..., Any]]:
         "rows, gated, rolling": MoeConfig(up=gated, down=rolling, **moved),
         "rows, gated 4, rolling 4": MoeConfig(up=block("mosaic_gated"), down=block("mosaic_rolling"), **moved),
     }
+    for stages, lead in ((4, 2), (3, 1)):
+        up, down = (block(way, 256, stages, lead) for way in ("mosaic_gated", "mosaic_rolling"))
+        cfgs[f"rows, gated {stages}, rolling {stages}, lead {lead}"] = MoeConfig(up=up, down=down, **moved)
     return {name: functools.partial(library.moe, k=K, cfg=cfg, executor=UNTUNED) for name, cfg in cfgs.items()}
 
 
 def product_ways(kernel: Any, cfgs: list[RaggedDotConfig]) -> dict[str, Callable[..., Any]]:
     """One kernel by several cfgs."""
-    named = {f"{cfg.implementation} {cfg.block_m}x{cfg.block_n}, {cfg.num_stages}": cfg for cfg in cfgs}
-    return {name: functools.partial(UNTUNED, kernel, cfg=cfg) for name, cfg in named.items()}
+    return {named(cfg): functools.partial(UNTUNED, kernel, cfg=cfg) for cfg in cfgs}
 
 
 def of_case(name: str) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any]]:
@@ -115,9 +117,11 @@ def of_case(name: str) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any
     if name == "layer":
         return layer_ways(), functools.partial(cases.moe.plain, k=K, product=ragged)
     cfgs = [block("mosaic"), block("mosaic_rolling"), block("mosaic_rolling", 256, 3), block("mosaic_rolling", 128, 5)]
+    leads = [(256, 4, 2), (256, 4, 1), (256, 3, 1)]
+    cfgs += [block("mosaic_rolling", *how) for how in leads]
     if name == "down":
         return product_ways(library.RaggedDot(), [*cfgs, RaggedDotConfig("triton", 128, 128, 64, 4, 3)]), ragged
-    cfgs += [block("mosaic_gated"), block("mosaic_gated", 256, 3), block("mosaic_gated", 128, 5)]
+    cfgs += [block("mosaic_gated", *how) for how in ((256, 4), (256, 3), (128, 5), *leads)]
     return product_ways(RaggedGated(), cfgs), functools.partial(UNTUNED, RaggedGated(), cfg=TILED)
 
 

@@ -6,7 +6,9 @@ Covers `library/mosaic/handover.py`, `library/mosaic/outer_rolling.py`, `library
 
 from __future__ import annotations
 
+import functools
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +31,12 @@ from ejkernel.library.mosaic.tiles import Tile, rolling_refuses
 from ejkernel.library.ragged_dot_tiles import masked, masked_outer
 from ejkernel.library.ragged_gated import RaggedGated
 from ejkernel.ops import Invocation
+from ejkernel.ops.core import codec
 
 __all__ = ["asked", "races"]
 pytestmark = needs_mosaic
 SENT, SUMMED = MoeDispatchConfig("mosaic"), MoeCombineConfig("mosaic")
-FUSED = RaggedDotConfig("mosaic_gated", 128, 256, 64, None, 4)
+FUSED, LED = (RaggedDotConfig("mosaic_gated", 128, 256, 64, None, 4, lead) for lead in (None, 2))
 ROLLING = RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 4)
 NARROW = jnp.dtype("bfloat16")
 
@@ -120,6 +123,45 @@ def test_blocks_go_from_tile_to_tile(races, sizes):
     how["dtype"] = jnp.dtype("float32")
     wanted = masked(one, near, sizes, **how) + masked(other, far, sizes, **how)
     assert_near(made, wide(wanted), "bfloat16")
+
+
+def led(way, tile):
+    """The kernel's results from warpgroups that begin together, and from one that begins some steps later."""
+    return (jax.jit(functools.partial(way, tile=one))() for one in (replace(tile, lead=0), tile))
+
+
+# Shares without a row of the group, a block's first tile among them; tiles shorter than the lead; a block without any.
+@needs_loops
+@pytest.mark.parametrize(
+    ("sizes", "depth", "lead", "blocks"),
+    [
+        ((100, 0, 280, 5), 256, 2, 2),
+        ((3, 2, 390, 0), 64, 2, 2),
+        pytest.param((70, 0, 1, 300), 128, 1, 1, marks=pytest.mark.slow),
+        pytest.param((0, 0, 0, 384), 192, 2, 9, marks=pytest.mark.slow),
+    ],
+)
+def test_a_warpgroup_that_begins_later_ends_with_the_same(races, sizes, depth, lead, blocks):
+    """Several tiles of a block, in which the two overtake each other; nothing waits for ever."""
+    from ejkernel.library.mosaic.ragged_rolling import product
+
+    lhs, rhs = normal(400, depth, dtype="bfloat16"), normal(4, depth, 64, dtype="bfloat16", seed=1)
+    how = {"transposed": False, "dtype": NARROW, "interpret": True, "blocks": blocks}
+    way = functools.partial(product, [lhs], [rhs], jnp.asarray(sizes, jnp.int32), **how)
+    one, other = led(way, Tile(128, 64, 64, 3, lead))
+    np.testing.assert_array_equal(one, other)
+
+
+@needs_loops
+def test_gradients_of_matrices_have_a_lead_too(races):
+    """Groups without rows have tiles without steps, a block's first ones among them."""
+    from ejkernel.library.mosaic.outer_rolling import outer
+
+    lhs, out = normal(256, 128, dtype="bfloat16"), normal(256, 128, dtype="bfloat16", seed=1)
+    sizes = jnp.asarray((0, 30, 0, 220), jnp.int32)
+    way = functools.partial(outer, lhs, out, sizes, dtype=NARROW, interpret=True, blocks=2)
+    one, other = led(way, Tile(128, 64, 64, 3, 2))
+    np.testing.assert_array_equal(one, other)
 
 
 @needs_loops
@@ -219,20 +261,29 @@ def test_rows_and_their_gradients_are_lowered_for_a_gpu(shape, dtype, mapped):
 
 
 @needs_loops
-@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_gated_products_and_their_gradients_are_lowered_for_a_gpu(x64):
+@pytest.mark.parametrize(
+    ("cfg", "x64"), [(FUSED, False), (LED, False), pytest.param(FUSED, True, marks=pytest.mark.slow)]
+)
+def test_gated_products_and_their_gradients_are_lowered_for_a_gpu(cfg, x64):
     """One kernel forward; backward one for the rows, and one for each matrix."""
     kernel = RaggedGated()
 
     def both(lhs, gate, up, sizes):
-        out, kept = kernel.fwd_with_residuals(lhs, gate, up, sizes, cfg=FUSED)
-        return kernel.run(lhs, gate, up, sizes, cfg=FUSED), kernel.vjp(kept, out, out, lhs, gate, up, sizes, cfg=FUSED)
+        out, kept = kernel.fwd_with_residuals(lhs, gate, up, sizes, cfg=cfg)
+        return kernel.run(lhs, gate, up, sizes, cfg=cfg), kernel.vjp(kept, out, out, lhs, gate, up, sizes, cfg=cfg)
 
     matrix = ((8, 512, 768), NARROW)
     with jax.enable_x64(x64):
         text = lowered_by_mosaic(both, *shaped(((1024, 512), NARROW), matrix, matrix, ((8,), "int32")))
     for name in ("library_ragged_gated", "library_ragged_dot_rolling", "library_ragged_dot_outer_rolling"):
         assert name in text
+
+
+def test_an_entry_that_was_stored_without_a_lead_is_read():
+    """Its warpgroups begin together, as they did when it was measured."""
+    stored = codec.encode(ROLLING)
+    del stored["lead"]
+    assert codec.decode(RaggedDotConfig, stored) == ROLLING
 
 
 def test_what_cannot_run_says_why(monkeypatch):
@@ -260,6 +311,13 @@ def test_what_cannot_run_says_why(monkeypatch):
         assert RaggedGated().valid_cfg(inv, FUSED) is True
         assert "not whole tiles" in rolling_refuses(1024, (512, 768 - 64), (128, 256, 64))
         assert "not whole tiles" in rolling_refuses(64, (512, 768), (128, 256, 64))
+        assert RaggedGated().valid_cfg(inv, LED) is True
+        for lead in (0, 4):
+            assert "not between 1 and 3" in RaggedGated().valid_cfg(inv, replace(LED, lead=lead))
+    one = Invocation("x", (call[0], call[1], call[3]), {})
+    assert "no lead" in RaggedDot().valid_cfg(one, RaggedDotConfig("mosaic", 128, 256, 64, None, 4, 2))
+    assert {FUSED, LED} <= set(RaggedGated().candidate_cfgs_gpu(inv))
+    assert replace(ROLLING, lead=2) in RaggedDot().candidate_cfgs_gpu(one)
     assert FUSED in RaggedGated().candidate_cfgs_gpu(inv)
     assert ROLLING in RaggedDot().candidate_cfgs_gpu(Invocation("x", (call[0], call[1], call[3]), {}))
     found.compute_capability = "10.0"

@@ -3,6 +3,10 @@
 A block for each tile begins with nothing in shared memory, and ends by waiting for its writes: an H200 multiplies for
 8 us of a tile of 128x256 by 768, and waits for some 4 more. Here the copying warpgroup is some steps ahead, whatever
 tile these belong to, and writes of a tile are waited for while the next one is multiplied.
+
+Two warpgroups that begin together end their tiles together, and tensor cores wait while both hand over. A tile's `lead`
+makes the second begin some steps later. That difference lasts by itself: while one hands over, the other has the tensor
+cores alone, and gets as far ahead as it was behind.
 """
 
 from __future__ import annotations
@@ -73,12 +77,14 @@ def rolling(
     among the tiles on the right. `fast`: exponentials may be off by 1e-6 of themselves.
     """
     dtype, stages = operands[-1].dtype, tile.stages
+    # Steps that the first warpgroup is ahead are held until the second has multiplied them too.
+    lead = min(tile.lead, stages - 1)
     blocks = min(blocks, work.count)
     sums = plgpu.ACC((tile.share, tile.n // len(right)), jnp.float32)
     given = len(operands) + len(out) + len(scratch)
 
     def kernel(*refs: Any) -> None:
-        arrays, (left_ref, *right_refs, full, empty) = refs[:given], refs[given:]
+        arrays, (left_ref, *right_refs, full, empty) = refs[:given], refs[given : given + 3 + len(right)]
         block, group = jax.lax.axis_index("block"), jax.lax.axis_index("group")
 
         def slot(at: Any) -> Any:
@@ -86,6 +92,18 @@ def rolling(
 
         def held(at: Any) -> StepTiles:
             return StepTiles(left_ref.at[slot(at)], [ref.at[slot(at)] for ref in right_refs], full.at[slot(at)])
+
+        # A block's first tile with steps alone: afterwards neither warpgroup waits for the other.
+        def begun(before: Any, steps: Any) -> None:
+            if lead:
+                is_late = (group == WORKERS - 1) & (before == 0) & (steps > 0)
+                pl.when(is_late)(lambda: plgpu.barrier_wait(refs[-1]))
+
+        def led(before: Any, at: Any, steps: Any) -> None:
+            if lead:
+                # Of a tile with fewer steps the last one: what is arrived at is waited for, and the other way round.
+                is_ahead = (group == 0) & (before == 0) & (at == jnp.minimum(lead, steps - 1))
+                pl.when(is_ahead)(lambda: plgpu.barrier_arrive(refs[-1]))
 
         # All warpgroups go through the same tiles, and count the steps before each.
         def through(do: Callable[[Any, Any, Any], None]) -> Any:
@@ -122,6 +140,7 @@ def rolling(
                     # These products are still running while the next tiles are waited for: their own are released then.
                     plgpu.wgmma_wait(len(totals))
                     pl.when(at > 0)(lambda: plgpu.barrier_arrive(empty.at[slot(before + at - 1)]))
+                    led(before, at, steps)
                     return nothing
 
                 loop(steps, step, (), interpret=interpret)
@@ -135,11 +154,13 @@ def rolling(
             def step(at: Any, nothing: Any) -> Any:
                 plgpu.barrier_wait(full.at[slot(before + at)])
                 plgpu.barrier_arrive(empty.at[slot(before + at)])
+                led(before, at, steps)
                 return nothing
 
             loop(steps, step, (), interpret=interpret)
 
         def worked(place: Any, before: Any, steps: Any) -> None:
+            begun(before, steps)
             if work.is_idle is None:
                 multiplied(place, before, steps)
             else:
@@ -178,6 +199,7 @@ def rolling(
             *(plgpu.SMEM((stages, *shape), dtype, transforms=lines(dtype)) for shape in (left, *right)),
             plgpu.Barrier(num_arrivals=1 + len(right), num_barriers=stages),
             plgpu.Barrier(num_arrivals=WORKERS, num_barriers=stages),
+            *([plgpu.Barrier()] if lead else []),
         ],
         groups={"group": WORKERS + 1},
         interpret=interpret,
