@@ -1,12 +1,10 @@
-"""Experts by Mosaic GPU: rows there and back, rolling and gated products, interpreted and lowered for a Hopper GPU.
+"""Experts by Mosaic GPU: rows there and back and gated products, interpreted and lowered for a Hopper GPU.
 
-Covers `library/mosaic/handover.py`, `library/mosaic/outer_rolling.py`, `library/mosaic/ragged_rolling.py`,
-`library/mosaic/rolling.py`, `library/mosaic/token_rows.py`, `library/moe_combine.py` and `library/ragged_gated.py`.
+Covers `library/mosaic/token_rows.py`, `library/moe_combine.py` and `library/ragged_gated.py`.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import replace
 
@@ -27,8 +25,8 @@ from ejkernel.library import (
     moe_combine,
     moe_dispatch,
 )
-from ejkernel.library.mosaic.tiles import Tile, rolling_refuses
-from ejkernel.library.ragged_dot_tiles import masked, masked_outer
+from ejkernel.library.mosaic.tiles import rolling_refuses
+from ejkernel.library.ragged_dot_tiles import masked
 from ejkernel.library.ragged_gated import RaggedGated
 from ejkernel.ops import Invocation
 from ejkernel.ops.core import codec
@@ -37,6 +35,7 @@ __all__ = ["asked", "races"]
 pytestmark = needs_mosaic
 SENT, SUMMED = MoeDispatchConfig("mosaic"), MoeCombineConfig("mosaic")
 FUSED, LED = (RaggedDotConfig("mosaic_gated", 128, 256, 64, None, 4, lead) for lead in (None, 2))
+JOINED = replace(LED, implementation="mosaic_joined")
 ROLLING = RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 4)
 NARROW = jnp.dtype("bfloat16")
 
@@ -105,106 +104,9 @@ def test_rows_without_a_place_have_gradients_of_zero(races):
     np.testing.assert_array_equal(pull(out)[0][8:], 0)
 
 
-@needs_loops
-@pytest.mark.parametrize("sizes", [(70, 0, 100), pytest.param((0, 1, 191), marks=pytest.mark.slow)])
-def test_blocks_go_from_tile_to_tile(races, sizes):
-    """Rows of several groups in a tile, an empty group and rows of none, for the sum of two products."""
-    from ejkernel.library.mosaic.ragged_rolling import product
-
-    one, other = (normal(192, 64, dtype="bfloat16", seed=seed) for seed in (0, 1))
-    near, far = (normal(3, 128, 64, dtype="bfloat16", seed=seed) for seed in (2, 3))
-    sizes, tile = jnp.asarray(sizes, jnp.int32), Tile(128, 64, 64, 2)
-    how = {"transposed": True, "dtype": NARROW}
-
-    def rolled(one, other, near, far, sizes):
-        return product([one, other], [near, far], sizes, tile=tile, interpret=True, blocks=2, **how)
-
-    made = jax.jit(rolled)(one, other, near, far, sizes)
-    how["dtype"] = jnp.dtype("float32")
-    wanted = masked(one, near, sizes, **how) + masked(other, far, sizes, **how)
-    assert_near(made, wide(wanted), "bfloat16")
-
-
-def led(way, tile):
-    """The kernel's results from warpgroups that begin together, and from one that begins some steps later."""
-    return (jax.jit(functools.partial(way, tile=one))() for one in (replace(tile, lead=0), tile))
-
-
-# Shares without a row of the group, a block's first tile among them; tiles shorter than the lead; a block without any.
-@needs_loops
-@pytest.mark.parametrize(
-    ("sizes", "depth", "lead", "blocks"),
-    [
-        ((100, 0, 280, 5), 256, 2, 2),
-        ((3, 2, 390, 0), 64, 2, 2),
-        pytest.param((70, 0, 1, 300), 128, 1, 1, marks=pytest.mark.slow),
-        pytest.param((0, 0, 0, 384), 192, 2, 9, marks=pytest.mark.slow),
-    ],
-)
-def test_a_warpgroup_that_begins_later_ends_with_the_same(races, sizes, depth, lead, blocks):
-    """Several tiles of a block, in which the two overtake each other; nothing waits for ever."""
-    from ejkernel.library.mosaic.ragged_rolling import product
-
-    lhs, rhs = normal(400, depth, dtype="bfloat16"), normal(4, depth, 64, dtype="bfloat16", seed=1)
-    how = {"transposed": False, "dtype": NARROW, "interpret": True, "blocks": blocks}
-    way = functools.partial(product, [lhs], [rhs], jnp.asarray(sizes, jnp.int32), **how)
-    one, other = led(way, Tile(128, 64, 64, 3, lead))
-    np.testing.assert_array_equal(one, other)
-
-
-@needs_loops
-def test_gradients_of_matrices_have_a_lead_too(races):
-    """Groups without rows have tiles without steps, a block's first ones among them."""
-    from ejkernel.library.mosaic.outer_rolling import outer
-
-    lhs, out = normal(256, 128, dtype="bfloat16"), normal(256, 128, dtype="bfloat16", seed=1)
-    sizes = jnp.asarray((0, 30, 0, 220), jnp.int32)
-    way = functools.partial(outer, lhs, out, sizes, dtype=NARROW, interpret=True, blocks=2)
-    one, other = led(way, Tile(128, 64, 64, 3, 2))
-    np.testing.assert_array_equal(one, other)
-
-
-@needs_loops
-def test_a_gate_is_joined_with_what_it_opens(races):
-    """In float32, before anything is rounded."""
-    from ejkernel.library.mosaic.ragged_rolling import gated
-
-    lhs, sizes = normal(192, 64, dtype="bfloat16"), jnp.asarray((70, 0, 100), jnp.int32)
-    matrices = [normal(3, 64, 128, dtype="bfloat16", seed=seed) for seed in (1, 2)]
-    how = {"tile": Tile(128, 128, 64, 2), "interpret": True, "blocks": 2}
-    made = jax.jit(lambda *a: gated(*a, **how))(lhs, *matrices, sizes)
-    one, other = (masked(lhs, matrix, sizes, transposed=False, dtype=jnp.float32) for matrix in matrices)
-    assert_near(made, wide(jax.nn.silu(one) * other), "bfloat16", slack=0.5)
-
-
-@needs_loops
-def test_the_last_tiles_of_a_gradient_may_be_parts(races):
-    """Matrices that are no whole number of tiles: what is left at their ends is written too, and nothing beyond."""
-    from ejkernel.library.mosaic.outer_rolling import outer
-
-    lhs, out = normal(128, 192, dtype="bfloat16"), normal(128, 192, dtype="bfloat16", seed=1)
-    sizes = jnp.asarray((70, 58), jnp.int32)
-    how = {"tile": Tile(128, 128, 64, 2), "dtype": NARROW, "interpret": True, "blocks": 2}
-    made = jax.jit(lambda *a: outer(*a, **how))(lhs, out, sizes)
-    assert_near(made, wide(masked_outer(lhs, out, sizes, dtype=jnp.float32)), "bfloat16")
-
-
-@needs_loops
-@pytest.mark.parametrize("sizes", [(70, 0, 110), pytest.param((1, 1, 1), marks=pytest.mark.slow)])
-def test_gradients_of_matrices_are_added_up_tile_after_tile(races, sizes):
-    """Rows of other groups in the same step count for nothing, and an empty group has zeros."""
-    from ejkernel.library.mosaic.outer_rolling import outer
-
-    lhs, out = normal(192, 128, dtype="bfloat16"), normal(192, 128, dtype="bfloat16", seed=1)
-    sizes = jnp.asarray(sizes, jnp.int32)
-    how = {"tile": Tile(128, 64, 64, 2), "dtype": NARROW, "interpret": True, "blocks": 2}
-    made = jax.jit(lambda *a: outer(*a, **how))(lhs, out, sizes)
-    assert_near(made, wide(masked_outer(lhs, out, sizes, dtype=jnp.float32)), "bfloat16")
-
-
 @pytest.mark.slow
 @needs_loops
-@pytest.mark.parametrize("cfg", [FUSED, ROLLING], ids=lambda cfg: cfg.implementation)
+@pytest.mark.parametrize("cfg", [FUSED, JOINED, ROLLING], ids=lambda cfg: cfg.implementation)
 def test_gated_products_have_the_gradients_of_plain_jax(races, cfg):
     """Of rows and both matrices, whatever computes them."""
     lhs, sizes = normal(128, 256, dtype="bfloat16"), jnp.asarray((50, 78), jnp.int32)
@@ -262,7 +164,13 @@ def test_rows_and_their_gradients_are_lowered_for_a_gpu(shape, dtype, mapped):
 
 @needs_loops
 @pytest.mark.parametrize(
-    ("cfg", "x64"), [(FUSED, False), (LED, False), pytest.param(FUSED, True, marks=pytest.mark.slow)]
+    ("cfg", "x64"),
+    [
+        (FUSED, False),
+        (LED, False),
+        (JOINED, False),
+        *(pytest.param(c, True, marks=pytest.mark.slow) for c in (FUSED, JOINED)),
+    ],
 )
 def test_gated_products_and_their_gradients_are_lowered_for_a_gpu(cfg, x64):
     """One kernel forward; backward one for the rows, and one for each matrix."""
@@ -277,6 +185,7 @@ def test_gated_products_and_their_gradients_are_lowered_for_a_gpu(cfg, x64):
         text = lowered_by_mosaic(both, *shaped(((1024, 512), NARROW), matrix, matrix, ((8,), "int32")))
     for name in ("library_ragged_gated", "library_ragged_dot_rolling", "library_ragged_dot_outer_rolling"):
         assert name in text
+    assert ("library_ragged_gated_up" in text) == (cfg is JOINED)
 
 
 def test_an_entry_that_was_stored_without_a_lead_is_read():
@@ -312,6 +221,8 @@ def test_what_cannot_run_says_why(monkeypatch):
         assert "not whole tiles" in rolling_refuses(1024, (512, 768 - 64), (128, 256, 64))
         assert "not whole tiles" in rolling_refuses(64, (512, 768), (128, 256, 64))
         assert RaggedGated().valid_cfg(inv, LED) is True
+        assert RaggedGated().valid_cfg(inv, JOINED) is True
+        assert "steps of 64" in RaggedGated().valid_cfg(inv, replace(JOINED, block_k=128, num_stages=2))
         for lead in (0, 4):
             assert "not between 1 and 3" in RaggedGated().valid_cfg(inv, replace(LED, lead=lead))
     one = Invocation("x", (call[0], call[1], call[3]), {})

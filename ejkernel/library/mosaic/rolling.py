@@ -29,11 +29,15 @@ _COPYING, _MULTIPLYING = 40, 232
 
 @dataclass(frozen=True)
 class StepTiles:
-    """Shared memory of a step's tiles: the left one, those on the right, and the barrier that copies arrive at."""
+    """Shared memory of a step's tiles: the left one and those on the right.
+
+    Copies arrive at the first barrier, and warpgroups that are done with the tiles at the second.
+    """
 
     left: Any
     right: Sequence[Any]
     full: Any
+    empty: Any
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,10 @@ class TileWork:
     `read(number, *references)` gives numbers from memory, which are asked for a tile ahead. `find(number, *numbers)`
     gives anything that says which tile it is, whether there is something to do, and how many steps that takes.
     `fill(place, at, step, *references)` starts a copy to shared memory for each tile of step `at`. `multiply(place, at,
-    totals, step)` adds a step's products up, one for each tile on the right, and `write(place, totals, *references)`
-    hands a warpgroup's share of the tile over. Where `is_idle(place)` holds, a warpgroup has no share, and leaves the
-    tensor cores to the other.
+    totals, step)` adds a step's products up, one for each tile on the right, and `write(place, totals, later,
+    *references)` hands a warpgroup's share of the tile over. Where `is_idle(place)` holds, a warpgroup has no share,
+    and leaves the tensor cores to the other. After its steps a tile has `later` more, which are filled likewise:
+    `write` waits for their tiles, and says when it is done with them.
     """
 
     count: int
@@ -55,6 +60,7 @@ class TileWork:
     multiply: Callable[[Any, Any, Sequence[Any], StepTiles], None]
     write: Callable[..., None]
     is_idle: Callable[[Any], Any] | None = None
+    later: int = 0
 
 
 def rolling(
@@ -91,7 +97,8 @@ def rolling(
             return jax.lax.rem(at, jnp.int32(stages))
 
         def held(at: Any) -> StepTiles:
-            return StepTiles(left_ref.at[slot(at)], [ref.at[slot(at)] for ref in right_refs], full.at[slot(at)])
+            right = [ref.at[slot(at)] for ref in right_refs]
+            return StepTiles(left_ref.at[slot(at)], right, full.at[slot(at)], empty.at[slot(at)])
 
         # A block's first tile with steps alone: afterwards neither warpgroup waits for the other.
         def begun(before: Any, steps: Any) -> None:
@@ -117,7 +124,7 @@ def rolling(
                 place, is_used, steps = work.find(jnp.minimum(there, work.count - 1), *numbers)
                 is_used = is_used & (there < work.count)
                 pl.when(is_used)(lambda: do(place, before, steps))
-                return before + jnp.where(is_used, steps, 0), after
+                return before + jnp.where(is_used, steps + work.later, 0), after
 
             state = (jnp.int32(0), read(block))
             return loop(pl.cdiv(work.count, blocks), turn, state, interpret=interpret)[0]
@@ -129,7 +136,7 @@ def rolling(
                 work.fill(place, at, held(here), *arrays)
                 return nothing
 
-            loop(steps, step, (), interpret=interpret)
+            loop(steps + work.later, step, (), interpret=interpret)
 
         def multiplied(place: Any, before: Any, steps: Any) -> None:
             def added_up(*totals: Any) -> Any:
@@ -148,7 +155,8 @@ def rolling(
                 pl.when(steps > 0)(lambda: plgpu.barrier_arrive(empty.at[slot(before + steps - 1)]))
                 return tuple(total[...] for total in totals)
 
-            work.write(place, pl.run_scoped(added_up, *(sums for _ in right)), *arrays)
+            totals = pl.run_scoped(added_up, *(sums for _ in right))
+            work.write(place, totals, [held(before + steps + number) for number in range(work.later)], *arrays)
 
         def passed(place: Any, before: Any, steps: Any) -> None:
             def step(at: Any, nothing: Any) -> Any:
@@ -157,7 +165,7 @@ def rolling(
                 led(before, at, steps)
                 return nothing
 
-            loop(steps, step, (), interpret=interpret)
+            loop(steps + work.later, step, (), interpret=interpret)
 
         def worked(place: Any, before: Any, steps: Any) -> None:
             begun(before, steps)
