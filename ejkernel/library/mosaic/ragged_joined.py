@@ -116,7 +116,7 @@ def _joined(
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                     pieces[share.mine] = x
                     plgpu.commit_smem()
-                    copy_rows(share, ref, pieces.at[share.mine], there)
+                    copy_rows(share, ref, pieces, there)
 
             # All but the last two copies have been read by then: the chunk before may go.
             plgpu.wait_smem_to_gmem(2, wait_read_only=True)
