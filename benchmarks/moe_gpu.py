@@ -33,12 +33,17 @@ import cases.moe_dispatch
 import in_turns
 from in_turns import turn
 from library_programs import lowered
-from ragged_gpu import distances
+from ragged_gpu import distances, named
 from tuning_gpu import raced
 
 from ejkernel import library
 from ejkernel.library import MoeCombineConfig, MoeConfig, MoeDispatchConfig, RaggedDotConfig
-from ejkernel.library.ragged_gated import RaggedGated
+from ejkernel.library.gate import pulled
+from ejkernel.library.moe_combine import combined
+from ejkernel.library.mosaic.ragged_joined import gated_back
+from ejkernel.library.mosaic.tiles import Tile
+from ejkernel.library.ragged_dot_ways import outer, product
+from ejkernel.library.ragged_gated import RaggedGated, from_products
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor
 
 TOKENS, WIDTH, INNER, COUNT, K = 8192, 2048, 768, 32, 4
@@ -53,7 +58,7 @@ TILED = RaggedDotConfig("tiled", block_m=256)
 ROW, PRODUCT = 2 * TOKENS * WIDTH / TRAFFIC, 2 * TOKENS * K * WIDTH * INNER / FLOPS
 # Forward 1 and k rows in, k and 1 out; backward k and 1 and once more k in, 1 and k out.
 FLOORS = {"rows": (ROW * (2 * K + 2), ROW * (5 * K + 4)), "layer": (3 * PRODUCT, 9 * PRODUCT)}
-FLOORS |= {"gated": (2 * PRODUCT, 6 * PRODUCT), "down": (PRODUCT, 3 * PRODUCT)}
+FLOORS |= {"gated": (2 * PRODUCT, 6 * PRODUCT), "down": (PRODUCT, 3 * PRODUCT), "back": (PRODUCT, PRODUCT)}
 X, LOGITS = ((TOKENS, WIDTH), "bfloat16", 1.0), ((TOKENS, COUNT), "float32", 1.0)
 UPWARDS = ((COUNT, WIDTH, INNER), "bfloat16", WIDTH**-0.5)
 DOWN = ((COUNT, INNER, WIDTH), "bfloat16", INNER**-0.5)
@@ -67,13 +72,15 @@ SHAPES: dict[str, list[Any]] = {
     "layer": [X, LOGITS, UPWARDS, UPWARDS, DOWN],
     "gated": [ROWS, UPWARDS, UPWARDS, SIZES],
     "down": [BETWEEN, DOWN, SIZES],
+    # The gradients of a gated pair's products, from those of the rows that come back.
+    "back": [ROWS, DOWN, BETWEEN, BETWEEN, SIZES],
 }
-NAMES = [f"{name}{kind}" for kind in ("", "-gradient") for name in SHAPES]
+NAMES = [*SHAPES, *(f"{name}-gradient" for name in SHAPES if name != "back")]
 
 
-def block(way: str, columns: int = 256, stages: int = 4) -> RaggedDotConfig:
+def block(way: str, columns: int = 256, stages: int = 4, lead: int | None = None) -> RaggedDotConfig:
     """A cfg of a kernel for Hopper GPUs."""
-    return RaggedDotConfig(way, 128, columns, 64, None, stages)
+    return RaggedDotConfig(way, 128, columns, 64, None, stages, lead)
 
 
 def rows_ways() -> dict[str, Callable[..., Any]]:
@@ -86,7 +93,7 @@ def rows_ways() -> dict[str, Callable[..., Any]]:
     }
 
 
-def layer_ways() -> dict[str, Callable[..., Any]]:
+def layer_ways(backward: bool) -> dict[str, Callable[..., Any]]:
     """Whole layers: one part after the other by the newer ways."""
     moved = {"dispatch": MoeDispatchConfig("mosaic"), "combine": MoeCombineConfig("mosaic")}
     kept = {"dispatch": MoeDispatchConfig("count"), "combine": MoeCombineConfig("unrolled")}
@@ -98,26 +105,85 @@ def layer_ways() -> dict[str, Callable[..., Any]]:
         "rows, gated, rolling": MoeConfig(up=gated, down=rolling, **moved),
         "rows, gated 4, rolling 4": MoeConfig(up=block("mosaic_gated"), down=block("mosaic_rolling"), **moved),
     }
-    return {name: functools.partial(library.moe, k=K, cfg=cfg, executor=UNTUNED) for name, cfg in cfgs.items()}
+    # Forward, products that are joined are those that are gated.
+    more = [("gated", 4, 2), ("gated", 3, 1), *([("joined", 4, None), ("joined", 4, 2)] if backward else [])]
+    whole = {}
+    for way, stages, lead in more:
+        up, down = (block(f"mosaic_{one}", 256, stages, lead) for one in (way, "rolling"))
+        name = f"rows, {way} {stages}, rolling {stages}, lead {lead}"
+        cfgs[name] = MoeConfig(up=up, down=down, **moved)
+        if backward and stages == 4:
+            how = {"up_cfg": up, "down_cfg": down, "back": Tile(128, 256, 64, 4, lead or 0), **moved}
+            whole[f"{name}, product and pass back in one"] = functools.partial(joined_layer, **how)
+    ours = functools.partial(library.moe, k=K, executor=UNTUNED)
+    return {name: functools.partial(ours, cfg=cfg) for name, cfg in cfgs.items()} | whole
+
+
+def joined_layer(
+    x: Any, logits: Any, *matrices: Any, up_cfg: Any, down_cfg: Any, back: Tile, dispatch: Any, combine: Any
+) -> Any:
+    """`moe` with one kernel for the product with the last matrices and the pass over its result, in its gradient."""
+    sent = library.moe_dispatch(x, logits, k=K, cfg=dispatch, executor=UNTUNED)
+
+    @jax.custom_vjp
+    def experts(rows: Any, gate: Any, up: Any, down: Any, sizes: Any) -> Any:
+        inner = RaggedGated().run(rows, gate, up, sizes, cfg=up_cfg)
+        return library.RaggedDot().run(inner, down, sizes, cfg=down_cfg)
+
+    def forward(rows: Any, gate: Any, up: Any, down: Any, sizes: Any) -> Any:
+        inner, products = RaggedGated().fwd_with_residuals(rows, gate, up, sizes, cfg=up_cfg)
+        out = library.RaggedDot().run(inner, down, sizes, cfg=down_cfg)
+        return out, (products, inner, rows, gate, up, down, sizes)
+
+    def backward(kept: Any, dy: Any) -> Any:
+        products, inner, rows, gate, up, down, sizes = kept
+        towards = gated_back(dy, down, *products, sizes, tile=back, interpret=False)
+        d_down = outer(down_cfg, False)(inner, dy, sizes, dtype=down.dtype)
+        return *from_products(towards, rows, gate, up, sizes, cfg=up_cfg, interpret=False), d_down, None
+
+    experts.defvjp(forward, backward)
+    rows = experts(sent.rows, *matrices, sent.group_sizes)
+    return combined(rows, sent.weights, sent.places, cfg=combine, executor=UNTUNED)
+
+
+def apart(cfg: RaggedDotConfig, dy: Any, down: Any, opened: Any, raised: Any, sizes: Any) -> Any:
+    """The gradients of a gated pair's products by a product and a pass over its result."""
+    towards = product(cfg, False)(dy, down, sizes, transposed=True, dtype=dy.dtype)
+    made = pulled(*(x.astype(jnp.float32) for x in (opened, raised, towards)))
+    return tuple(x.astype(dy.dtype) for x in made)
+
+
+def back_ways() -> dict[str, Callable[..., Any]]:
+    """The product and a pass over its result, and both in one kernel."""
+    cfgs = [block("mosaic_rolling", 256, *how) for how in ((4,), (3,), (4, 2))]
+    ways = {f"{named(cfg)}, and a pass": functools.partial(apart, cfg) for cfg in cfgs}
+    for tile in (Tile(128, 256, 64, 4), Tile(128, 256, 64, 4, 2), Tile(128, 256, 64, 4, 1), Tile(128, 128, 64, 6, 2)):
+        name = f"product and pass in one {tile.m}x{tile.n}, {tile.stages}, lead {tile.lead}"
+        ways[name] = lambda *arrays, tile=tile: tuple(gated_back(*arrays, tile=tile, interpret=False))
+    return ways
 
 
 def product_ways(kernel: Any, cfgs: list[RaggedDotConfig]) -> dict[str, Callable[..., Any]]:
     """One kernel by several cfgs."""
-    named = {f"{cfg.implementation} {cfg.block_m}x{cfg.block_n}, {cfg.num_stages}": cfg for cfg in cfgs}
-    return {name: functools.partial(UNTUNED, kernel, cfg=cfg) for name, cfg in named.items()}
+    return {named(cfg): functools.partial(UNTUNED, kernel, cfg=cfg) for cfg in cfgs}
 
 
-def of_case(name: str) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any]]:
+def of_case(name: str, backward: bool = False) -> tuple[dict[str, Callable[..., Any]], Callable[..., Any]]:
     """The ways of a case, and what is right."""
     ragged = functools.partial(library.ragged_dot, cfg=TILED, executor=UNTUNED)
     if name == "rows":
         return rows_ways(), functools.partial(cases.moe_dispatch.plain, k=K)
     if name == "layer":
-        return layer_ways(), functools.partial(cases.moe.plain, k=K, product=ragged)
+        return layer_ways(backward), functools.partial(cases.moe.plain, k=K, product=ragged)
     cfgs = [block("mosaic"), block("mosaic_rolling"), block("mosaic_rolling", 256, 3), block("mosaic_rolling", 128, 5)]
+    if name == "back":
+        return back_ways(), functools.partial(apart, TILED)
+    leads = [(256, 4, 2), (256, 4, 1), (256, 3, 1)]
     if name == "down":
-        return product_ways(library.RaggedDot(), [*cfgs, RaggedDotConfig("triton", 128, 128, 64, 4, 3)]), ragged
-    cfgs += [block("mosaic_gated"), block("mosaic_gated", 256, 3), block("mosaic_gated", 128, 5)]
+        cfgs += [*(block("mosaic_rolling", *how) for how in leads), RaggedDotConfig("triton", 128, 128, 64, 4, 3)]
+        return product_ways(library.RaggedDot(), cfgs), ragged
+    cfgs += [block("mosaic_joined", 256, 4, lead) for lead in (None, 2)]
+    cfgs += [block("mosaic_gated", *how) for how in ((256, 4), (256, 3), (128, 5), *leads)]
     return product_ways(RaggedGated(), cfgs), functools.partial(UNTUNED, RaggedGated(), cfg=TILED)
 
 
@@ -179,7 +245,7 @@ def kernels_of(programs: dict[int, Any], arrays: Any, tag: str, most: int) -> di
 def study(name: str, lock: str, most: int) -> bool:
     """Prints the lines of a case; False where a way fails or is wrong."""
     kind, _, backward = name.partition("-")
-    shapes, (ways, right) = list(SHAPES[kind]), of_case(kind)
+    shapes, (ways, right) = list(SHAPES[kind]), of_case(kind, bool(backward))
     tag, count = f"moe_{name.replace('-', '_')}", len(shapes)
     if backward:
         results = jax.eval_shape(right, *(jax.ShapeDtypeStruct(s, d) for s, d, _ in shapes))

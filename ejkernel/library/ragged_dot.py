@@ -35,7 +35,10 @@ _MANY_COLUMNS = 8192
 
 @dataclass(frozen=True)
 class RaggedDotConfig:
-    """Which product, and its blocks where it has any: rows, columns, inner dimension."""
+    """Which product, and its blocks where it has any: rows, columns, inner dimension.
+
+    `lead`: of blocks that stay, the first warpgroup is so many steps ahead of the second; None: they begin together.
+    """
 
     implementation: str
     block_m: int | None = None
@@ -43,6 +46,7 @@ class RaggedDotConfig:
     block_k: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
+    lead: int | None = None
 
 
 class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
@@ -169,6 +173,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         blocks = dict.fromkeys([*itertools.product(rows, (128, 256), inner, (4, 8), (3, 4)), (64, 128, inner[0], 4, 3)])
         # Those first that were the fastest: a tuning that runs out of time must not miss them.
         found = [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, s) for s in (4, 3)]
+        found += [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, s, lead) for s, lead in ((4, 2), (3, 1))]
         found += [RaggedDotConfig("mosaic", 128, 256, 64, None, s) for s in (4, 3)]
         found += [RaggedDotConfig("triton", *block) for block in blocks]
         found += [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((128, 5), (128, 4), (64, 6))]
@@ -180,6 +185,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: RaggedDotConfig) -> bool | str:
         """Refuses Pallas kernels where they cannot run, with the reason."""
+        if cfg.lead is not None and cfg.implementation != "mosaic_rolling":
+            return f"{cfg.implementation} has no lead: its blocks do not stay"
         if cfg.implementation not in ("triton", "mosaic", "mosaic_rolling", "mosaic_jax"):
             return True
         device, given = device_of(inv), _named(inv)
@@ -201,6 +208,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
                 refused = refused or tiles.shapes_refuse(lhs.shape[0], depth, width, cfg.block_k, lhs.dtype)
             if cfg.implementation == "mosaic_rolling":
                 refused = refused or tiles.rolling_refuses(lhs.shape[0], rhs.shape[1:], block)
+                refused = refused or tiles.lead_refuses(cfg.lead, cfg.num_stages)
             sizes = (lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2])
             return refused or served.refuses(inv, *sizes, hopper=True) or True
         if cfg.implementation == "mosaic_jax":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +13,19 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel
 from .call import plan, planned
+from .gate import joined, pulled
 from .mosaic.guess import is_measured
+from .mosaic.tiles import CHUNK
 from .ragged_dot import RaggedDot, RaggedDotConfig
 from .ragged_dot_tiles import masked
 from .ragged_dot_ways import mosaic_tile, outer, product
 from .reverse import recomputed
 
-# With three stages there is room for all columns of a result, with four for half of them.
-_FUSED = [RaggedDotConfig("mosaic_gated", 128, 256, 64, None, stages) for stages in (4, 3)]
+# With three stages there is room for all columns of a result, with four for half of them. By a lead of two steps the
+# tensor cores have products while either warpgroup joins its sums.
+_FUSED = [RaggedDotConfig("mosaic_gated", 128, 256, 64, None, *how) for how in ((4,), (3,), (4, 2))]
+# One kernel for both products, and with a gradient two: the second way joins the second product with the first.
+_WHOLE = ("mosaic_gated", "mosaic_joined")
 # Rows of a group on average from which products are what takes the time.
 _LONG = 512
 
@@ -29,7 +34,8 @@ class RaggedGated(Kernel[RaggedDotConfig, jax.Array]):
     """`silu(lhs @ gate) * (lhs @ up)` for `lhs` (m, k) in groups of `group_sizes`, `gate` and `up` (groups, k, n).
 
     Implementations: those of `RaggedDot`, each for two products with a pass over both results, and "mosaic_gated" (one
-    kernel for Hopper GPUs, which reads the rows once and writes the result alone; with a gradient "mosaic_rolling").
+    kernel for Hopper GPUs, which reads the rows once and writes the result alone; with a gradient "mosaic_rolling") and
+    "mosaic_joined" (the same; with a gradient the second product reads the first, and there is no pass).
     """
 
     op_id = "library.ragged_gated"
@@ -47,7 +53,7 @@ class RaggedGated(Kernel[RaggedDotConfig, jax.Array]):
         interpret: bool = False,
     ) -> jax.Array:
         """The result by the cfg's implementation."""
-        if cfg.implementation != "mosaic_gated":
+        if cfg.implementation not in _WHOLE:
             return _plain(lhs, gate, up, group_sizes, dot=product(cfg, interpret))[0]
         from .mosaic import ragged_rolling
 
@@ -65,7 +71,8 @@ class RaggedGated(Kernel[RaggedDotConfig, jax.Array]):
 
         One kernel that wrote all three took 439 us on an H200 where two products and a pass over them take 368.
         """
-        out, *products = _plain(*args, dot=product(_rolling(cfg), interpret))
+        dot = product(_rolling(cfg), interpret)
+        out, *products = _joined(cfg, interpret, dot)(*args) if _is_joined(cfg) else _plain(*args, dot=dot)
         return out, tuple(products)
 
     def fwd_with_residuals_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, Any]:
@@ -86,13 +93,8 @@ class RaggedGated(Kernel[RaggedDotConfig, jax.Array]):
         interpret: bool = False,
     ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
         """Gradients of both products in one pass, and from them two products of rows and one sum of two products."""
-        opened, raised, towards = (x.astype(jnp.float32) for x in (*residuals, dy))
-        share = jax.nn.sigmoid(opened)
-        d_raised = (towards * opened * share).astype(lhs.dtype)
-        d_opened = (towards * raised * share * (1 + opened * (1 - share))).astype(lhs.dtype)
-        across = outer(_rolling(cfg), interpret)
-        d_gate, d_up = (across(lhs, d, group_sizes, dtype=gate.dtype) for d in (d_opened, d_raised))
-        return _back(cfg, interpret)(d_opened, d_raised, gate, up, group_sizes), d_gate, d_up, None
+        towards = [x.astype(lhs.dtype) for x in pulled(*(x.astype(jnp.float32) for x in (*residuals, dy)))]
+        return *from_products(towards, lhs, gate, up, group_sizes, cfg=cfg, interpret=interpret), None
 
     def vjp_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, jax.Array, jax.Array, None]:
         """The gradients on a CPU, where a Pallas kernel is interpreted."""
@@ -124,6 +126,8 @@ class RaggedGated(Kernel[RaggedDotConfig, jax.Array]):
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: RaggedDotConfig) -> bool | str:
         """As of one product; both at once takes what rolling products take, the gradient being one of those."""
+        if _is_joined(cfg) and cfg.block_k != CHUNK:
+            return f"mosaic_joined has steps of {CHUNK}, the columns that are handed over at a time, not {cfg.block_k}"
         return RaggedDot().valid_cfg(_one(inv), _rolling(cfg))
 
     def operations(self, inv: Invocation[Any, Any]) -> float:
@@ -158,6 +162,22 @@ def ragged_gated(
     return plan(RaggedGated(), lhs, gate, up, group_sizes, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
 
 
+def from_products(
+    towards: Sequence[jax.Array],
+    lhs: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    cfg: RaggedDotConfig,
+    interpret: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of rows and both matrices, from those of the two products."""
+    across = outer(_rolling(cfg), interpret)
+    d_gate, d_up = (across(lhs, d, group_sizes, dtype=gate.dtype) for d in towards)
+    return _back(cfg, interpret)(*towards, gate, up, group_sizes), d_gate, d_up
+
+
 def _one(inv: Invocation[Any, Any]) -> Invocation[Any, Any]:
     """The call of one of both products."""
     lhs, gate, _, sizes = inv.args
@@ -165,15 +185,34 @@ def _one(inv: Invocation[Any, Any]) -> Invocation[Any, Any]:
 
 
 def _rolling(cfg: RaggedDotConfig) -> RaggedDotConfig:
-    if cfg.implementation != "mosaic_gated":
-        return cfg
-    return replace(cfg, implementation="mosaic_rolling")
+    return replace(cfg, implementation="mosaic_rolling") if cfg.implementation in _WHOLE else cfg
+
+
+def _is_joined(cfg: RaggedDotConfig) -> bool:
+    return cfg.implementation == "mosaic_joined"
 
 
 def _plain(lhs: Any, gate: Any, up: Any, sizes: Any, *, dot: Any = masked) -> tuple[jax.Array, ...]:
     opened, raised = (dot(lhs, one, sizes, transposed=False, dtype=lhs.dtype) for one in (gate, up))
-    joined = jax.nn.silu(opened.astype(jnp.float32)) * raised.astype(jnp.float32)
-    return joined.astype(lhs.dtype), opened, raised
+    made = joined(opened.astype(jnp.float32), raised.astype(jnp.float32))
+    return made.astype(lhs.dtype), opened, raised
+
+
+def _joined(cfg: RaggedDotConfig, interpret: bool, dot: Any) -> Any:
+    """`f(lhs, gate, up, sizes)`: the result and both products; the kernel of the second reads the first."""
+    from .mosaic import ragged_joined
+
+    def plain(lhs: Any, up: Any, opened: Any, sizes: Any) -> tuple[jax.Array, jax.Array]:
+        raised = masked(lhs, up, sizes, transposed=False, dtype=lhs.dtype)
+        return joined(opened.astype(jnp.float32), raised.astype(jnp.float32)).astype(lhs.dtype), raised
+
+    def way(lhs: Any, gate: Any, up: Any, sizes: Any) -> tuple[jax.Array, ...]:
+        opened = dot(lhs, gate, sizes, transposed=False, dtype=lhs.dtype)
+        second = functools.partial(ragged_joined.gated_up, tile=mosaic_tile(cfg), interpret=interpret)
+        out, raised = recomputed(second, plain)(lhs, up, opened, sizes)
+        return out, opened, raised
+
+    return way
 
 
 def _back(cfg: RaggedDotConfig, interpret: bool) -> Any:
@@ -184,7 +223,7 @@ def _back(cfg: RaggedDotConfig, interpret: bool) -> Any:
         one: jax.Array = dot(d_opened, gate, sizes, **how) + dot(d_raised, up, sizes, **how)
         return one
 
-    if cfg.implementation != "mosaic_gated":
+    if cfg.implementation not in _WHOLE:
         return functools.partial(plain, dot=product(cfg, interpret))
     from .mosaic import ragged_rolling
 

@@ -1,12 +1,12 @@
-"""Experts by Mosaic GPU: rows there and back, rolling and gated products, interpreted and lowered for a Hopper GPU.
+"""Experts by Mosaic GPU: rows there and back and gated products, interpreted and lowered for a Hopper GPU.
 
-Covers `library/mosaic/handover.py`, `library/mosaic/outer_rolling.py`, `library/mosaic/ragged_rolling.py`,
-`library/mosaic/rolling.py`, `library/mosaic/token_rows.py`, `library/moe_combine.py` and `library/ragged_gated.py`.
+Covers `library/mosaic/token_rows.py`, `library/moe_combine.py` and `library/ragged_gated.py`.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +25,17 @@ from ejkernel.library import (
     moe_combine,
     moe_dispatch,
 )
-from ejkernel.library.mosaic.tiles import Tile, rolling_refuses
-from ejkernel.library.ragged_dot_tiles import masked, masked_outer
+from ejkernel.library.mosaic.tiles import rolling_refuses
+from ejkernel.library.ragged_dot_tiles import masked
 from ejkernel.library.ragged_gated import RaggedGated
 from ejkernel.ops import Invocation
+from ejkernel.ops.core import codec
 
 __all__ = ["asked", "races"]
 pytestmark = needs_mosaic
 SENT, SUMMED = MoeDispatchConfig("mosaic"), MoeCombineConfig("mosaic")
-FUSED = RaggedDotConfig("mosaic_gated", 128, 256, 64, None, 4)
+FUSED, LED = (RaggedDotConfig("mosaic_gated", 128, 256, 64, None, 4, lead) for lead in (None, 2))
+JOINED = replace(LED, implementation="mosaic_joined")
 ROLLING = RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 4)
 NARROW = jnp.dtype("bfloat16")
 
@@ -102,67 +104,9 @@ def test_rows_without_a_place_have_gradients_of_zero(races):
     np.testing.assert_array_equal(pull(out)[0][8:], 0)
 
 
-@needs_loops
-@pytest.mark.parametrize("sizes", [(70, 0, 100), pytest.param((0, 1, 191), marks=pytest.mark.slow)])
-def test_blocks_go_from_tile_to_tile(races, sizes):
-    """Rows of several groups in a tile, an empty group and rows of none, for the sum of two products."""
-    from ejkernel.library.mosaic.ragged_rolling import product
-
-    one, other = (normal(192, 64, dtype="bfloat16", seed=seed) for seed in (0, 1))
-    near, far = (normal(3, 128, 64, dtype="bfloat16", seed=seed) for seed in (2, 3))
-    sizes, tile = jnp.asarray(sizes, jnp.int32), Tile(128, 64, 64, 2)
-    how = {"transposed": True, "dtype": NARROW}
-
-    def rolled(one, other, near, far, sizes):
-        return product([one, other], [near, far], sizes, tile=tile, interpret=True, blocks=2, **how)
-
-    made = jax.jit(rolled)(one, other, near, far, sizes)
-    how["dtype"] = jnp.dtype("float32")
-    wanted = masked(one, near, sizes, **how) + masked(other, far, sizes, **how)
-    assert_near(made, wide(wanted), "bfloat16")
-
-
-@needs_loops
-def test_a_gate_is_joined_with_what_it_opens(races):
-    """In float32, before anything is rounded."""
-    from ejkernel.library.mosaic.ragged_rolling import gated
-
-    lhs, sizes = normal(192, 64, dtype="bfloat16"), jnp.asarray((70, 0, 100), jnp.int32)
-    matrices = [normal(3, 64, 128, dtype="bfloat16", seed=seed) for seed in (1, 2)]
-    how = {"tile": Tile(128, 128, 64, 2), "interpret": True, "blocks": 2}
-    made = jax.jit(lambda *a: gated(*a, **how))(lhs, *matrices, sizes)
-    one, other = (masked(lhs, matrix, sizes, transposed=False, dtype=jnp.float32) for matrix in matrices)
-    assert_near(made, wide(jax.nn.silu(one) * other), "bfloat16", slack=0.5)
-
-
-@needs_loops
-def test_the_last_tiles_of_a_gradient_may_be_parts(races):
-    """Matrices that are no whole number of tiles: what is left at their ends is written too, and nothing beyond."""
-    from ejkernel.library.mosaic.outer_rolling import outer
-
-    lhs, out = normal(128, 192, dtype="bfloat16"), normal(128, 192, dtype="bfloat16", seed=1)
-    sizes = jnp.asarray((70, 58), jnp.int32)
-    how = {"tile": Tile(128, 128, 64, 2), "dtype": NARROW, "interpret": True, "blocks": 2}
-    made = jax.jit(lambda *a: outer(*a, **how))(lhs, out, sizes)
-    assert_near(made, wide(masked_outer(lhs, out, sizes, dtype=jnp.float32)), "bfloat16")
-
-
-@needs_loops
-@pytest.mark.parametrize("sizes", [(70, 0, 110), pytest.param((1, 1, 1), marks=pytest.mark.slow)])
-def test_gradients_of_matrices_are_added_up_tile_after_tile(races, sizes):
-    """Rows of other groups in the same step count for nothing, and an empty group has zeros."""
-    from ejkernel.library.mosaic.outer_rolling import outer
-
-    lhs, out = normal(192, 128, dtype="bfloat16"), normal(192, 128, dtype="bfloat16", seed=1)
-    sizes = jnp.asarray(sizes, jnp.int32)
-    how = {"tile": Tile(128, 64, 64, 2), "dtype": NARROW, "interpret": True, "blocks": 2}
-    made = jax.jit(lambda *a: outer(*a, **how))(lhs, out, sizes)
-    assert_near(made, wide(masked_outer(lhs, out, sizes, dtype=jnp.float32)), "bfloat16")
-
-
 @pytest.mark.slow
 @needs_loops
-@pytest.mark.parametrize("cfg", [FUSED, ROLLING], ids=lambda cfg: cfg.implementation)
+@pytest.mark.parametrize("cfg", [FUSED, JOINED, ROLLING], ids=lambda cfg: cfg.implementation)
 def test_gated_products_have_the_gradients_of_plain_jax(races, cfg):
     """Of rows and both matrices, whatever computes them."""
     lhs, sizes = normal(128, 256, dtype="bfloat16"), jnp.asarray((50, 78), jnp.int32)
@@ -219,20 +163,36 @@ def test_rows_and_their_gradients_are_lowered_for_a_gpu(shape, dtype, mapped):
 
 
 @needs_loops
-@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_gated_products_and_their_gradients_are_lowered_for_a_gpu(x64):
+@pytest.mark.parametrize(
+    ("cfg", "x64"),
+    [
+        (FUSED, False),
+        (LED, False),
+        (JOINED, False),
+        *(pytest.param(c, True, marks=pytest.mark.slow) for c in (FUSED, JOINED)),
+    ],
+)
+def test_gated_products_and_their_gradients_are_lowered_for_a_gpu(cfg, x64):
     """One kernel forward; backward one for the rows, and one for each matrix."""
     kernel = RaggedGated()
 
     def both(lhs, gate, up, sizes):
-        out, kept = kernel.fwd_with_residuals(lhs, gate, up, sizes, cfg=FUSED)
-        return kernel.run(lhs, gate, up, sizes, cfg=FUSED), kernel.vjp(kept, out, out, lhs, gate, up, sizes, cfg=FUSED)
+        out, kept = kernel.fwd_with_residuals(lhs, gate, up, sizes, cfg=cfg)
+        return kernel.run(lhs, gate, up, sizes, cfg=cfg), kernel.vjp(kept, out, out, lhs, gate, up, sizes, cfg=cfg)
 
     matrix = ((8, 512, 768), NARROW)
     with jax.enable_x64(x64):
         text = lowered_by_mosaic(both, *shaped(((1024, 512), NARROW), matrix, matrix, ((8,), "int32")))
     for name in ("library_ragged_gated", "library_ragged_dot_rolling", "library_ragged_dot_outer_rolling"):
         assert name in text
+    assert ("library_ragged_gated_up" in text) == (cfg is JOINED)
+
+
+def test_an_entry_that_was_stored_without_a_lead_is_read():
+    """Its warpgroups begin together, as they did when it was measured."""
+    stored = codec.encode(ROLLING)
+    del stored["lead"]
+    assert codec.decode(RaggedDotConfig, stored) == ROLLING
 
 
 def test_what_cannot_run_says_why(monkeypatch):
@@ -260,6 +220,15 @@ def test_what_cannot_run_says_why(monkeypatch):
         assert RaggedGated().valid_cfg(inv, FUSED) is True
         assert "not whole tiles" in rolling_refuses(1024, (512, 768 - 64), (128, 256, 64))
         assert "not whole tiles" in rolling_refuses(64, (512, 768), (128, 256, 64))
+        assert RaggedGated().valid_cfg(inv, LED) is True
+        assert RaggedGated().valid_cfg(inv, JOINED) is True
+        assert "steps of 64" in RaggedGated().valid_cfg(inv, replace(JOINED, block_k=128, num_stages=2))
+        for lead in (0, 4):
+            assert "not between 1 and 3" in RaggedGated().valid_cfg(inv, replace(LED, lead=lead))
+    one = Invocation("x", (call[0], call[1], call[3]), {})
+    assert "no lead" in RaggedDot().valid_cfg(one, RaggedDotConfig("mosaic", 128, 256, 64, None, 4, 2))
+    assert {FUSED, LED} <= set(RaggedGated().candidate_cfgs_gpu(inv))
+    assert replace(ROLLING, lead=2) in RaggedDot().candidate_cfgs_gpu(one)
     assert FUSED in RaggedGated().candidate_cfgs_gpu(inv)
     assert ROLLING in RaggedDot().candidate_cfgs_gpu(Invocation("x", (call[0], call[1], call[3]), {}))
     found.compute_capability = "10.0"

@@ -28,6 +28,16 @@ class OwnRows:
     low: Any
     high: Any
 
+    @property
+    def mine(self) -> Any:
+        """The share's place among the rows of the tile."""
+        return pl.ds(self.group * self.size, self.size)
+
+    @property
+    def is_whole(self) -> Any:
+        """Are all the share's rows the group's?"""
+        return self.high - self.low == self.size
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -63,32 +73,38 @@ def by_group(
 
     `staged` is (buffers, rows, columns), `pieces` has another order of elements, in which a row can be anywhere.
     """
-    mine = pl.ds(share.group * share.size, share.size)
 
-    def copy(o_ref: Any, buffer: Any, there: Any) -> None:
-        plgpu.copy_smem_to_gmem(buffer, o_ref.at[pl.ds(share.begin, share.size), there])
-
-    def copy_some(o_ref: Any, buffer: Any, there: Any) -> None:
-        count, at = share.high - share.low, share.low
-        # Copies have a fixed size: one for each binary digit of the number of rows.
-        size = share.size // 2
-        while size:
-            some = jax.lax.bitwise_and(count, size)
-
-            @pl.when(some > 0)
-            def _(at: Any = at, size: int = size) -> None:
-                part = pieces.at[pl.ds(share.group * share.size + at, size)]
-                plgpu.copy_smem_to_gmem(part, o_ref.at[pl.ds(share.begin + at, size), there])
-
-            at, size = at + some, size // 2
+    def copy_some(share: OwnRows, o_ref: Any, buffer: Any, there: Any) -> None:
+        copy_rows(share, o_ref, pieces, there)
 
     def handed(copied: Callable[..., None], buffers: Sequence[Any]) -> None:
-        pairs = [(chunk, functools.partial(copied, o_ref)) for chunk, o_ref in results]
+        pairs = [(chunk, functools.partial(copied, share, o_ref)) for chunk, o_ref in results]
         by_chunks(pairs, columns, buffers, settled=settled)
 
-    is_whole = share.high - share.low == share.size
-    pl.when(is_whole)(lambda: handed(copy, [staged.at[number, mine] for number in range(staged.shape[0])]))
+    mine, is_whole = share.mine, share.is_whole
+    pl.when(is_whole)(lambda: handed(copy_whole, [staged.at[number, mine] for number in range(staged.shape[0])]))
     pl.when(jnp.logical_not(is_whole))(lambda: handed(copy_some, [pieces.at[mine]]))
+
+
+def copy_whole(share: OwnRows, o_ref: Any, buffer: Any, there: Any) -> None:
+    """Starts a copy of all the share's rows to these columns of the result."""
+    plgpu.copy_smem_to_gmem(buffer, o_ref.at[pl.ds(share.begin, share.size), there])
+
+
+def copy_rows(share: OwnRows, o_ref: Any, pieces: Any, there: Any) -> None:
+    """Starts copies of the group's rows of a share, from the rows of a tile where they can be anywhere."""
+    count, at = share.high - share.low, share.low
+    # Copies have a fixed size: one for each binary digit of the number of rows.
+    size = share.size // 2
+    while size:
+        some = jax.lax.bitwise_and(count, size)
+
+        @pl.when(some > 0)
+        def _(at: Any = at, size: int = size) -> None:
+            part = pieces.at[pl.ds(share.group * share.size + at, size)]
+            plgpu.copy_smem_to_gmem(part, o_ref.at[pl.ds(share.begin + at, size), there])
+
+        at, size = at + some, size // 2
 
 
 def by_chunks(

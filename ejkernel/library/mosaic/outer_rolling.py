@@ -74,7 +74,7 @@ def outer(
 
         plgpu.wgmma(totals[0], turned(part), step.right[0])
 
-    def write(place: _Place, totals: Sequence[jax.Array], *refs: Any) -> None:
+    def write(place: _Place, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
         made_ref, staged = refs[4:]
         group = jax.lax.axis_index("group")
         mine = pl.ds(group * tile.share, tile.share)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from ..gate import joined
 from .handover import Columns, OwnRows, by_group, share_of
 from .launch import plgpu
 from .matmul import lines, turned
@@ -21,7 +22,7 @@ _WIDEST_BAND = 8
 
 
 @dataclass(frozen=True)
-class _Place:
+class GroupTile:
     """A tile: its group, its first row, the rows that are the group's, and its block of columns."""
 
     owner: Any
@@ -29,6 +30,14 @@ class _Place:
     first: Any
     last: Any
     column: Any
+
+    def share(self, tile: Tile) -> OwnRows:
+        """The rows of this warpgroup."""
+        return share_of(jax.lax.axis_index("group"), tile.share, self.start, self.first, self.last)
+
+    def own(self, groups: int, values: jax.Array) -> jax.Array:
+        """Values of the tile's group, of which there are so many; one more has the rows that belong to none: zeros."""
+        return jnp.where(jnp.broadcast_to(self.owner < groups, values.shape), values, jnp.zeros_like(values))
 
 
 def product(
@@ -46,7 +55,7 @@ def product(
     depth, width = lhs[0].shape[1], rhs[0].shape[1 if transposed else 2]
     each = depth // tile.k
 
-    def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
+    def fill(place: GroupTile, at: Any, step: StepTiles, *refs: Any) -> None:
         columns = pl.ds(place.column * tile.n, tile.n)
         for number in range(len(lhs)):
             left, right = refs[4 + number], refs[4 + len(lhs) + number]
@@ -55,7 +64,7 @@ def product(
             def copy(left: Any = left, right: Any = right, inner: Any = inner) -> None:
                 plgpu.copy_gmem_to_smem(left.at[pl.ds(place.start, tile.m), inner], step.left, step.full)
                 there = (columns, inner) if transposed else (inner, columns)
-                plgpu.copy_gmem_to_smem(right.at[_matrix(place, rhs[0]), *there], step.right[0], step.full)
+                plgpu.copy_gmem_to_smem(right.at[matrix(place, rhs[0]), *there], step.right[0], step.full)
 
             if len(lhs) == 1:
                 copy()
@@ -69,7 +78,7 @@ def product(
     how: dict[str, Any] = {"fill": fill, "chunk": chunk, "columns": (tile.n, width), "steps": each * len(lhs)}
     how |= {"right": [shape], "dtype": dtype, "tile": holding(tile, lhs[0].dtype, dtype)}
     how |= {"interpret": interpret, "name": "library_ragged_dot_rolling", "transposed": transposed}
-    return _grouped(lhs, rhs, sizes, **how, **launched)
+    return _one(lhs, rhs, sizes, **how, **launched)
 
 
 def gated(
@@ -88,43 +97,77 @@ def gated(
     """
     half, dtype = tile.n // 2, lhs.dtype
 
-    def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
+    def fill(place: GroupTile, at: Any, step: StepTiles, *refs: Any) -> None:
         inner, columns = pl.ds(at * tile.k, tile.k), pl.ds(place.column * half, half)
         plgpu.copy_gmem_to_smem(refs[4].at[pl.ds(place.start, tile.m), inner], step.left, step.full)
         for ref, there in zip(refs[5:7], step.right, strict=True):
-            plgpu.copy_gmem_to_smem(ref.at[_matrix(place, gate), inner, columns], there, step.full)
+            plgpu.copy_gmem_to_smem(ref.at[matrix(place, gate), inner, columns], there, step.full)
 
-    def joined(totals: Sequence[jax.Array], at: int) -> jax.Array:
-        opened, raised = (total[:, at : at + CHUNK] for total in totals)
-        return jax.nn.silu(opened) * raised
+    def chunk(totals: Sequence[jax.Array], at: int) -> jax.Array:
+        return joined(*(total[:, at : at + CHUNK] for total in totals))
 
-    how: dict[str, Any] = {"fill": fill, "chunk": joined, "columns": (half, gate.shape[2])}
+    how: dict[str, Any] = {"fill": fill, "chunk": chunk, "columns": (half, gate.shape[2])}
     how |= {"steps": lhs.shape[1] // tile.k, "right": [(tile.k, half)] * 2, "dtype": dtype, "transposed": False}
     how |= {"tile": holding(tile, dtype, dtype), "interpret": interpret, "name": "library_ragged_gated"}
-    return _grouped([lhs], [gate, up], sizes, **how, **launched)
+    return _one([lhs], [gate, up], sizes, **how, **launched)
 
 
-def _grouped(
+def _one(
+    lhs: Sequence[jax.Array],
+    rhs: Sequence[jax.Array],
+    sizes: jax.Array,
+    *,
+    chunk: Callable[[Sequence[jax.Array], int], jax.Array],
+    columns: tuple[int, int],
+    tile: Tile,
+    dtype: Any,
+    **how: Any,
+) -> jax.Array:
+    """One result, of which `chunk` makes some columns from the sums of a warpgroup's rows."""
+    tall, width = columns
+
+    def write(place: GroupTile, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
+        o_ref, staged, pieces = refs[4 + len(lhs) + len(rhs) :]
+
+        def made(at: int) -> jax.Array:
+            return place.own(rhs[0].shape[0], chunk(totals, at)).astype(dtype)
+
+        there = Columns(place.column * tall, tall, width)
+        by_group(place.share(tile), [(made, o_ref)], there, staged, pieces, settled=False)
+
+    held = buffers(tile, jnp.dtype(dtype).itemsize, tall)
+    scratch = [
+        plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype)),
+        plgpu.SMEM((tile.m, CHUNK), dtype),
+    ]
+    out = [jax.ShapeDtypeStruct((lhs[0].shape[0], width), dtype)]
+    (made,) = grouped(lhs, rhs, sizes, write=write, columns=columns, tile=tile, out=out, scratch=scratch, **how)
+    return made
+
+
+def grouped(
     lhs: Sequence[jax.Array],
     rhs: Sequence[jax.Array],
     sizes: jax.Array,
     *,
     fill: Callable[..., None],
-    chunk: Callable[[Sequence[jax.Array], int], jax.Array],
+    write: Callable[..., None],
     columns: tuple[int, int],
     steps: int,
     right: Sequence[tuple[int, int]],
     transposed: bool,
     tile: Tile,
-    dtype: Any,
-    interpret: bool,
     name: str,
+    more: Sequence[jax.Array] = (),
+    later: int = 0,
     **launched: Any,
-) -> jax.Array:
-    """Tiles of all groups; `chunk` makes some columns of the result from the sums of a warpgroup's rows."""
-    rows, groups = lhs[0].shape[0], rhs[0].shape[0]
-    tall, width = columns[0], columns[1]
-    across = pl.cdiv(width, tall)
+) -> Sequence[jax.Array]:
+    """Tiles of all groups; references are those of four numbers of each, `lhs`, `rhs`, `more`, results and scratch.
+
+    `columns`: those of a tile, and of all.
+    """
+    rows = lhs[0].shape[0]
+    across = pl.cdiv(columns[1], columns[0])
     # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
     bands = pl.cdiv(across, _WIDEST_BAND)
     wide = pl.cdiv(across, bands)
@@ -139,57 +182,33 @@ def _grouped(
     def read(number: Any, *refs: Any) -> list[Any]:
         return [ref[spot(number)[0]] for ref in refs[:4]]
 
-    def find(number: Any, owner: Any, line: Any, first: Any, last: Any) -> tuple[_Place, Any, Any]:
+    def find(number: Any, owner: Any, line: Any, first: Any, last: Any) -> tuple[GroupTile, Any, Any]:
         _, column = spot(number)
         # The compiler sees that a tile starts where lines do.
-        place = _Place(owner, line * LINE_ROWS, first, last, column)
+        place = GroupTile(owner, line * LINE_ROWS, first, last, column)
         return place, (first < last) & (column < across), jnp.int32(steps)
 
-    def share_at(place: _Place) -> OwnRows:
-        group = jax.lax.axis_index("group")
-        return share_of(group, tile.share, place.start, place.first, place.last)
-
-    def is_idle(place: _Place) -> Any:
-        share = share_at(place)
+    def is_idle(place: GroupTile) -> Any:
+        share = place.share(tile)
         return share.low >= share.high
 
-    def multiply(place: _Place, at: Any, totals: Sequence[Any], step: StepTiles) -> None:
+    def multiply(place: GroupTile, at: Any, totals: Sequence[Any], step: StepTiles) -> None:
         mine = pl.ds(jax.lax.axis_index("group") * tile.share, tile.share)
         for total, part in zip(totals, step.right, strict=True):
             plgpu.wgmma(total, step.left.at[mine], turned(part) if transposed else part)
 
-    def write(place: _Place, totals: Sequence[jax.Array], *refs: Any) -> None:
-        o_ref, staged, pieces = refs[4 + len(lhs) + len(rhs) :]
-
-        def made(at: int) -> jax.Array:
-            values = chunk(totals, at)
-            is_group = jnp.broadcast_to(place.owner < groups, values.shape)
-            return jnp.where(is_group, values, jnp.zeros_like(values)).astype(dtype)
-
-        by_group(
-            share_at(place), [(made, o_ref)], Columns(place.column * tall, tall, width), staged, pieces, settled=False
-        )
-
-    held = buffers(tile, jnp.dtype(dtype).itemsize, tall)
-    (out,) = rolling(
-        TileWork(count * bands * wide, read, find, fill, multiply, write, is_idle),
-        [*tiles, *lhs, *rhs],
-        out=[jax.ShapeDtypeStruct((rows, width), dtype)],
-        scratch=[
-            plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype)),
-            plgpu.SMEM((tile.m, CHUNK), dtype),
-        ],
+    return rolling(
+        TileWork(count * bands * wide, read, find, fill, multiply, write, is_idle, later),
+        [*tiles, *lhs, *rhs, *more],
         left=(tile.m, tile.k),
         right=right,
         tile=tile,
-        interpret=interpret,
         name=name,
         fast=True,
         **launched,
     )
-    return out
 
 
-def _matrix(place: _Place, rhs: jax.Array) -> Any:
-    # One more group has the rows that belong to none.
+def matrix(place: GroupTile, rhs: jax.Array) -> Any:
+    """The number of the tile's matrix: one more group has the rows that belong to none."""
     return jnp.minimum(place.owner, rhs.shape[0] - 1)

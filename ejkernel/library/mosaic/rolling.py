@@ -3,6 +3,10 @@
 A block for each tile begins with nothing in shared memory, and ends by waiting for its writes: an H200 multiplies for
 8 us of a tile of 128x256 by 768, and waits for some 4 more. Here the copying warpgroup is some steps ahead, whatever
 tile these belong to, and writes of a tile are waited for while the next one is multiplied.
+
+Two warpgroups that begin together end their tiles together, and tensor cores wait while both hand over. A tile's `lead`
+makes the second begin some steps later. That difference lasts by itself: while one hands over, the other has the tensor
+cores alone, and gets as far ahead as it was behind.
 """
 
 from __future__ import annotations
@@ -25,11 +29,15 @@ _COPYING, _MULTIPLYING = 40, 232
 
 @dataclass(frozen=True)
 class StepTiles:
-    """Shared memory of a step's tiles: the left one, those on the right, and the barrier that copies arrive at."""
+    """Shared memory of a step's tiles: the left one and those on the right.
+
+    Copies arrive at the first barrier, and warpgroups that are done with the tiles at the second.
+    """
 
     left: Any
     right: Sequence[Any]
     full: Any
+    empty: Any
 
 
 @dataclass(frozen=True)
@@ -39,9 +47,10 @@ class TileWork:
     `read(number, *references)` gives numbers from memory, which are asked for a tile ahead. `find(number, *numbers)`
     gives anything that says which tile it is, whether there is something to do, and how many steps that takes.
     `fill(place, at, step, *references)` starts a copy to shared memory for each tile of step `at`. `multiply(place, at,
-    totals, step)` adds a step's products up, one for each tile on the right, and `write(place, totals, *references)`
-    hands a warpgroup's share of the tile over. Where `is_idle(place)` holds, a warpgroup has no share, and leaves the
-    tensor cores to the other.
+    totals, step)` adds a step's products up, one for each tile on the right, and `write(place, totals, later,
+    *references)` hands a warpgroup's share of the tile over. Where `is_idle(place)` holds, a warpgroup has no share,
+    and leaves the tensor cores to the other. After its steps a tile has `later` more, which are filled likewise:
+    `write` waits for their tiles, and says when it is done with them.
     """
 
     count: int
@@ -51,6 +60,7 @@ class TileWork:
     multiply: Callable[[Any, Any, Sequence[Any], StepTiles], None]
     write: Callable[..., None]
     is_idle: Callable[[Any], Any] | None = None
+    later: int = 0
 
 
 def rolling(
@@ -73,19 +83,34 @@ def rolling(
     among the tiles on the right. `fast`: exponentials may be off by 1e-6 of themselves.
     """
     dtype, stages = operands[-1].dtype, tile.stages
+    # Steps that the first warpgroup is ahead are held until the second has multiplied them too.
+    lead = min(tile.lead, stages - 1)
     blocks = min(blocks, work.count)
     sums = plgpu.ACC((tile.share, tile.n // len(right)), jnp.float32)
     given = len(operands) + len(out) + len(scratch)
 
     def kernel(*refs: Any) -> None:
-        arrays, (left_ref, *right_refs, full, empty) = refs[:given], refs[given:]
+        arrays, (left_ref, *right_refs, full, empty) = refs[:given], refs[given : given + 3 + len(right)]
         block, group = jax.lax.axis_index("block"), jax.lax.axis_index("group")
 
         def slot(at: Any) -> Any:
             return jax.lax.rem(at, jnp.int32(stages))
 
         def held(at: Any) -> StepTiles:
-            return StepTiles(left_ref.at[slot(at)], [ref.at[slot(at)] for ref in right_refs], full.at[slot(at)])
+            right = [ref.at[slot(at)] for ref in right_refs]
+            return StepTiles(left_ref.at[slot(at)], right, full.at[slot(at)], empty.at[slot(at)])
+
+        # A block's first tile with steps alone: afterwards neither warpgroup waits for the other.
+        def begun(before: Any, steps: Any) -> None:
+            if lead:
+                is_late = (group == WORKERS - 1) & (before == 0) & (steps > 0)
+                pl.when(is_late)(lambda: plgpu.barrier_wait(refs[-1]))
+
+        def led(before: Any, at: Any, steps: Any) -> None:
+            if lead:
+                # Of a tile with fewer steps the last one: what is arrived at is waited for, and the other way round.
+                is_ahead = (group == 0) & (before == 0) & (at == jnp.minimum(lead, steps - 1))
+                pl.when(is_ahead)(lambda: plgpu.barrier_arrive(refs[-1]))
 
         # All warpgroups go through the same tiles, and count the steps before each.
         def through(do: Callable[[Any, Any, Any], None]) -> Any:
@@ -99,7 +124,7 @@ def rolling(
                 place, is_used, steps = work.find(jnp.minimum(there, work.count - 1), *numbers)
                 is_used = is_used & (there < work.count)
                 pl.when(is_used)(lambda: do(place, before, steps))
-                return before + jnp.where(is_used, steps, 0), after
+                return before + jnp.where(is_used, steps + work.later, 0), after
 
             state = (jnp.int32(0), read(block))
             return loop(pl.cdiv(work.count, blocks), turn, state, interpret=interpret)[0]
@@ -111,7 +136,7 @@ def rolling(
                 work.fill(place, at, held(here), *arrays)
                 return nothing
 
-            loop(steps, step, (), interpret=interpret)
+            loop(steps + work.later, step, (), interpret=interpret)
 
         def multiplied(place: Any, before: Any, steps: Any) -> None:
             def added_up(*totals: Any) -> Any:
@@ -122,6 +147,7 @@ def rolling(
                     # These products are still running while the next tiles are waited for: their own are released then.
                     plgpu.wgmma_wait(len(totals))
                     pl.when(at > 0)(lambda: plgpu.barrier_arrive(empty.at[slot(before + at - 1)]))
+                    led(before, at, steps)
                     return nothing
 
                 loop(steps, step, (), interpret=interpret)
@@ -129,17 +155,20 @@ def rolling(
                 pl.when(steps > 0)(lambda: plgpu.barrier_arrive(empty.at[slot(before + steps - 1)]))
                 return tuple(total[...] for total in totals)
 
-            work.write(place, pl.run_scoped(added_up, *(sums for _ in right)), *arrays)
+            totals = pl.run_scoped(added_up, *(sums for _ in right))
+            work.write(place, totals, [held(before + steps + number) for number in range(work.later)], *arrays)
 
         def passed(place: Any, before: Any, steps: Any) -> None:
             def step(at: Any, nothing: Any) -> Any:
                 plgpu.barrier_wait(full.at[slot(before + at)])
                 plgpu.barrier_arrive(empty.at[slot(before + at)])
+                led(before, at, steps)
                 return nothing
 
-            loop(steps, step, (), interpret=interpret)
+            loop(steps + work.later, step, (), interpret=interpret)
 
         def worked(place: Any, before: Any, steps: Any) -> None:
+            begun(before, steps)
             if work.is_idle is None:
                 multiplied(place, before, steps)
             else:
@@ -178,6 +207,7 @@ def rolling(
             *(plgpu.SMEM((stages, *shape), dtype, transforms=lines(dtype)) for shape in (left, *right)),
             plgpu.Barrier(num_arrivals=1 + len(right), num_barriers=stages),
             plgpu.Barrier(num_arrivals=WORKERS, num_barriers=stages),
+            *([plgpu.Barrier()] if lead else []),
         ],
         groups={"group": WORKERS + 1},
         interpret=interpret,

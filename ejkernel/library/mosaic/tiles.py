@@ -27,12 +27,16 @@ _ROWS, _COLUMNS = (128, 256), (64, 128, 256)
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of the result, the depth of a step, and how many steps are held."""
+    """A tile of the result, the depth of a step, and how many steps are held.
+
+    Where blocks stay on their multiprocessors, the first warpgroup begins `lead` steps before the second.
+    """
 
     m: int
     n: int
     k: int
     stages: int
+    lead: int = 0
 
     @property
     def share(self) -> int:
@@ -91,6 +95,13 @@ def rolling_refuses(rows: int, sizes: tuple[int, ...], tile: tuple[int | None, .
     if rows < m or rows % k or any(size % block for size in sizes for block in (m, n, k)):
         return f"{rows} rows by matrices of {sizes} are not whole tiles of {m}x{n}x{k}"
     return ""
+
+
+def lead_refuses(lead: int | None, stages: int | None) -> str:
+    """The reason that a warpgroup cannot begin so many steps before the other; empty where it can."""
+    if lead is None or 0 < lead < (stages or 0):
+        return ""
+    return f"a lead of {lead} steps is not between 1 and {(stages or 1) - 1}: {stages} are held"
 
 
 def visits(rows: int, groups: int, tile: int) -> int:
