@@ -20,7 +20,8 @@ from programs import PROGRAMS
 from programs.operations import Library, Plain
 
 
-# By default the two whose operations no other has: experts, and a cache of keys.
+# In a short run the two whose operations no other has: experts, and a cache of keys.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ("moe", "decode") else AT_LENGTH) for name in PROGRAMS]
 )

@@ -27,6 +27,7 @@ def sizes(tree):
     return [float(np.sqrt(np.mean(np.square(np.asarray(leaf, np.float32))))) for leaf in jax.tree.leaves(tree)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["moe", "residual_norm"])
 def test_every_gradient_of_a_case_is_more_than_rounding_and_is_known_in_float32(operation):
     """An error over a result that should be zero says nothing, nor does one beside results that are rounded already."""
@@ -50,13 +51,14 @@ def test_every_operation_has_cases_for_a_cpu_alone():
 
 
 def once_each():
-    """By default the first case of each operation."""
+    """At first the first case of each operation."""
     first = {case.op: case.name for case in reversed(ON_CPU)}
     for case in ON_CPU:
         marks = () if case.name == first[case.op] else AT_LENGTH
         yield pytest.param(case, id=f"{case.op} {case.name}", marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", list(once_each()))
 def test_a_case_for_a_cpu_computes_the_values_that_it_is_compared_with(case):
     """Indices and words are the same, numbers are so but for rounding; with their gradients where these are timed."""

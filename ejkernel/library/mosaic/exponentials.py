@@ -91,7 +91,7 @@ def exponentials(
         mine = pl.ds(jax.lax.axis_index("group") * tile.share, tile.share)
         plgpu.wgmma(totals[0], step.left.at[mine], turned(step.right[0]) if vocab_first else step.right[0])
 
-    def write(place: _Place, totals: Sequence[jax.Array], *refs: Any) -> None:
+    def write(place: _Place, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
         given, made = refs[: len(vectors)], refs[len(vectors) + 2 :]
         group, first = jax.lax.axis_index("group"), place.column * tile.n
         mine = pl.ds(place.row * tile.m + group * tile.share, tile.share)
