@@ -81,15 +81,20 @@ def _made(
     top = jnp.max(parts.offset, axis=0)
     factors = jnp.exp(parts.offset - top[None])
     total = 0.0 if parts.total is None else jnp.sum(parts.total, axis=0)
-    sums = Sums(top, jnp.sum(parts.norm * factors, axis=0), jnp.sum(parts.label, axis=0), total)
-    losses = terms.losses(sums, words)
+    others, at_label = jnp.sum(parts.norm * factors, axis=0), jnp.sum(parts.label, axis=0)
+    # A label far above the rest would leave nothing of the loss but what its large logarithm was rounded to.
+    peak = jnp.maximum(top, at_label)
+    near = others * jnp.exp(top - peak) + jnp.exp(at_label - peak)
+    losses = terms.losses(Sums(peak, near, at_label, total), words)
     if kept is None or parts.lost is None:
         return losses, None
     kept, more = _levelled(kept, factors)
     lost = jnp.sum(parts.lost * factors, axis=0) + more
-    share = _shares(terms, sums)
-    labels = jnp.clip(labels, 0, words - 1)
-    kept, lost, exactly = _with_labels(kept, lost, labels, sums, (1 - terms.smoothing) / share)
+    at, labels = jnp.exp(at_label - top), jnp.clip(labels, 0, words - 1)
+    sums = Sums(top, others + at, at_label, total)
+    steepness = _steepness(terms, sums)
+    share = steepness / sums.norm
+    kept, lost, exactly = _with_labels(kept, lost, labels, at, others, (1 - terms.smoothing) / steepness)
     return losses, _gradients(hidden, weight, whole, Slopes(kept, lost), share * scales * exactly, scales, terms)
 
 
@@ -119,12 +124,11 @@ def _expected(hidden: Any, weight: Any, terms: Terms) -> jax.Array:
     return jnp.clip(highest, finite.min, finite.max)
 
 
-def _shares(terms: Terms, sums: Sums) -> jax.Array:
-    share = terms.shares(sums)
+def _steepness(terms: Terms, sums: Sums) -> jax.Array:
+    found = terms.steepness(sums)
     if not terms.z_loss:
-        return share
-    least = _LEAST_STEEPNESS / sums.norm
-    return jnp.where(jnp.abs(share) < least, least, share)
+        return found
+    return jnp.where(jnp.abs(found) < _LEAST_STEEPNESS, _LEAST_STEEPNESS, found)
 
 
 def _levelled(kept: jax.Array, factors: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -150,23 +154,18 @@ def _levelled(kept: jax.Array, factors: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def _with_labels(
-    kept: jax.Array, lost: jax.Array, labels: jax.Array, sums: Sums, taken: jax.Array
+    kept: jax.Array, lost: jax.Array, labels: jax.Array, at: jax.Array, others: jax.Array, taken: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The exponentials less what a label takes; what rounding took by then; and a factor that makes the label's exact.
+    """The exponentials with those `at` labels, less so much of all; what rounding took; a factor that makes it exact.
 
     Rounding the label's derivative would be most of a gradient's error. So what it takes is given back by the token's
     factor, which for other words is an error of as many bits as their own rounding.
     """
-    place = jnp.arange(labels.shape[0]), labels
-    # A share near 1 cancels here, so that it is computed anew.
-    exact = jnp.exp(sums.label - sums.top)
-    wide = exact - taken
+    # A share near 1 cancels here: what is left of it are the others, not a difference of exponentials.
+    wide = at * (1 - taken) - others * taken
     near = rounded(wide, kept.dtype)
     is_zero = (wide == 0) | (near == 0)
     off = jnp.where(is_zero, 0.0, (near - wide) / jnp.where(is_zero, 1.0, wide))
-    before = kept.at[place].get(mode="promise_in_bounds").astype(jnp.float32)
-    # Read before it is written in place.
-    near, before = jax.lax.optimization_barrier((near, before))
     how: dict[str, Any] = {"mode": "promise_in_bounds", "unique_indices": True, "indices_are_sorted": True}
-    kept = kept.at[place].set(near.astype(kept.dtype), **how)
-    return kept, lost + (before - exact) + off * (sums.norm - exact), 1 / (1 + off)
+    kept = kept.at[jnp.arange(labels.shape[0]), labels].set(near.astype(kept.dtype), **how)
+    return kept, lost + off * others, 1 / (1 + off)

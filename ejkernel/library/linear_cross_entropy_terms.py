@@ -66,14 +66,15 @@ class Terms:
 
     def shares(self, sums: Sums) -> jax.Array:
         """The factors that make derivatives of a token's exponentials."""
-        return self._steepness(sums) / sums.norm
+        return self.steepness(sums) / sums.norm
 
     def slopes(self, logits: jax.Array, top: Any, share: Any, is_label: jax.Array, words: int) -> jax.Array:
         """The derivatives of losses by these logits."""
         made: jax.Array = jnp.exp(logits - top) * share
         return made - jnp.where(is_label, 1 - self.smoothing, 0.0) - self.smoothing / words
 
-    def _steepness(self, sums: Sums) -> jax.Array:
+    def steepness(self, sums: Sums) -> jax.Array:
+        """The derivatives of losses by their normalisers."""
         return 1 + 2 * self.z_loss * sums.normaliser
 
     def lift(self, scales: jax.Array, dtype: Any) -> jax.Array | float:
@@ -86,7 +87,7 @@ class Terms:
         """The power of two that they are multiplied with besides: a price on the normaliser may make them larger."""
         if dtype != jnp.float16 or not self.z_loss:
             return 1.0
-        steepest = jnp.max(jnp.abs(self._steepness(sums)))
+        steepest = jnp.max(jnp.abs(self.steepness(sums)))
         return jnp.minimum(lifting(steepest) / lifting(jnp.float32(1)), 1.0)
 
     def logits(self, hidden: Any, weight: Any) -> jax.Array:

@@ -87,6 +87,32 @@ def test_logits_far_above_those_of_some_words_agree(races, high):
 
 
 @needs_loops
+def test_a_label_far_above_all_else_leaves_what_the_others_share(races):
+    """Its word is none of those that are looked at first, so that its exponential is as large as they may be."""
+    rng, labels = np.random.default_rng(3), 2 * np.arange(TOKENS) + 1
+    hidden = np.sign(rng.standard_normal((TOKENS, DEPTH)))
+    weight = rng.standard_normal((DEPTH, WORDS)) * 0.05
+    weight[:, labels] += hidden.T * (30 / DEPTH)
+    hidden, weight = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(weight, jnp.bfloat16)
+    found, *grads = both(hidden, weight, labels)
+    losses, *right = truth(hidden, weight, labels, 1 / TOKENS)
+    assert abs(found - losses.mean()) < 1e-8
+    for got, want in zip(grads, right, strict=True):
+        close(got, want, "bfloat16")
+
+
+@needs_loops
+@pytest.mark.parametrize("padded", [192, 1024])
+def test_words_of_whole_tiles_may_be_padded_by_more(races, padded):
+    """Into a part of a tile more, and into tiles that have no word; with gradients and without."""
+    hidden, weight, labels = inputs()
+    cfg = LinearCrossEntropyConfig("mosaic_kept", padded=padded)
+    compare(hidden, weight, labels, cfg, label_smoothing=0.1)
+    found = jax.jit(lambda *given: linear_cross_entropy(*given, labels, cfg=cfg, executor=UNTUNED))(hidden, weight)
+    close(found, truth(hidden, weight, labels, 1.0)[0].sum() / (TOKENS - 2))
+
+
+@needs_loops
 def test_without_gradients_no_exponentials_are_kept(races):
     """The loss of a forward pass alone, of words that are not whole tiles, is that of float64."""
     hidden, weight, labels = inputs(300)

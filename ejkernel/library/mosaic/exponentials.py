@@ -32,8 +32,8 @@ _LARGEST = float(jnp.finfo(jnp.float32).max)
 class Parts(NamedTuple):
     """Numbers of each row in each tile, (tiles, rows), in float32.
 
-    What is taken off before exponentials, their sum, the label's element or 0; what rounding took from the sum, and the
-    sum of the elements, where these were asked for.
+    What is taken off before exponentials, their sum without the label's, the label's element or 0; what rounding took
+    from the sum, and the sum of the elements, where these were asked for.
     """
 
     offset: jax.Array
@@ -63,6 +63,7 @@ def exponentials(
 ) -> tuple[jax.Array | None, Parts]:
     """`exp(hidden @ weight - offset)` in bfloat16, and its parts; columns beyond so many words count for nothing.
 
+    A label's exponential is 0: whoever adds a more exact one to the sum has what is left of it beside the label's.
     The offset of a row is `expected`, but in tiles with elements that are over `_MOST` above it: there it is their
     maximum. Without `expected` it is the maximum in all tiles, and exponentials are not written.
     """
@@ -102,21 +103,25 @@ def exponentials(
         def along(numbers: jax.Array) -> jax.Array:
             return jax.lax.broadcast_in_dim(numbers, column.shape, (0,))
 
-        def values(at: int, other: float = -jnp.inf) -> jax.Array:
-            found = totals[0][:, at : at + CHUNK]
-            if words % tile.n == 0:
+        def masked(at: int, found: jax.Array, other: float) -> jax.Array:
+            if words == across * tile.n:
                 return found
             return jnp.where(column < words - first - at, found, jnp.full_like(found, other))
 
-        offset = functools.reduce(jnp.maximum, [jnp.max(values(at), axis=1) for at in places])
+        # Nothing reads them unmasked after this: registers have no room for both.
+        values = [masked(at, totals[0][:, at : at + CHUNK], -jnp.inf) for at in places]
+        offset = functools.reduce(jnp.maximum, [jnp.max(found, axis=1) for found in values])
         # Finite, so that what is infinite stays so, or becomes zero.
         offset = jnp.minimum(jnp.maximum(offset, -_LARGEST), _LARGEST)
         if is_kept:
             offset = jnp.where(offset > others[0] + _MOST, offset, others[0])
         sums: dict[str, list[jax.Array]] = {name: [] for name in names}
-        at_label = jnp.zeros_like(totals[0][:, :CHUNK])
-        for number, at in enumerate(places):
-            powers = jnp.exp(values(at) - along(offset))
+        at_label = jnp.zeros_like(values[0])
+        for number, (at, found) in enumerate(zip(places, values, strict=True)):
+            is_label = column == along(label - first - at)
+            at_label = jnp.where(is_label, found, at_label)
+            powers = jnp.exp(found - along(offset))
+            powers = jnp.where(is_label, jnp.zeros_like(powers), powers)
             sums["norm"].append(jnp.sum(powers, axis=1))
             if is_kept:
                 narrow = powers.astype(jnp.bfloat16)
@@ -130,10 +135,8 @@ def exponentials(
                 plgpu.commit_smem()
                 # Beyond the last column nothing is written.
                 plgpu.copy_smem_to_gmem(part, made[1].at[mine, pl.ds(first + at, CHUNK)])
-            is_label = column == along(label - first - at)
-            at_label = jnp.where(is_label, totals[0][:, at : at + CHUNK], at_label)
             if total:
-                sums["total"].append(jnp.sum(values(at, 0.0), axis=1))
+                sums["total"].append(jnp.sum(masked(at, found, 0.0), axis=1))
         sums |= {"offset": [offset], "label": [jnp.sum(at_label, axis=1)]}
         for number, name in enumerate(names):
             made[0][number, place.column, mine] = functools.reduce(jnp.add, sums[name])
