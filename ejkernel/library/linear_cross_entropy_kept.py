@@ -7,7 +7,6 @@ label's is put in its place, and the factor multiplies what comes of the other p
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -136,19 +135,22 @@ def _levelled(kept: jax.Array, factors: jax.Array) -> tuple[jax.Array, jax.Array
     from .mosaic.exponentials import TILE
 
     tokens, columns = kept.shape
-    rows = math.gcd(tokens, _ROWS)
+    rows = min(tokens, _ROWS)
 
     def step(number: Any, state: Any) -> Any:
         kept, lost = state
-        start = number * rows
-        by = jax.lax.dynamic_slice_in_dim(factors, start, rows, axis=1).T
+        # The last rows begin early enough to be whole, so some of them have been multiplied before.
+        start = jnp.minimum(number * rows, tokens - rows)
+        is_new = start + jnp.arange(rows) >= number * rows
+        by = jnp.where(is_new[:, None], jax.lax.dynamic_slice_in_dim(factors, start, rows, axis=1).T, 1.0)
         by = jnp.repeat(by, TILE.n, axis=1)[:, :columns]
         wide = jax.lax.dynamic_slice_in_dim(kept, start, rows).astype(jnp.float32) * by
         near = rounded(wide, kept.dtype)
         kept = jax.lax.dynamic_update_slice_in_dim(kept, near.astype(kept.dtype), start, 0)
-        return kept, jax.lax.dynamic_update_slice_in_dim(lost, jnp.sum(wide - near, axis=1), start, 0)
+        more = jax.lax.dynamic_slice_in_dim(lost, start, rows) + jnp.sum(wide - near, axis=1)
+        return kept, jax.lax.dynamic_update_slice_in_dim(lost, more, start, 0)
 
-    count = jnp.where(jnp.all(factors == 1), 0, tokens // rows)
+    count = jnp.where(jnp.all(factors == 1), 0, -(-tokens // rows))
     made: tuple[jax.Array, jax.Array] = jax.lax.fori_loop(0, count, step, (kept, jnp.zeros_like(factors[0])))
     return made
 

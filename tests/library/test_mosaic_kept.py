@@ -17,7 +17,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from test_linear_cross_entropy import close, truth
 
-from ejkernel.library import LinearCrossEntropy, LinearCrossEntropyConfig, linear_cross_entropy
+from ejkernel.library import (
+    LinearCrossEntropy,
+    LinearCrossEntropyConfig,
+    linear_cross_entropy,
+    linear_cross_entropy_kept,
+)
 from ejkernel.ops import Invocation
 
 __all__ = ["races"]
@@ -84,6 +89,19 @@ def test_logits_far_above_those_of_some_words_agree(races, high):
     logits = np.asarray(hidden, np.float32) @ np.asarray(weight, np.float32)
     assert 0 < np.sum(logits.max(axis=1) - logits[:, ::2].max(axis=1) > 40) < TOKENS
     compare(hidden, weight, labels, reduction="none", z_loss=0.01)
+
+
+@needs_loops
+def test_each_exponential_is_multiplied_once(monkeypatch):
+    """Some tokens at a time, of which the last ones are among those before."""
+    monkeypatch.setattr(linear_cross_entropy_kept, "_ROWS", 16)
+    kept, factors = normal(TOKENS, WORDS, dtype="bfloat16"), jnp.abs(normal(2, TOKENS, seed=1))
+    wide = np.asarray(kept, np.float32) * np.repeat(np.asarray(factors).T, WORDS // 2, axis=1)
+
+    made, lost = jax.jit(linear_cross_entropy_kept._levelled)(kept, factors)
+
+    np.testing.assert_allclose(np.asarray(made, np.float32), wide, rtol=2**-8)
+    np.testing.assert_allclose(lost, (wide - np.asarray(made, np.float32)).sum(axis=1), atol=1e-4)
 
 
 @needs_loops
