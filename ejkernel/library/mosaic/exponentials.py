@@ -63,7 +63,7 @@ def exponentials(
 ) -> tuple[jax.Array | None, Parts]:
     """`exp(hidden @ weight - offset)` in bfloat16, and its parts; columns beyond so many words count for nothing.
 
-    A label's exponential is 0: whoever adds a more exact one to the sum has what is left of it beside the label's.
+    A label's exponential is 0, so that the sum is that of the others, and a more exact one can be added to it.
     The offset of a row is `expected`, but in tiles with elements that are over `_MOST` above it: there it is their
     maximum. Without `expected` it is the maximum in all tiles, and exponentials are not written.
     """
