@@ -176,9 +176,13 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Cases are thinned before the marks count. With --short, a test runs with the first and last that are left.
 
-    It does not run at all where the suite has it shorter.
+    It does not run at all where the suite has it shorter. After an earlier leg, tests of one leg are left out.
     """
     mark_at_length(items)
+    if os.environ.get("EARLIER_LEG"):
+        left = [item for item in items if not item.get_closest_marker("one_leg")]
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("one_leg")])
+        items[:] = left
     yield
     if not config.getoption("--short"):
         return

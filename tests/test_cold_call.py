@@ -11,6 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
+@pytest.mark.one_leg
 def test_a_cold_call_leads_through_few_files(tmp_path):
     """No more than these; a file more must be worth it, and the list says which there are."""
     # Without lines of progress, which a slow machine alone would print.

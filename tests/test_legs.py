@@ -11,6 +11,8 @@ import tomllib
 import pytest
 from fakes import REPOSITORY
 
+pytestmark = pytest.mark.one_leg
+
 LEGS = {"oldest": "0.10", "middle": "0.11", "newest": "0.12", "lowest": "0.10", "engines": "0.12"}
 # What the scripts call, so that no interpreter of this machine is found beside it.
 TOOLS = ("bash", "env", "dirname", "sed", "cat", "cksum", "cut", "mkdir", "cp")
@@ -33,6 +35,7 @@ class Checkout:
 
     def __init__(self, folder, *versions):
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         shutil.copytree(REPOSITORY / ".ci", folder / ".ci")
         shutil.copy(REPOSITORY / "pyproject.toml", folder)
         (folder / "bin").mkdir()
@@ -97,6 +100,18 @@ def test_a_command_that_fails_fails_its_leg(tmp_path, scope):
 
 
 # What a leg runs with.
+
+
+def test_the_second_leg_is_told_of_the_first(tmp_path):
+    """Tests of what no version changes run once; with one leg alone, all of them do."""
+    told = ["sh", "-c", 'echo "$EARLIER_LEG." >>told']
+    both, one = (Checkout(tmp_path / name, *versions) for name, versions in (("a", ("3.11", "3.13")), ("b", ("3.13",))))
+    for checkout in (both, one):
+        (checkout.folder / "bin" / "sh").symlink_to(shutil.which("sh"))
+        assert checkout.env("every", *told)[0] == 0
+
+    assert [len(line) > 1 for line in (both.folder / "told").read_text().split("\n") if line] == [False, True]
+    assert (one.folder / "told").read_text() == ".\n"
 
 
 @pytest.mark.parametrize("leg", LEGS)

@@ -133,6 +133,7 @@ def test_every_file_is_in_a_known_room():
     assert {inside(f"ejkernel.ops.{named(path)}") for path in FILES if named(path)} <= {*ROOMS, *BESIDE}
 
 
+@pytest.mark.one_leg
 def test_a_room_imports_only_from_those_before_it():
     """Imports go one way, the lazy ones too."""
 
@@ -199,6 +200,7 @@ def opened(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.one_leg
 def test_files_are_opened_by_the_one_opener():
     """A module that opens files by itself waits for pipes, follows links and reads what has no end."""
     found = {named(path): opened(path.read_text(encoding="utf-8")) for path in FILES}
@@ -245,6 +247,7 @@ def reached_into(source: str) -> list[str]:
     return [f"{node.lineno}: {ast.unparse(node)}" for node in found if node.attr not in own | _NOT_PRIVATE]
 
 
+@pytest.mark.one_leg
 def test_modules_hardly_reach_into_each_other():
     """Fewer than eight places use a private attribute of another module's object, private names of JAX included."""
     places = [f"{named(path)}:{place}" for path in FILES for place in reached_into(path.read_text(encoding="utf-8"))]
@@ -437,6 +440,7 @@ def test_importing_costs_little_beside_jax(tmp_path):
 # Names.
 
 
+@pytest.mark.one_leg
 def test_no_two_classes_have_one_name():
     """A class that other modules may name is found by its name alone; those of one module alone begin with `_`."""
     places = defaultdict(list)
@@ -447,6 +451,7 @@ def test_no_two_classes_have_one_name():
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+@pytest.mark.one_leg
 def test_a_lock_is_a_mutex():
     """`_lock` is always one of `threading`; a lock file and a locked file are named as such."""
     found = offenders(
@@ -488,6 +493,7 @@ def modules() -> set[str]:
     return {path.relative_to(PACKAGE).as_posix().removeprefix("ops/") for path in files}
 
 
+@pytest.mark.one_leg
 def test_a_modules_tests_are_found_by_its_name():
     """A file is named after the module, with its folder before it where two modules share a name, or names it."""
     found = covered()
@@ -501,6 +507,7 @@ def test_a_modules_tests_are_found_by_its_name():
     assert sorted(module for module in modules() if not is_found(module)) == []
 
 
+@pytest.mark.one_leg
 def test_what_test_files_say_that_they_cover_exists():
     """A module that was moved or removed is not named any more."""
     known = modules()
@@ -548,6 +555,7 @@ def personal(source: str) -> list[str]:
     return [*filter(PRONOUNS.search, texts + comments(source))]
 
 
+@pytest.mark.one_leg
 def test_comments_docstrings_and_messages_name_the_thing():
     """A candidate, a process or a file is named, and a docstring begins with the thing or its act."""
     files = [
@@ -567,6 +575,7 @@ def test_other_programs_name_the_thing(folder):
     assert {name: texts for name, texts in found.items() if texts} == {}
 
 
+@pytest.mark.one_leg
 def test_tests_name_the_thing():
     """Their comments and docstrings do; texts there may be anything."""
     found = {}

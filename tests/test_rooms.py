@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from test_project import FILES, ROOMS, imports, inside, named
 
+pytestmark = pytest.mark.one_leg
+
 ROOT = Path(__file__).parent.parent
 DRAWING = re.compile(r"^core <- .*$", re.MULTILINE)
 

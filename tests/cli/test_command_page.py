@@ -33,6 +33,7 @@ def test_every_command_has_an_example():
     assert [" ".join(words) for words in EVERY if not any(one[: len(words)] == words for one in shown)] == []
 
 
+@pytest.mark.one_leg
 def test_the_examples_run_one_after_the_other(shell, tmp_path, monkeypatch):
     """Each ends well, and each line that the page shows has one that begins with the same word in what is printed."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{HERE}")

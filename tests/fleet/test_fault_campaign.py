@@ -13,6 +13,7 @@ from thinning import AT_LENGTH
 BENCHMARK = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "agreement.py"
 
 
+@pytest.mark.one_leg
 @pytest.mark.parametrize(
     ("processes", "keys"),
     [(2, 60), pytest.param(4, 1000, marks=AT_LENGTH)],

@@ -32,6 +32,7 @@ def test_an_operation_has_enough_cases(operation):
     assert counts["check"] >= 2
 
 
+@pytest.mark.one_leg
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.name} {case.platform}")
 def test_a_case_computes_what_it_is_compared_with(case):
     """Ours, the plain way and every ready-made one give the same shape and dtype; known without any array."""

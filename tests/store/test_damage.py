@@ -18,6 +18,8 @@ from ejkernel.ops.store.persistent import StoreWarning
 from ejkernel.ops.store.snapshot import line, spell
 from ejkernel.ops.store.store import StoredEntry
 
+pytestmark = pytest.mark.one_leg
+
 COUNT = 4
 
 

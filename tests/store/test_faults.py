@@ -195,6 +195,7 @@ def size(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.one_leg
 @pytest.mark.parametrize(("act", "way", "size"), any_two(BY_NAME, WAYS, SIZES), indirect=["size"])
 def test_a_fault_at_any_operation_loses_nothing(tmp_path, act, way, size):
     """One operation fails: no other exception, nothing acknowledged is lost, and the cache recovers."""
@@ -214,6 +215,7 @@ def test_every_fault_at_any_operation_loses_nothing(tmp_path, act, way, size):
     print(f"\nfaults, {act.__name__}, {size}, {way}: {count} operations x {len(ERRORS)} errors, lost 0")
 
 
+@pytest.mark.one_leg
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__.replace("_", " "))
 def test_a_disk_that_breaks_for_good_loses_nothing(tmp_path, act, size):
     """From one operation on everything fails, and then works again: what was acknowledged before is there."""

@@ -25,6 +25,8 @@ from ejkernel.ops.store.store import StoredEntry
 from ejkernel.ops.tuning.journal.file import Journal, cfg_id
 from ejkernel.ops.tuning.journal.resume import Remembered
 
+pytestmark = pytest.mark.one_leg
+
 CFG = {"block": [1, 2], "name": "x", "deep": {"a": {"b": None}}}
 RECORD = Record(
     key={"device": "cpu|x", "op_id": "k@v0", "call_key": "1"},

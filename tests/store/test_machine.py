@@ -20,6 +20,8 @@ from ejkernel.ops.store.maintenance import prune
 from ejkernel.ops.store.snapshot import spell
 from ejkernel.ops.store.store import StoredEntry
 
+pytestmark = pytest.mark.one_leg
+
 OPS = ("matmul@v1", "attention@v2")
 KEYS = st.builds(Key, st.just("gpu|x"), st.sampled_from(OPS), st.sampled_from(["a", "b|c", "größe\n"]))
 CFGS = st.one_of(st.integers(-5, 5), st.text(max_size=3), st.lists(st.integers(0, 3), max_size=2))

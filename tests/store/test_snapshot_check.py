@@ -18,6 +18,8 @@ from ejkernel.ops.store.maintenance import prune, verify
 from ejkernel.ops.store.snapshot import spell
 from ejkernel.ops.store.snapshot_check import check_snapshot
 
+pytestmark = pytest.mark.one_leg
+
 
 @pytest.fixture(params=[100, 1000, 1 << 24])
 def path(request, tmp_path, monkeypatch):

@@ -111,6 +111,7 @@ def campaign(rounds, folder, seed, kinds=KINDS):
         print(number, whom, where, found["cfg"], marks(own), f"{lengths[where]:.1f} s")
 
 
+@pytest.mark.one_leg
 def test_a_killed_tuning_ends_as_if_nothing_had_happened(tmp_path):
     """Three kills: of a parent with a worker, of a worker, and of a process that tunes by itself."""
     campaign(3, tmp_path, seed=8)

@@ -16,6 +16,8 @@ import pytest
 from fakes import REPOSITORY, call_of
 from thinning import AT_LENGTH
 
+pytestmark = pytest.mark.one_leg
+
 BENCHMARKS = REPOSITORY / "benchmarks"
 
 

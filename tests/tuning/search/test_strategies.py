@@ -23,6 +23,8 @@ from ejkernel.ops.tuning.search.loop import search
 from ejkernel.ops.tuning.search.random import RandomSearch
 from ejkernel.ops.tuning.search.strategy import Strategy, neighbours, steps
 
+pytestmark = pytest.mark.one_leg
+
 STRATEGIES = [GuidedSearch(), GeneticSearch(), RandomSearch()]
 BLOCKS = (16, 32, 48, 64, 96, 128, 192, 256)
 CFGS = [

@@ -88,6 +88,7 @@ def outcome(record):
 # Real processes.
 
 
+@pytest.mark.one_leg
 def test_one_that_takes_the_worker_down_is_a_failed_trial_and_the_search_goes_on(workers, monkeypatch):
     """One sleeps for ever, one calls `os._exit`, one segfaults, one takes too much memory: the best that works wins."""
     real, verdicts = Watchdog.blame, []
