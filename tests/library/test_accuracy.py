@@ -46,6 +46,7 @@ FEW = {
 }
 
 
+@pytest.mark.one_leg
 @pytest.mark.parametrize("title", FEW)
 def test_no_way_is_over_twice_as_far_off_as_plain_jax(title):
     """Results and gradients, for values that cancel and for those at the ends of the dtype."""

@@ -120,7 +120,7 @@ def test_a_label_far_above_all_else_leaves_what_the_others_share(races):
 
 
 @needs_loops
-@pytest.mark.parametrize("padded", [192, 1024])
+@pytest.mark.parametrize("padded", [192, pytest.param(1024, marks=pytest.mark.slow)])
 def test_words_of_whole_tiles_may_be_padded_by_more(races, padded):
     """Into a part of a tile more, and into tiles that have no word; with gradients and without."""
     hidden, weight, labels = inputs()

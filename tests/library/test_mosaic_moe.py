@@ -167,7 +167,7 @@ def test_rows_and_their_gradients_are_lowered_for_a_gpu(shape, dtype, mapped):
     ("cfg", "x64"),
     [
         (FUSED, False),
-        (LED, False),
+        pytest.param(LED, False, marks=pytest.mark.slow),
         (JOINED, False),
         *(pytest.param(c, True, marks=pytest.mark.slow) for c in (FUSED, JOINED)),
     ],
