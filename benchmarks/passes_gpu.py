@@ -36,6 +36,7 @@ from mosaic_gpu_gradients import KEPT, LAUNCHES, WIDE, GradientLaunch, NormGradi
 from tuning_gpu import raced
 
 from ejkernel.library import LayerNorm, LayerNormConfig, LinearCrossEntropy, LinearCrossEntropyConfig
+from ejkernel.library.linear_cross_entropy_ways import by_exponentials
 
 FLOPS, TRAFFIC = 790e12, 4.3e12
 # Largest error over the largest value that bfloat16 explains.
@@ -129,7 +130,7 @@ def cross_entropy(tokens: int, width: int, words: int) -> Study:
     cfgs = [config("triton", half, **launch)]
     cfgs += [config("triton", half, **launch, **padded)] if padded else []
     cfgs += [config("triton", size, **launch, **padded, stacked=True) for size in (half, half // 2)[: 1 + large]]
-    cfgs += [config("mosaic_kept", **padded)]
+    cfgs += [by_exponentials(words)]
     cfgs += [] if large else [config("mosaic", half, **launch, **padded)]
 
     def by(cfg: LinearCrossEntropyConfig) -> Callable[..., Any]:

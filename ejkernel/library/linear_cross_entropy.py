@@ -36,7 +36,6 @@ from .linear_cross_entropy_ways import (
     WHOLE_BYTES,
     LinearCrossEntropyConfig,
     by_chunks,
-    by_exponentials,
     by_kernel,
     by_xla,
     launch_of,
@@ -201,7 +200,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         firsts = [cfg for cfg in triton if (cfg.block, cfg.num_warps) == (triton[0].block, triton[0].num_warps)][:2]
         whole = [cfg for cfg in with_whole_products(firsts, _sizes(inv)[1]) if not self._refuses_products(inv, cfg)]
         whole += [cfg for cfg in with_whole_products(mosaic[:1], _sizes(inv)[1]) if not cfg.stacked]
-        return [*by_xla(*_sizes(inv)), *triton, by_exponentials(_sizes(inv)[1]), *mosaic, *whole]
+        return [*by_xla(*_sizes(inv)), *triton, *mosaic, *whole]
 
     def candidate_cfgs_cpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
         """Smaller chunks than elsewhere, for narrow inputs in float32 too: not every CPU has narrow products."""

@@ -69,7 +69,10 @@ def by_kernel(tokens: int, words: int, backend: str = "triton") -> list[LinearCr
 
 
 def by_exponentials(words: int) -> LinearCrossEntropyConfig:
-    """The candidate that keeps exponentials of all logits, with words padded where copies of tiles need it."""
+    """The cfg that keeps exponentials of all logits, with words padded where copies of tiles need it.
+
+    It is no candidate before it has run on a GPU: a kernel that fails there could take down a call that tunes.
+    """
     return LinearCrossEntropyConfig("mosaic_kept", padded=PADDED if words % CHUNK else None)
 
 

@@ -21,9 +21,8 @@ from .ragged_dot_tiles import masked
 from .ragged_dot_ways import mosaic_tile, outer, product
 from .reverse import recomputed
 
-# With three stages there is room for all columns of a result, with four for half of them. By a lead of two steps the
-# tensor cores have products while either warpgroup joins its sums.
-_FUSED = [RaggedDotConfig("mosaic_gated", 128, 256, 64, None, *how) for how in ((4,), (3,), (4, 2))]
+# With three stages there is room for all columns of a result, with four for half of them.
+_FUSED = [RaggedDotConfig("mosaic_gated", 128, 256, 64, None, stages) for stages in (4, 3)]
 # One kernel for both products, and with a gradient two: the second way joins the second product with the first.
 _WHOLE = ("mosaic_gated", "mosaic_joined")
 # Rows of a group on average from which products are what takes the time.
