@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 
 import pytest
@@ -24,6 +25,33 @@ def test_an_interrupt_that_somebody_swallowed_is_raised_again():
             interrupts.check()
 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Pressing:
+    """Something whose finaliser is interrupted."""
+
+    def __init__(self, raises):
+        self.raises = raises
+
+    def __del__(self):
+        self.raises()
+
+
+def test_one_that_python_drops_is_not_printed():
+    """It is raised once more, so a traceback would say that something had gone wrong; other errors are printed."""
+    printed, before = [], sys.unraisablehook
+    sys.unraisablehook = printed.append
+    try:
+        with noting_interrupts() as interrupts:
+            Pressing(press)
+            with pytest.raises(KeyboardInterrupt):
+                interrupts.check()
+            assert not printed
+            Pressing(lambda: 1 / 0)
+        assert [found.exc_type for found in printed] == [ZeroDivisionError]
+        assert sys.unraisablehook == printed.append
+    finally:
+        sys.unraisablehook = before
 
 
 def test_without_one_nothing_is_raised():

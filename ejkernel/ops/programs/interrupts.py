@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -25,9 +26,12 @@ class Interrupts:
 
 @contextlib.contextmanager
 def noting_interrupts() -> Iterator[Interrupts]:
-    """Notes Ctrl-C in a `with` block; a handler of the user's own, and other threads, are left alone."""
+    """Notes Ctrl-C in a `with` block; a handler of the user's own, and other threads, are left alone.
+
+    One that Python drops, and would print with a traceback, is raised by the next `check`.
+    """
     noted = Interrupts()
-    usual = signal.getsignal(signal.SIGINT)
+    usual, printing = signal.getsignal(signal.SIGINT), sys.unraisablehook
     if threading.current_thread() is not threading.main_thread() or usual is not signal.default_int_handler:
         yield noted
         return
@@ -36,8 +40,14 @@ def noting_interrupts() -> Iterator[Interrupts]:
         noted.heard = True
         signal.default_int_handler(number, frame)
 
+    def dropped(found: sys.UnraisableHookArgs) -> None:
+        if not (noted.heard and found.exc_type is KeyboardInterrupt):
+            printing(found)
+
     signal.signal(signal.SIGINT, note)
+    sys.unraisablehook = dropped
     try:
         yield noted
     finally:
         signal.signal(signal.SIGINT, usual)
+        sys.unraisablehook = printing
