@@ -3,46 +3,41 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-# Times are totals, so a look a second misses nothing but what this process itself starts for less.
-INTERVAL, SLICE = 1.0, 5.0
+from sampling import Sampling
+
+SLICE = 5.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 # Kinds by what a process's command line has.
 _KINDS = {"tracing.tracer": "tracers", "worker.main": "worker"}
 
 
-class Processors:
+class Processors(Sampling):
     """Adds up processor time in a `with` block: of this process, its descendants, and their busiest threads."""
 
+    # Times are totals, so a look a second misses nothing but what this process itself starts for less.
+    interval = 1.0
+
     def __init__(self) -> None:
+        super().__init__()
         self.seconds: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self.threads: Counter[str] = Counter()
         # Ticks of each process with those of its children that have ended, and of each thread, when last seen.
         self._seen: dict[str, int] = {}
         self._start = time.perf_counter()
-        self._over = threading.Event()
-        self._sampler = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> Self:
+        # What was spent before is not counted.
         self._look(counts=False)
-        self._sampler.start()
-        return self
+        return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._sampler.join()
-
-    def _sample(self) -> None:
-        while not self._over.wait(INTERVAL):
-            self._look(counts=True)
+    def look(self) -> None:
+        """Adds what was spent since the last look."""
+        self._look(counts=True)
 
     def _look(self, *, counts: bool) -> None:
         part = int((time.perf_counter() - self._start) / SLICE)

@@ -7,42 +7,33 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Self
+from types import FrameType
+
+from sampling import Sampling
 
 import ejkernel
 
-INTERVAL = 0.01
 _HOME = str(Path(ejkernel.__file__).parent)
 
 
-class Where:
+class Where(Sampling):
     """Counts, inside a `with` block, which function of the project the thread is in, the innermost one."""
 
+    interval = 0.01
+
     def __init__(self) -> None:
+        super().__init__()
         self.seconds: Counter[str] = Counter()
         self._thread = threading.get_ident()
-        self._over = threading.Event()
-        self._sampler = threading.Thread(target=self._sample, daemon=True)
+        self._latest = time.perf_counter()
 
-    def __enter__(self) -> Self:
-        self._sampler.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._sampler.join()
-
-    def _sample(self) -> None:
-        latest = time.perf_counter()
-        while not self._over.wait(INTERVAL):
-            frame = sys._current_frames().get(self._thread)
-            now = time.perf_counter()
-            # The lock may have been held for long: what is seen then took all of that time.
-            self.seconds[_innermost(frame)] += now - latest
-            latest = now
+    def look(self) -> None:
+        """Where the thread is now, or was since the sample before."""
+        frame = sys._current_frames().get(self._thread)
+        now = time.perf_counter()
+        # The lock may have been held for long: what is seen then took all of that time.
+        self.seconds[_innermost(frame)] += now - self._latest
+        self._latest = now
 
     def table(self, most: int = 15) -> str:
         """The largest, a line each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from ejkernel.ops import Entry, Record, Trial, default_selector, policy_override
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import program_calls
 import program_gpu
+from processors import Processors
 from program_race import ratio
 from programs import PROGRAMS
 from programs.operations import Library, Plain
@@ -93,3 +95,17 @@ def test_a_broken_limit_is_named(changes, fault):
 def test_an_interval_of_ratios_is_made_of_rounds():
     """Of 20 rounds the sixth and the fifteenth ratio lie around the median: a few odd rounds do not move them."""
     assert ratio([*range(1, 20), 1000], [1] * 20) == (10.5, 6, 15)
+
+
+def test_processor_time_is_told_by_process(monkeypatch):
+    """What this process spends inside the block is its own, and is shown; what it spent before is not."""
+    monkeypatch.setattr(Processors, "interval", 0.02)
+    before = time.process_time()
+    with Processors() as processors:
+        while time.process_time() - before < 0.6:
+            sum(range(1000))
+    spent = sum(part["this process"] for part in processors.seconds.values())
+
+    # Ticks of the clock are 10 ms; other threads of the process count too.
+    assert 0.5 < spent < 0.7 + time.process_time() - before
+    assert "this process" in processors.table()

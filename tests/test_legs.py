@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -112,6 +113,17 @@ def test_the_second_leg_is_told_of_the_first(tmp_path):
 
     assert [len(line) > 1 for line in (both.folder / "told").read_text().split("\n") if line] == [False, True]
     assert (one.folder / "told").read_text() == ".\n"
+
+
+@pytest.mark.parametrize(("earlier", "left"), [("", True), ("oldest", False)])
+def test_a_later_leg_leaves_out_the_tests_of_one_leg(earlier, left):
+    """Without an earlier one, as when pytest is called by itself, they are there."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/test_rooms.py"]
+    variables = {**os.environ, "EARLIER_LEG": earlier}
+    done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, timeout=300)
+
+    assert ("tests/test_rooms.py::" in done.stdout) == left, done.stdout + done.stderr
+    assert done.returncode == (0 if left else 5)
 
 
 @pytest.mark.parametrize("leg", LEGS)

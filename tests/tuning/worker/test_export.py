@@ -50,3 +50,17 @@ def test_a_mosaic_kernel_is_the_same_program_whatever_was_lowered_before(name):
 def test_other_kernels_are_other_programs():
     """What makes equal programs alike leaves different ones apart."""
     assert exported("rms_norm").text != exported("softmax").text
+
+
+@pytest.mark.parametrize(
+    ("target", "times"), [("__cudnn$fmhaSoftmax", 1), ("__cudnn$fmhaSoftmaxBackward", 1), ("__cub$x", 2)]
+)
+def test_attention_of_cudnn_is_exported_at_the_first_attempt(monkeypatch, target, times):
+    """A call of the compiler's own that is not known by name is found by an attempt in vain."""
+    attempts, real = [], jax.export.export
+    monkeypatch.setattr(jax.export, "export", lambda *args, **how: (attempts.append(how), real(*args, **how))[1])
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    staged = stage(jax.ffi.ffi_call(target, x), flatten_call((x,), {}), [x], "forward", name=EXPORTED)
+
+    assert target.encode() in export(staged, "cuda", ()).data
+    assert len(attempts) == times
