@@ -370,7 +370,7 @@ def test_products_are_compiled_quickly_where_the_worker_asks_for_it(platform, qu
     call = SimpleNamespace(executable=lambda data, *, times_parts: asked.append(times_parts))
     runner = WorkerRunner.__new__(WorkerRunner)
     runner._builder, runner._settings = SimpleNamespace(elsewhere=ReadyMade(call)), {"platform": platform}
-    runner._compiled_elsewhere(1, PortableProgram(b"", (), 1, None, times_parts=True))
+    runner._compiled_elsewhere(1, PortableProgram(b"", (), 1, None, timed_parts="products"))
     assert asked == [quickly]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from ..core.record import Objective
 from ..core.stable import jax_dtype, short_hash
 from .inputs import FlatCall, draw, is_float
+from .timed_parts import has_kernel, has_large_products_alone
 
 # A computation that looks at values while it is traced; the others are no reason to run it without jit.
 UNTRACEABLE = (
@@ -35,11 +36,9 @@ _BESIDE_A_KERNEL = {"xla_gpu_experimental_enable_fusion_autotuner": False}
 # It times its own ways to multiply too, which pays for what runs often: an attention's reference took 8 s to compile on
 # an H200, and 0.3 s so.
 _UNTUNED = {**_BESIDE_A_KERNEL, "xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-# What it times, by the beginning of its names in a program's text.
-_PRODUCTS = ("stablehlo.dot", "stablehlo.convolution", "chlo.ragged_dot")
-_FUSED = ("stablehlo.reduce(", "stablehlo.transpose")
-# Kernels of Pallas and of cuDNN in the text of a program for a GPU, each by the beginning of its call's name.
-_KERNELS = ("mosaic_gpu", "__gpu$xla.gpu.triton", "triton_kernel_call", "__cudnn$")
+# Where all products are large its own kernels for them are left out: cuBLAS is as fast there, and to compile them took
+# most of a tuning's processor time on an H200.
+_LARGE_PRODUCTS = {"xla_gpu_enable_triton_gemm": False}
 # What JAX says where a function was compiled beforehand.
 _COMPILED = "lowered and compiled for a particular signature"
 # What JAX raises where a function has no derivative, or not one of this kind.
@@ -102,19 +101,11 @@ class Staged:
         return self.compile(self.lower()[0], for_speed=for_speed)
 
 
-def times_parts(text: str) -> bool:
-    """Does compiling a program of this text for a GPU run parts of it there in several ways, to find the fastest?"""
-    return any(name in text for name in _PRODUCTS) or (not has_kernel(text) and any(name in text for name in _FUSED))
-
-
 def compiled_for_speed(lowered: Any) -> Any:
     """The executable of a lowered program as it runs in users' programs, but for small parts beside a kernel."""
-    return _compiled(lowered, _BESIDE_A_KERNEL if has_kernel(lowered.as_text()) else {})
-
-
-def has_kernel(text: str) -> bool:
-    """Does a program of this text call a kernel that the compiler takes as it is?"""
-    return any(f"custom_call @{name}" in text for name in _KERNELS)
+    text = lowered.as_text()
+    options = _BESIDE_A_KERNEL if has_kernel(text) else {}
+    return _compiled(lowered, options | (_LARGE_PRODUCTS if has_large_products_alone(text) else {}))
 
 
 def compiled_quickly(lowered: Any) -> Any:

@@ -70,8 +70,9 @@ class CandidateCompiler:
         self._cotangents = cotangents or Cotangents(seed)
         # The number of candidates that the pool was opened for.
         self._expected = 0
-        # Candidates that were compiled quickly, with the function that compiles each for speed.
+        # Candidates that were compiled quickly, with the function that compiles each for speed, and what is timed then.
         self._quick: dict[int, Callable[[], Any]] = {}
+        self._timed_parts: dict[int, str] = {}
         # The candidate that was lowered first to each text.
         self._first: dict[str, int] = {}
         self._pool: CompilePool | None = None
@@ -194,25 +195,31 @@ class CandidateCompiler:
             self._objectives.add(staged.objective)
             self._give_checks(staged)
             build = functools.partial(self._build, cfg, name, staged, lowered)
-            if self._begins_quickly(number, staged, lowered):
-                self._quick[number] = build
+            parts = self._parts_to_time(number, staged, lowered)
+            if parts:
+                self._quick[number], self._timed_parts[number] = build, parts
                 build = functools.partial(build, for_speed=False)
             self._give(number, build)
 
-    def _begins_quickly(self, number: int, staged: Staged, lowered: Any) -> bool:
-        """Is this compiled quickly at first, to see whether it can be among the fastest?
+    def _parts_to_time(self, number: int, staged: Staged, lowered: Any) -> str:
+        """A name for what the compiler would time of a candidate that is compiled quickly at first; else nothing.
 
-        The compiler of a GPU times ways to multiply, and took 21 s for one attention on an H200; without that 1.5 s,
-        for a program that ran 1.25 times as long. The first candidate, the heuristic, is compiled for speed in any
-        case, and before the others: side by side each would time the products that they share (9.5 s against 6.4).
+        A quick program shows whether the candidate can be among the fastest. The compiler of a GPU times ways to
+        multiply, and took 21 s for one attention on an H200; without that 1.5 s, for a program that ran 1.25 times as
+        long. The first candidate, the heuristic, is compiled for speed in any case, and before the others: side by side
+        each would time the products that they share (9.5 s against 6.4).
         """
         if number == 0 or self._device.platform != "gpu" or self._builder.is_instant:
-            return False
-        return self._builder.times_parts(staged, lowered)
+            return ""
+        return self._builder.timed_parts(staged, lowered)
 
     def is_quick(self, number: int) -> bool:
         """Was this compiled quickly, and not for speed?"""
         return number in self._quick
+
+    def timed_parts(self, number: int) -> str:
+        """A name for what the compiler times of a candidate that was compiled quickly."""
+        return self._timed_parts[number]
 
     def compile_for_speed(self, numbers: Sequence[int], deadline: float) -> None:
         """Compiles these once more, side by side; one that is not there in time is out."""

@@ -32,6 +32,9 @@ NOT_TIMED = "not timed when the time was up"
 # A compiler that times its products made programs up to 1.4 times as fast on an H200: a quickly compiled candidate that
 # is slower than the fastest by more than this cannot win by it.
 _HOPELESS = 1.6
+# Of programs with the same products beside their kernels one shows what all gain, and others are compiled for speed if
+# they would then be within this much of the fastest: single runs differ by a few percent.
+_NEAR = 1.05
 # So many programs are compiled for speed side by side at first, then twice as many each time. A compiler times products
 # on the device, one after the other, and remembers them: of twelve programs at once, with products of many sizes, none
 # was there after six seconds on an H200, and four took 3.4; 23 with the same products took less at once than by fours.
@@ -246,8 +249,10 @@ class InProcessRunner:
         """Compiles a few at a time for speed, the fastest first; those that may still win, without those far behind."""
         left = deadline - time.perf_counter()
         until = deadline - FOR_MEASURING * left if math.isfinite(left) else math.inf
-        waiting, raced = sorted(near, key=lambda n: (n != heuristic, seconds[n])), list[int]()
+        waiting, raced = self._by_promise(near, seconds, heuristic), list[int]()
         fastest, count = min(seconds.values(), default=math.inf), _AT_ONCE
+        # Seconds that programs gained by having their parts timed, by the name of the parts.
+        gained: dict[str, float] = {}
         with self.compiler.undisturbed():
             while waiting and count and (start := time.perf_counter()) < until:
                 some, waiting = waiting[:count], waiting[count:]
@@ -257,10 +262,12 @@ class InProcessRunner:
                     if self.candidates.state(number) == "compiled":
                         self.checker.check(number)
                 right = [number for number in some if self.candidates.runs(number)] if waiting else []
-                fastest = min([fastest, *self._look(right, deadline)])
-                far = [n for n in waiting if n != heuristic and seconds[n] > _HOPELESS * fastest]
-                self._drop_far(far, seconds, fastest)
-                waiting = [number for number in waiting if number not in far]
+                found = self._look(right, deadline)
+                fastest = min([fastest, *found.values()])
+                for number, took in found.items():
+                    parts = self.compiler.timed_parts(number)
+                    gained[parts] = max(gained.get(parts, 0.0), seconds[number] - took)
+                waiting = self._without_far(waiting, seconds, gained, fastest, heuristic)
                 # Those that were begun with at the end would be compiled beside the race, and disturb it.
                 now = time.perf_counter()
                 share = max(until - now, 0.0) / max(now - start, 1e-9)
@@ -268,20 +275,51 @@ class InProcessRunner:
         self.compiler.leave_quick(waiting)
         return raced
 
-    def _look(self, numbers: Sequence[int], deadline: float) -> list[float]:
+    def _by_promise(self, near: Sequence[int], seconds: Mapping[int, float], heuristic: int | None) -> list[int]:
+        """The heuristic, the fastest with each parts that are timed, and the others; each by its seconds."""
+        ordered = sorted(near, key=lambda n: (n != heuristic, seconds[n]))
+        first: dict[str, int] = {}
+        for number in ordered:
+            first.setdefault(self.compiler.timed_parts(number), number)
+        return sorted(ordered, key=lambda n: (n != heuristic, first[self.compiler.timed_parts(n)] != n, seconds[n]))
+
+    def _look(self, numbers: Sequence[int], deadline: float) -> dict[int, float]:
         """Seconds of one run of each of these; no round of the race."""
         if not numbers:
-            return []
+            return {}
         outcome = self._sampler(numbers, deadline, is_told=False).race(least_rounds=1, most_rounds=1, seed=self.seed)
-        return [math.exp(value) for lane in outcome.lanes for value in lane.samples.values()]
+        lanes = zip(numbers, outcome.lanes, strict=True)
+        return {number: math.exp(value) for number, lane in lanes for value in lane.samples.values()}
+
+    def _without_far(
+        self,
+        numbers: Sequence[int],
+        seconds: Mapping[int, float],
+        gained: Mapping[str, float],
+        fastest: float,
+        heuristic: int | None,
+    ) -> list[int]:
+        """Those that may still win by having their parts timed; the others are noted."""
+        near = []
+        for number in numbers:
+            gain = gained.get(self.compiler.timed_parts(number))
+            likely = seconds[number] / _HOPELESS if gain is None else (seconds[number] - gain) / _NEAR
+            if number == heuristic or likely <= fastest:
+                near.append(number)
+            elif gain is None:
+                self._drop_far([number], seconds, fastest)
+            else:
+                self._drop(number, seconds[number], (seconds[number] - gain) / fastest, "with the gain of equal parts")
+        return near
 
     def _drop_far(self, numbers: Sequence[int], seconds: Mapping[int, float], fastest: float) -> None:
         """Notes that these cannot win, however fast the compiler makes their parts."""
         for number in numbers:
-            ratio = seconds[number] / fastest
-            message = f"{ratio:.1f} times as long as the fastest, before the compiler has timed its parts"
-            self.candidates.advance(number, "timed", message=message)
-            self.note_seconds(number, seconds[number], ratio)
+            self._drop(number, seconds[number], seconds[number] / fastest, "before the compiler has timed its parts")
+
+    def _drop(self, number: int, seconds: float, ratio: float, why: str) -> None:
+        self.candidates.advance(number, "timed", message=f"{ratio:.2g} times as long as the fastest, {why}")
+        self.note_seconds(number, seconds, ratio)
 
     def note_seconds(self, number: int, seconds: float, ratio: float) -> None:
         """Tells the observer a candidate's seconds, and its ratio to the best."""

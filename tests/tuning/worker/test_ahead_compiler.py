@@ -193,7 +193,7 @@ def importing(ahead):
     """A builder of two programs, one with a product."""
     programs = {n: exported(lambda x, n=n: [x @ x.T if n else x + 1], X) for n in range(2)}
     about = {"outputs": 1, "objective": "forward"}
-    known = {n: (data, {"number": n, "times_parts": bool(n), **about}) for n, data in programs.items()}
+    known = {n: (data, {"number": n, "timed_parts": "products" if n else "", **about}) for n, data in programs.items()}
     return ImportingBuilder(known, ahead, Deliveries(), one_by_one=False)
 
 
@@ -204,8 +204,8 @@ def test_programs_behind_the_first_are_neither_traced_nor_lowered_before_they_ar
     second = importing.ready_made(1, "second", math.inf)
     lowered, text = importing.lower(second)
     assert (traced.traced, second.traced, lowered, text) == (None, None, second, "1")
-    assert not importing.times_parts(traced, None)
-    assert importing.times_parts(second, lowered)
+    assert importing.timed_parts(traced, None) == ""
+    assert importing.timed_parts(second, lowered) == "products"
     for for_speed in (False, True):
         made = importing.build(second, lowered, for_speed=for_speed)
         assert made.for_speed is for_speed
@@ -266,11 +266,11 @@ def test_the_first_of_several_shows_how_candidates_are_compared(count, given):
     runner.close()
 
 
-@pytest.mark.parametrize(("fn", "times_parts"), [(lambda x: x @ x.T, True), (lambda x: x + 1, False)])
-def test_an_exported_program_says_whether_its_compiler_runs_parts_of_it(fn, times_parts):
+@pytest.mark.parametrize(("fn", "is_timed"), [(lambda x: x @ x.T, True), (lambda x: x + 1, False)])
+def test_an_exported_program_says_whether_its_compiler_runs_parts_of_it(fn, is_timed):
     """The process that gets it need not lower it to know."""
     staged = stage(fn, flatten_call((X,), {}), [X], "forward")
-    assert export(staged, "cpu", ()).times_parts is times_parts
+    assert bool(export(staged, "cpu", ()).timed_parts) is is_timed
 
 
 @pytest.mark.parametrize(("kept", "needed"), [(7, (0,)), (None, ())])

@@ -336,7 +336,7 @@ class Tracers:
                     *(str(head["text"]), int(head["outputs"]), head["objective"], str(head["structure"])),
                     tuple(None if one is None else (str(one[0]), tuple(one[1])) for one in head["extra"]),
                     str(head["notes"]),
-                    bool(head["times_parts"]),
+                    str(head["timed_parts"]),
                 )
             task.state = "done"
             self._changed.notify_all()

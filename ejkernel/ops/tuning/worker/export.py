@@ -15,7 +15,8 @@ from ... import _jax
 from ...core.errors import NotExportedError
 from ...core.record import Objective
 from ...core.stable import short_hash
-from ...timing.program import CompiledProgram, Staged, first_line, times_parts
+from ...timing.program import CompiledProgram, Staged, first_line
+from ...timing.timed_parts import timed_parts
 
 if TYPE_CHECKING:
     from .tracing import ReadyMade
@@ -48,8 +49,8 @@ class ProgramBuilder(Protocol):
     def lower(self, staged: Staged) -> tuple[Any, str]:
         """The lowered program, and a text that is equal for equal programs."""
 
-    def times_parts(self, staged: Staged, lowered: Any) -> bool:
-        """Does compiling it for a GPU run parts of it there?"""
+    def timed_parts(self, staged: Staged, lowered: Any) -> str:
+        """A name for what compiling it for a GPU runs there, equal where the same is; empty where nothing is."""
 
     def await_parts(self, staged: Staged) -> None:
         """Waits for what another process makes for `build`, before that: meanwhile the candidate is not at work."""
@@ -89,9 +90,9 @@ class LocalBuilder:
         """Lowered by JAX."""
         return staged.lower()
 
-    def times_parts(self, staged: Staged, lowered: Any) -> bool:
+    def timed_parts(self, staged: Staged, lowered: Any) -> str:
         """By its text."""
-        return times_parts(lowered.as_text())
+        return timed_parts(lowered.as_text())
 
     def await_parts(self, staged: Staged) -> None:
         """There are none."""
@@ -117,8 +118,8 @@ class PortableProgram:
     objective: Objective = "forward"
     # A hash of the program that is equal for equal programs.
     text: str = ""
-    # Does compiling it for a GPU run parts of it there?
-    times_parts: bool = False
+    # A name for what compiling it for a GPU runs there, as `timed_parts` gives it.
+    timed_parts: str = ""
 
 
 @final
@@ -154,9 +155,9 @@ class ExportingBuilder:
         """As it was exported: that lowers it as well."""
         return staged.portable, staged.portable.text
 
-    def times_parts(self, staged: Staged, lowered: Any) -> bool:
+    def timed_parts(self, staged: Staged, lowered: Any) -> str:
         """By its text."""
-        return bool(staged.portable.times_parts)
+        return str(staged.portable.timed_parts)
 
     def undisturbed(self) -> AbstractContextManager[None]:
         """Nothing is compiled here."""
@@ -198,7 +199,7 @@ def export(staged: Staged, platform: str, imports: Sequence[str]) -> PortablePro
     out = found[0]
     # Flat arrays have no structure, and outputs of another one are wrong.
     written = exported.mlir_module()
-    text = short_hash(f"{written}{jax.tree_util.tree_structure(out)}"), times_parts(written)
+    text = short_hash(f"{written}{jax.tree_util.tree_structure(out)}"), timed_parts(written)
     if staged.objective == "forward":
         return PortableProgram(data, (), *_shape(out), "forward", *text)
     given = len(jax.tree_util.tree_leaves(staged.arguments[0]))

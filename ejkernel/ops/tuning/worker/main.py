@@ -326,9 +326,9 @@ class ImportingBuilder:
         """Leaves lowering to `build`. No two programs are equal here: the parent sends one for all twins."""
         return staged, f"{staged.portable[1]['number']}"
 
-    def times_parts(self, staged: Staged, lowered: Any) -> bool:
+    def timed_parts(self, staged: Staged, lowered: Any) -> str:
         """By what the parent found in the program's text."""
-        return bool(staged.portable[1]["times_parts"])
+        return str(staged.portable[1]["timed_parts"])
 
     def undisturbed(self) -> AbstractContextManager[None]:
         """Holds back programs of later tunings."""

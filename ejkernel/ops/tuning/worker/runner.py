@@ -200,7 +200,7 @@ class WorkerRunner:
         since it has the device.
         """
         # Only the compiler of a GPU times parts of a program.
-        quickly = program.times_parts and self._settings["platform"] == "gpu"
+        quickly = bool(program.timed_parts) and self._settings["platform"] == "gpu"
         if self._call is None or (quickly and number == 0):
             return None
         return self._call.executable(program.data, times_parts=quickly)

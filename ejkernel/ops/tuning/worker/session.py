@@ -225,7 +225,7 @@ class WorkerSession:
             self._send_programs(worker, [number for number in known if self.candidates.runs(number)])
         for number, program in programs.items():
             arguments = None if len(program.extra) else -len(self._extra) or None
-            about = {name: getattr(program, name) for name in ("outputs", "objective", "times_parts")}
+            about = {name: getattr(program, name) for name in ("outputs", "objective", "timed_parts")}
             coming = self.compiled_elsewhere(number, program)
             name = None if coming is None else hashlib.sha256(program.data).hexdigest()
             worker.send("program", [program.data], number=number, arguments=arguments, compiled_as=name, **about)

@@ -1,0 +1,96 @@
+"""Parts of a program that a GPU's compiler times: whether there are any, which are the same, and which are large."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ejkernel.ops.timing.timed_parts import has_kernel, has_large_products_alone, timed_parts
+
+KERNEL = "stablehlo.custom_call @mosaic_gpu_v2("
+TIMED = {
+    "a product": lambda x: x @ x,
+    "a reduction": lambda x: x.sum(axis=0),
+    "a reduction of pairs": lambda x: x.argmax(axis=0),
+    "a transpose": lambda x: x.T * 2,
+}
+
+
+def text_of(fn, *shapes, dtype="float32"):
+    """The text of a lowered program of arrays of these shapes."""
+    return jax.jit(fn).lower(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)).as_text()
+
+
+@pytest.mark.parametrize("fn", TIMED.values(), ids=TIMED)
+def test_products_reductions_and_transposes_are_timed(fn):
+    """A program without a kernel has a name of its own for them."""
+    assert timed_parts(text_of(fn, (4, 4)))
+    assert timed_parts(text_of(fn, (4, 4))) != timed_parts(text_of(fn, (8, 8)))
+
+
+def test_nothing_is_timed_of_other_programs():
+    """Reductions beside a kernel are left as they come, products are not."""
+    assert timed_parts(text_of(lambda x: jax.lax.reduce_precision(x, 5, 2), (4, 4))) == ""
+    reduced = "stablehlo.reduce(%0 init: %1)"
+    assert timed_parts(reduced)
+    assert timed_parts(f"{KERNEL} {reduced}") == ""
+    assert timed_parts(f"{KERNEL}\n stablehlo.dot_general")
+
+
+def test_equal_products_beside_different_kernels_have_one_name():
+    """Whatever the kernel is called with, and whatever its values are called."""
+    dot = "%{} = stablehlo.dot_general %{}, %arg1, contracting_dims = [1] x [0] : {}"
+    wide, narrow = "(tensor<8x8xbf16>)", "(tensor<4x4xbf16>)"
+    one = timed_parts(f"%0 = {KERNEL} a\n{dot.format(1, 0, wide)}")
+    assert timed_parts(f"%0 = {KERNEL} b\n%1 = stablehlo.add\n{dot.format('2#1', 1, wide)}") == one
+    assert timed_parts(f"%0 = {KERNEL} a\n{dot.format(1, 0, narrow)}") != one
+    assert timed_parts(f"{KERNEL} a\n{dot.format(1, 0, wide)}\n{dot.format(2, 1, wide)}") != one
+    # Without a kernel all that the compiler fuses is timed.
+    assert timed_parts(dot.format(1, 0, wide)) not in (one, timed_parts(dot.format(2, 1, wide)))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "large"),
+    [
+        (((2048, 4096), (4096, 1024)), "bfloat16", True),
+        (((2048, 4096), (4096, 1024)), "float16", True),
+        (((2048, 4096), (4096, 1024)), "float32", False),
+        (((64, 8192), (8192, 28672)), "bfloat16", False),
+        (((8192, 64), (64, 28672)), "bfloat16", False),
+        (((1024, 1024), (1024, 1024)), "bfloat16", False),
+        (((16, 1024, 1024), (16, 1024, 1024)), "bfloat16", True),
+        (((512, 256, 256), (512, 256, 256)), "bfloat16", False),
+    ],
+)
+def test_a_product_is_large_that_keeps_a_whole_gpu_busy(shapes, dtype, large):
+    """The rows, columns and addends of each matrix count, and so do all operations; 16-bit numbers alone."""
+    assert has_large_products_alone(text_of(jnp.matmul, *shapes, dtype=dtype)) is large
+
+
+def test_one_small_product_makes_a_difference():
+    """Its fastest form may be one of the compiler's own."""
+
+    def both(x, y, z):
+        return x @ y, x[:16] @ z
+
+    assert not has_large_products_alone(text_of(both, (2048, 4096), (4096, 1024), (4096, 1024), dtype="bfloat16"))
+    assert not has_large_products_alone(text_of(lambda x: x + 1, (4, 4)))
+
+
+def test_a_product_of_a_gradient_is_read_like_any_other():
+    """The transposed operands have other axes to add over."""
+
+    def both(x, y):
+        out, back = jax.vjp(jnp.matmul, x, y)
+        return back(out)
+
+    assert has_large_products_alone(text_of(both, (2048, 4096), (4096, 1024), dtype="bfloat16"))
+    assert not has_large_products_alone(text_of(both, (2048, 4096), (4096, 128), dtype="bfloat16"))
+
+
+def test_kernels_are_told_by_their_calls():
+    """Those of Pallas and of cuDNN; other calls are no kernels."""
+    assert has_kernel(KERNEL)
+    assert has_kernel("stablehlo.custom_call @__cudnn$fmhaSoftmax(")
+    assert not has_kernel("stablehlo.custom_call @Sharding(")
