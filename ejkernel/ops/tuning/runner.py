@@ -33,8 +33,8 @@ NOT_TIMED = "not timed when the time was up"
 # is slower than the fastest by more than this cannot win by it.
 _HOPELESS = 1.6
 # Of programs with the same products beside their kernels one shows what all gain, and others are compiled for speed if
-# they would then be within this much of the fastest: single runs differ by a few percent.
-_NEAR = 1.05
+# they would then be within this much of the fastest: the shortest of a few runs differs by a few percent.
+_NEAR, _LOOKS = 1.05, 3
 # So many programs are compiled for speed side by side at first, then twice as many each time. A compiler times products
 # on the device, one after the other, and remembers them: of twelve programs at once, with products of many sizes, none
 # was there after six seconds on an H200, and four took 3.4; 23 with the same products took less at once than by fours.
@@ -235,8 +235,8 @@ class InProcessRunner:
         if not quick:
             return list(numbers)
         kept = heuristic if heuristic in numbers else None
-        rows = self.time_briefly(numbers, rounds=1, kept=kept, deadline=deadline, seed=self.seed)
-        seconds: dict[int, float] = dict(rows[0]) if rows else {}
+        rows = self.time_briefly(numbers, rounds=_LOOKS, kept=kept, deadline=deadline, seed=self.seed)
+        seconds = {n: min(taken) for n in numbers if (taken := [row[n] for row in rows if n in row])}
         fastest = min(seconds.values(), default=math.nan)
         near = [n for n in quick if n in seconds and (n == heuristic or seconds[n] <= _HOPELESS * fastest)]
         self._drop_far([n for n in quick if n in seconds and n not in near], seconds, fastest)
@@ -284,12 +284,13 @@ class InProcessRunner:
         return sorted(ordered, key=lambda n: (n != heuristic, first[self.compiler.timed_parts(n)] != n, seconds[n]))
 
     def _look(self, numbers: Sequence[int], deadline: float) -> dict[int, float]:
-        """Seconds of one run of each of these; no round of the race."""
+        """Seconds of the shortest of a few runs of each of these; no rounds of the race."""
         if not numbers:
             return {}
-        outcome = self._sampler(numbers, deadline, is_told=False).race(least_rounds=1, most_rounds=1, seed=self.seed)
+        sampler = self._sampler(numbers, deadline, is_told=False)
+        outcome = sampler.race(least_rounds=_LOOKS, most_rounds=_LOOKS, seed=self.seed)
         lanes = zip(numbers, outcome.lanes, strict=True)
-        return {number: math.exp(value) for number, lane in lanes for value in lane.samples.values()}
+        return {number: math.exp(min(lane.samples.values())) for number, lane in lanes if lane.samples}
 
     def _without_far(
         self,
