@@ -27,7 +27,7 @@ def asked_for(parser: argparse.ArgumentParser, *, seconds: float) -> argparse.Na
     """The command line, with what a process of a case is told."""
     parser.add_argument("--seconds", type=float, default=seconds, help="most that all may take")
     parser.add_argument("--here", help=argparse.SUPPRESS)
-    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", default="", help="a file by which several of these benchmarks take turns")
     return parser.parse_args()
 
 
@@ -46,7 +46,7 @@ def run(
         return int(not study(options.here, options.lock))
     end, status = time.monotonic() + options.seconds, 0
     with tempfile.NamedTemporaryFile() as lock:
-        command = [sys.executable, sys.argv[0], *words, "--lock", lock.name, "--here"]
+        command = [sys.executable, sys.argv[0], *words, "--lock", options.lock or lock.name, "--here"]
         children = {str(case): subprocess.Popen([*command, str(case)]) for case in cases}
         for case, child in children.items():
             try:
