@@ -22,7 +22,7 @@ from ..core.request import Hit, Keep, Miss, Offer, Planned, Request, offer
 from ..tuning.job import TuningJob
 from ..tuning.tuner import Tuner
 from .tunability import untunable_because
-from .tuning_budget import TuningWarning
+from .policy import TuningWarning
 from .tuning_job import job_for
 from .walk import Tier
 
