@@ -85,6 +85,7 @@ def test_a_residual_norm_computes_in_float64(kind):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", ["sort", "bits", "recompute", "parts"])
 def test_words_are_drawn_from_float64_as_from_float32(way):
     """By every way: the noise is of float32."""

@@ -120,6 +120,7 @@ def test_strong_decay_does_not_overflow():
     assert_near(out[:, 1:], wide(right[:, 1:]), "float32")
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.thinned
 @pytest.mark.parametrize("kind", ["delta", "heads", "rows"])
 @pytest.mark.parametrize("gate", [-1e4, -1e9, -np.inf])

@@ -123,6 +123,7 @@ def test_gated_products_have_the_gradients_of_plain_jax(races, cfg):
         assert_near(one, wide(other), "bfloat16")
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("cfg", [RaggedDotConfig("masked"), RaggedDotConfig("tiled", block_m=16)])
 def test_plain_gated_products_have_the_gradients_that_jax_derives(cfg):
     """The rule for both products, in float32."""
@@ -139,6 +140,7 @@ def test_plain_gated_products_have_the_gradients_that_jax_derives(cfg):
         assert_near(one, wide(other), "float32")
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((8192, 4, 2048), "bfloat16"), ((64, 8, 7168), "bfloat16"), ((100, 2, 200), "float32")]
 )

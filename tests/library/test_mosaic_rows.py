@@ -227,6 +227,7 @@ def test_a_lean_gradient_holds_neither_the_next_row_nor_the_weight(races, monkey
     assert "wide_gradient" in lowered_by_mosaic(back, *shapes)
 
 
+@pytest.mark.one_leg(but_first=True)
 @needs_loops
 @pytest.mark.parametrize("count", [1, 2])
 def test_sums_over_blocks_are_those_of_the_plain_way(races, count):
@@ -475,6 +476,7 @@ def test_a_sum_and_its_norm_are_lowered_for_a_gpu(width):
     assert "library_residual_norm_gradient" in text
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(
     ("block", "padded"), [(512, None), (512, 128), *(pytest.param(128, p, marks=pytest.mark.slow) for p in (None, 500))]
 )

@@ -91,6 +91,7 @@ def test_gradients_are_those_of_float64(given, dtype):
     assert_right(pulled(norm(name, kinds), args, dy), args, exact(name, kinds, args, dy))
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(("given", "shape"), each_once(GIVEN, [(37, 513), (29, 100), (32, 512), (150, 16)]))
 def test_programs_go_through_several_rows(few_programs, given, shape):
     """Narrow rows several at a time, wide ones one by one; the last program has fewer, except for even sizes."""

@@ -145,6 +145,7 @@ def test_the_kernel_is_right_and_is_lowered_for_a_gpu(kind, group):
     assert "library_quantized_matmul" in lowered_for_a_gpu(lambda *a: QuantizedMatmul().run(*a, cfg=cfg), *shapes)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("blocks", [(None, None), ((1, 300), (300, 1)), ((1, 128), (128, 128)), ((20, 50), (50, 13))])
 def test_products_of_float8_are_right(blocks):
     """Whatever shares a scale, in every way that can."""

@@ -85,6 +85,7 @@ def test_every_implementation_agrees_with_float64(way):
             close(got, want)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(("way", "dtype"), [("tiled", jnp.bfloat16), ("triton", jnp.float16), ("masked", jnp.float16)])
 def test_narrow_inputs_are_summed_in_float32(way, dtype):
     """Output and gradients have the inputs' dtypes and are as right as those allow."""
@@ -212,6 +213,7 @@ def test_tiles_hold_every_row_of_every_group_once(tile):
         assert np.array_equal(start[count:], stop[count:])
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_sizes_that_do_not_fit_are_cut_under_a_trace(way):
     """Where values cannot be read, groups end at the last row."""
@@ -228,6 +230,7 @@ def test_sizes_are_read_before_they_are_narrowed(sizes):
         ragged_dot(lhs, rhs, np.array(sizes), executor=UNTUNED)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_sizes_that_32_bits_cannot_add_up_are_cut_under_a_trace(way):
     """Groups end at the last row, however large the sizes are, in 32 bits and in 64."""

@@ -13,6 +13,8 @@ LIE = "int flock(int descriptor, int operation) { (void)descriptor; (void)operat
 
 LOCKED_TWICE = """
 import fcntl, json, sys
+
+pytestmark = pytest.mark.one_leg
 held = [open(sys.argv[1], "w") for _ in range(2)]
 for file in held:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
