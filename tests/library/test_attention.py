@@ -371,7 +371,7 @@ def test_nothing_to_see_is_zeros_without_tuning():
         assert not np.any(attention(q, k, v))
 
 
-Q, K, V, _ = inputs()
+Q, K, V, _ = map(np.asarray, inputs())
 BAD = [
     ((Q[0], K, V), {}, ValueError, r"q must have the shape \(batch, length, heads, head_dim\), got \(13, 4, 8\)"),
     ((Q, K, V[:, :5]), {}, ValueError, r"k and v .*\(2, 17, 2, 8\) and \(2, 5, 2, 8\)"),

@@ -270,8 +270,8 @@ def test_nothing_to_compute_is_zeros_without_tuning():
         assert not np.any(out)
 
 
-LHS, RHS, _ = inputs()
-SIZES = jnp.array(GROUPS["even"])
+LHS, RHS, _ = map(np.asarray, inputs())
+SIZES = np.array(GROUPS["even"], np.int32)
 BAD = [
     ((LHS[0], RHS, SIZES), {}, ValueError, r"lhs must have the shape \(m, k\), got \(21,\)"),
     ((LHS, RHS[:, :5], SIZES), {}, ValueError, r"k: 21 and 5, of shapes \(37, 21\) and \(4, 5, 19\)"),
