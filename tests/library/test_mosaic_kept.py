@@ -80,7 +80,6 @@ def test_all_options_together_agree_with_float64(races):
     compare(hidden, weight.T, labels, PADDED, **options)
 
 
-@pytest.mark.one_leg(but_first=True)
 @needs_loops
 @pytest.mark.parametrize("high", [(3,), (400, 401)], ids=["beside the sample", "in it too"])
 def test_logits_far_above_those_of_some_words_agree(races, high):
@@ -208,7 +207,6 @@ def test_examples_of_a_vmap_and_gradients_of_gradients_agree():
         close(got, want, "bfloat16")
 
 
-@pytest.mark.one_leg(but_first=True)
 @needs_loops
 @pytest.mark.parametrize(("high", "across"), [(1, 1), (3, 8), (5, 19), (32, 594)])
 def test_every_tile_is_made_once(high, across):

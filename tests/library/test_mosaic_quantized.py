@@ -55,7 +55,6 @@ def test_every_word_of_16_bits_holds_the_numbers_that_it_was_made_of(bits):
         assert np.array_equal(wide(made), np.where(low >> (bits - 1), low - (1 << bits), low))
 
 
-@pytest.mark.one_leg(but_first=True)
 @needs_words
 @pytest.mark.parametrize(
     ("kind", "rows", "shape", "group", "cfg"),

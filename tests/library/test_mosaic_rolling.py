@@ -50,7 +50,6 @@ def led(way, tile):
 
 
 # Shares without a row of the group, a block's first tile among them; tiles shorter than the lead; a block without any.
-@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(
     ("sizes", "depth", "lead", "blocks"),
     [

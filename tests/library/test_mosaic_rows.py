@@ -227,7 +227,6 @@ def test_a_lean_gradient_holds_neither_the_next_row_nor_the_weight(races, monkey
     assert "wide_gradient" in lowered_by_mosaic(back, *shapes)
 
 
-@pytest.mark.one_leg(but_first=True)
 @needs_loops
 @pytest.mark.parametrize("count", [1, 2])
 def test_sums_over_blocks_are_those_of_the_plain_way(races, count):

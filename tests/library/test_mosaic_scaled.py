@@ -50,7 +50,6 @@ def test_a_product_of_float8_is_that_of_float64(races, m, kinds, cfg):
     assert_near(found, wide(dequantize(*near)) @ wide(dequantize(*other)), "bfloat16")
 
 
-@pytest.mark.one_leg(but_first=True)
 @needs_loops
 @pytest.mark.parametrize(
     ("near", "other", "cfg"),

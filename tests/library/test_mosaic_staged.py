@@ -31,7 +31,6 @@ def exact(x):
     return powers / powers.sum(-1, keepdims=True)
 
 
-@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(
     ("width", "dtype", "each"),
     [
@@ -80,7 +79,6 @@ def test_softmax_of_what_is_ruled_out_is_plain_jax_s(width):
     np.testing.assert_allclose(staged(jnp.asarray(x), 4), jax.nn.softmax(x, -1), rtol=1e-5)
 
 
-@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("width", [pytest.param(1280, marks=needs_copies), 1301])
 def test_rows_in_shared_memory_work_under_vmap_and_have_a_gradient(races, width):
     """As every way of the library does."""

@@ -8,13 +8,13 @@ import subprocess
 import pytest
 from fakes_store import run_script
 
+pytestmark = pytest.mark.one_leg
+
 # Every lock is given to every process that asks.
 LIE = "int flock(int descriptor, int operation) { (void)descriptor; (void)operation; return 0; }\n"
 
 LOCKED_TWICE = """
 import fcntl, json, sys
-
-pytestmark = pytest.mark.one_leg
 held = [open(sys.argv[1], "w") for _ in range(2)]
 for file in held:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
