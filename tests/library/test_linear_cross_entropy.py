@@ -102,6 +102,7 @@ def test_every_implementation_agrees_with_float64(way, reduction):
     compare(WAYS[way], reduction=reduction)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton", "triton whole", "tokens padded", "triton padded"])
 def test_all_options_together_agree_with_float64(way):
     """The weight the other way round, a share for all words, a price on the normaliser, a plain sum."""
@@ -126,6 +127,7 @@ def test_narrow_inputs_are_summed_in_float32(way, dtype):
     compare(WAYS[way], dtype)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("way", ["tokens stacked", "triton padded and stacked"])
 def test_derivatives_that_are_kept_give_the_same_gradients(way, reduction):

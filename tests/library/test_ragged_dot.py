@@ -126,6 +126,7 @@ def test_the_output_can_be_wider_than_the_inputs():
     assert (out.dtype, d_lhs.dtype) == (jnp.float32, jnp.bfloat16)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_ragged_products_are_mapped(way):
     """A vmap over rows and sizes, with matrices that all share, gives each example's own."""
