@@ -43,7 +43,7 @@ from jax._src import core, dtypes, literals
 from jax._src.interpreters import mlir
 from jax._src.lax import lax
 from kept_programs import PROGRAMS, keep_programs, name_alike
-from thinning import mark_at_length
+from thinning import mark_at_length, of_later_legs
 
 from ejkernel.ops import registry
 from ejkernel.ops.execution.default import forget_default
@@ -75,6 +75,8 @@ def pytest_collection_finish():
     """Modules and collected tests, a million objects, are not looked at again by each collection of garbage."""
     gc.collect()
     gc.freeze()
+    # A trace makes garbage by the thousand: looking for it as often as Python does takes 2% of a run.
+    gc.set_threshold(20_000, 20, 50)
     gc.enable()
 
 
@@ -176,12 +178,14 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Cases are thinned before the marks count. With --short, a test runs with the first and last that are left.
 
-    It does not run at all where the suite has it shorter. After an earlier leg, tests of one leg are left out.
+    It does not run at all where the suite has it shorter. After an earlier leg, tests of one leg are left out, or all
+    but their first cases.
     """
     mark_at_length(items)
     if os.environ.get("EARLIER_LEG"):
-        left = [item for item in items if not item.get_closest_marker("one_leg")]
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("one_leg")])
+        left = of_later_legs(items)
+        chosen = set(left)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = left
     yield
     if not config.getoption("--short"):

@@ -129,6 +129,7 @@ def messages() -> str:
     return "\n".join(found)
 
 
+@pytest.mark.one_leg
 def test_messages_that_are_explained_are_messages_of_the_code() -> None:
     """What the page on troubleshooting quotes can be seen: a text that was changed is changed there, too."""
     first_cells = re.findall(r"^\| (.*?) \| ", text("troubleshooting.md"), re.MULTILINE)

@@ -126,6 +126,28 @@ def test_a_later_leg_leaves_out_the_tests_of_one_leg(earlier, left):
     assert done.returncode == (0 if left else 5)
 
 
+def test_a_later_leg_runs_the_first_case_where_only_sizes_are_of_one_leg(tmp_path):
+    """One that the default suite leaves out is not the first."""
+    test = tmp_path / "test_cases.py"
+    test.write_text(
+        "import pytest\n"
+        "LONG = pytest.param(1, marks=pytest.mark.slow(at_length=True))\n"
+        "@pytest.mark.one_leg(but_first=True)\n"
+        "@pytest.mark.parametrize('size', [LONG, 2, 3])\n"
+        "def test_sizes(size): pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", str(test)]
+    command += ["-c", str(REPOSITORY / "pyproject.toml"), "-p", "conftest", "--rootdir", str(tmp_path)]
+    found = []
+    for earlier in ("", "oldest"):
+        variables = {**os.environ, "EARLIER_LEG": earlier, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}
+        done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append(re.findall(r"test_sizes\[(\d)\]", done.stdout))
+
+    assert found == [["2", "3"], ["2"]]
+
+
 @pytest.mark.parametrize("leg", LEGS)
 def test_an_environment_is_made_once_from_the_pins_of_its_leg(tmp_path, leg):
     """And once more when they change."""

@@ -38,6 +38,20 @@ def mark_at_length(items: Iterable[pytest.Item]) -> None:
             case.add_marker(AT_LENGTH)
 
 
+def of_later_legs(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """The tests that run after an earlier leg: of those of one leg none, or the first case that the suite has."""
+    left, begun = [], set()
+    for item in items:
+        mark = item.get_closest_marker("one_leg")
+        test = item.nodeid.partition("[")[0]
+        if mark is None:
+            left.append(item)
+        elif mark.kwargs.get("but_first") and test not in begun and not item.get_closest_marker("slow"):
+            begun.add(test)
+            left.append(item)
+    return left
+
+
 def _ones(item: Any) -> set[Any]:
     # Values of a product are the same objects in all its cases, and need not be hashable.
     left = {name: id(value) for name, value in item.callspec.params.items()}

@@ -80,6 +80,7 @@ def test_what_was_put_and_not_folded_is_listed(shell, folder):
     assert {row["call_key"]: row["cfg"] for row in shell("cache", "list", "--json").data}["new"] == 5
 
 
+@pytest.mark.one_leg
 def test_ten_thousand_entries_are_listed(shell, folder):
     """Each of them once."""
     write_store(folder / "matmul.json", {("matmul@v1", f"{i:016x}"): raw() for i in range(10_000)})

@@ -58,6 +58,7 @@ def test_a_list_fits_the_window(folder):
     assert "a_long_name_2" in piped("cache", "list").out
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("words", [("--help",), ("cache", "list", "--help"), ("cache", "list"), ("cache", "verify")])
 def test_a_very_narrow_window_breaks_nothing(store, words):
     """Even one of five columns."""
@@ -92,6 +93,7 @@ def test_a_full_disk_is_one_sentence(store, words):
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-"])
 def test_streams_that_are_closed_break_nothing(store, closed):
     """As daemons and cron have it."""

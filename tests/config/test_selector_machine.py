@@ -210,4 +210,4 @@ class SelectorMachine(RuleBasedStateMachine):
 
 
 SelectorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
-TestSelectorMachine = SelectorMachine.TestCase
+TestSelectorMachine = pytest.mark.one_leg(SelectorMachine.TestCase)

@@ -1,7 +1,4 @@
-"""The batch around a call: found under vmap, part of the key, and measured as a whole.
-
-Covers `timing/transforms.py`.
-"""
+"""The batch around a call: found under vmap, part of the key, and measured as a whole."""
 
 from __future__ import annotations
 

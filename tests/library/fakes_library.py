@@ -46,6 +46,16 @@ def pull(fn: Callable[..., Any], args: tuple[Any, ...], dy: Any) -> tuple[Any, .
     return jax.jit(lambda *a: jax.vjp(fn, *a)[1](dy))(*args)
 
 
+def value_and_pull(fn: Callable[..., Any], args: tuple[Any, ...], dy: Any) -> tuple[Any, ...]:
+    """The value and its gradients for a cotangent, as one program: one by one they are dozens."""
+
+    def both(*given: Any) -> tuple[Any, ...]:
+        out, back = jax.vjp(fn, *given)
+        return out, *back(dy)
+
+    return jax.jit(both)(*args)
+
+
 def numeric_pull(fn: Callable[..., np.ndarray], args: tuple[Any, ...], dy: Any, at: int, step: float = 1e-6) -> Any:
     """The gradient of one argument by central differences, in float64."""
     given = [wide(a) for a in args]

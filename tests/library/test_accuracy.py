@@ -124,6 +124,7 @@ def test_every_implementation_that_is_offered_is_compared(operation):
     assert all(name.startswith("mosaic") for name in left)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", ["xla", "chunked_tokens", "chunked_vocab", "triton"])
 def test_a_mean_is_divided_before_it_is_narrowed(way):
     """The sum over tokens is too large for float16, and the mean is not."""
@@ -137,6 +138,7 @@ def test_a_mean_is_divided_before_it_is_narrowed(way):
     np.testing.assert_array_equal(grad, [[-7.5, 2.5, 2.5, 2.5]] * 2)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", ["chunked_tokens", "chunked_vocab", "triton"])
 def test_a_price_on_the_normaliser_does_not_overflow_float16(way):
     """Large logits make derivatives that are hundreds of times those without it."""
@@ -156,6 +158,7 @@ def test_a_price_on_the_normaliser_does_not_overflow_float16(way):
         np.testing.assert_allclose(got, want, atol=2e-3 * float(jnp.max(jnp.abs(want))))
 
 
+@pytest.mark.one_leg
 def test_gradients_of_a_bias_that_blocks_share_are_added_up_in_float32():
     """Each block's part is below what float16 has, and their sum is not."""
     q = jnp.ones((1, 64, 1, 8), jnp.float16) * 1e-3
@@ -174,6 +177,7 @@ def test_gradients_of_a_bias_that_blocks_share_are_added_up_in_float32():
         np.testing.assert_allclose(grad(cfg)[0, 0, 0], right, atol=1e-5)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", ["xla", "masked", "tiled", "triton"])
 def test_a_gradient_wider_than_the_factors_is_not_rounded_to_them(way):
     """1e5 is no float16, and neither is one and a thousandth of a thousandth."""

@@ -134,6 +134,7 @@ OPTIONS = {
 FEW = ["window mask", "bias lengths"]
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_eager_gradient_makes_no_infinity(way):
     """A search for infinities and for what is no number finds none in what is hidden."""
@@ -180,6 +181,7 @@ def test_the_whole_grid_agrees_with_float64(way, option, dtype, sizes):
     compare(WAYS[way], OPTIONS[option], dtype, queries=queries, keys=keys, heads=heads, key_heads=key_heads)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(("way", "dtype"), [("sliced", jnp.bfloat16), ("chunked", jnp.float16), ("xla", jnp.bfloat16)])
 def test_narrow_inputs_are_summed_in_float32(way, dtype):
     """The output has the inputs' dtype and is as right as that allows."""
@@ -197,6 +199,7 @@ def test_jax_own_pallas_kernel_agrees_with_float64():
     compare(way, {"causal": True}, queries=32, keys=32, depth=16)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_query_that_sees_nothing_gives_zeros(way):
     """No NaN, and no gradient: not of the query, and not through it."""
@@ -368,7 +371,7 @@ def test_nothing_to_see_is_zeros_without_tuning():
         assert not np.any(attention(q, k, v))
 
 
-Q, K, V, _ = inputs()
+Q, K, V, _ = map(np.asarray, inputs())
 BAD = [
     ((Q[0], K, V), {}, ValueError, r"q must have the shape \(batch, length, heads, head_dim\), got \(13, 4, 8\)"),
     ((Q, K, V[:, :5]), {}, ValueError, r"k and v .*\(2, 17, 2, 8\) and \(2, 5, 2, 8\)"),

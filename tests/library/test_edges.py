@@ -165,6 +165,7 @@ def test_64_bits_that_fit_serve():
     assert run("top_k", np.array([3, -5, 9]), 2)[0].tolist() == [9, 3]
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("cfg", DECODE[1:], ids=lambda cfg: cfg.implementation)
 def test_pages_that_no_sequence_uses_need_not_be_numbers(cfg):
     """Memory that was never written may hold anything, and neither results nor gradients see it."""
@@ -182,6 +183,7 @@ def test_pages_that_no_sequence_uses_need_not_be_numbers(cfg):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(
     ("name", "way"),
     [("gated_delta_rule", "scan"), ("gated_delta_rule", "chunked"), ("gated_linear_attention", "levels")],
@@ -216,6 +218,7 @@ def test_rows_without_a_place_need_not_be_numbers(way):
     assert not d_rows[6:].any()
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(
     "filters",
     [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 4, "top_p": 0.5, "min_p": 0.1}],

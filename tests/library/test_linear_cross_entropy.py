@@ -102,12 +102,14 @@ def test_every_implementation_agrees_with_float64(way, reduction):
     compare(WAYS[way], reduction=reduction)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton", "triton whole", "tokens padded", "triton padded"])
 def test_all_options_together_agree_with_float64(way):
     """The weight the other way round, a share for all words, a price on the normaliser, a plain sum."""
     compare(WAYS[way], reduction="sum", vocab_first=True, z_loss=0.1, label_smoothing=0.2)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(
     ("way", "dtype"),
     [
@@ -125,6 +127,7 @@ def test_narrow_inputs_are_summed_in_float32(way, dtype):
     compare(WAYS[way], dtype)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("way", ["tokens stacked", "triton padded and stacked"])
 def test_derivatives_that_are_kept_give_the_same_gradients(way, reduction):
@@ -294,6 +297,7 @@ def test_arrays_may_be_given_by_name():
     close(grad, truth(hidden, weight, LABELS, 1 / 11)[2])
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(
     ("way", "value"), each_once({way: way for way in ("xla", "tokens", "vocab", "triton")}, [np.nan, np.inf])
 )
@@ -314,6 +318,7 @@ def test_what_does_not_count_need_not_be_a_number(way, value):
             close(got, want)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", ["xla", "tokens", "vocab", "triton"])
 def test_a_word_s_number_may_be_ignored(way):
     """As where words are padded with the first one."""
@@ -365,6 +370,7 @@ def test_what_is_ignored_may_be_beyond_32_bits():
     close(found, truth(hidden, weight, LABELS, 1.0)[0].sum() / 11)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("cfg", [None, *WAYS.values()], ids=[None, *WAYS])
 def test_without_a_width_every_word_is_as_likely(cfg):
     """All logits are zero, so the loss is the logarithm of the number of words; nothing is tuned for it."""

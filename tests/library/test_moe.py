@@ -45,6 +45,7 @@ def layer():
     return [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(("order", "sums"), [*zip(ORDERS, SUMS, strict=False), (ORDERS[1], SUMS[2])])
 def test_the_layer_and_its_gradients_are_those_of_plain_jax(layer, order, sums):
     """Whatever way rows go and come back."""

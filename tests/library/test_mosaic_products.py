@@ -97,6 +97,7 @@ def test_results_of_any_dtype_leave_room_for_the_steps(block, dtype):
     assert (m + n) * 64 * 2 * held.stages + 2 * m * CHUNK * jnp.dtype(dtype).itemsize <= SHARED_BYTES
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("tile", [8, 64, 128])
 def test_every_row_is_in_one_visit_of_its_group(tile):
     """From the line of its group's first row on, and in no more visits than there are."""

@@ -83,6 +83,7 @@ def few_programs(monkeypatch):
     monkeypatch.setattr(norm_gradients, "_WARPS_OF_ALL", 4)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(("given", "dtype"), each_once(GIVEN, DTYPES))
 def test_gradients_are_those_of_float64(given, dtype):
     """With and without vectors, in every dtype, for an odd width and rows in two leading axes."""
@@ -91,6 +92,7 @@ def test_gradients_are_those_of_float64(given, dtype):
     assert_right(pulled(norm(name, kinds), args, dy), args, exact(name, kinds, args, dy))
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(("given", "shape"), each_once(GIVEN, [(37, 513), (29, 100), (32, 512), (150, 16)]))
 def test_programs_go_through_several_rows(few_programs, given, shape):
     """Narrow rows several at a time, wide ones one by one; the last program has fewer, except for even sizes."""
@@ -133,6 +135,7 @@ def test_a_large_mean_is_taken_off_first(few_programs):
     assert_right(pulled(norm("layer_norm", kinds), args, dy), args, exact("layer_norm", kinds, args, dy), slack=20)
 
 
+@pytest.mark.one_leg(but_first=True)
 @every_norm
 def test_vmap_maps_rows_and_vectors(few_programs, name, kinds):
     """Over an inner axis with shared vectors, whose gradients add up, and with a set of vectors for each."""

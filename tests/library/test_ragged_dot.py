@@ -85,6 +85,7 @@ def test_every_implementation_agrees_with_float64(way):
             close(got, want)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(("way", "dtype"), [("tiled", jnp.bfloat16), ("triton", jnp.float16), ("masked", jnp.float16)])
 def test_narrow_inputs_are_summed_in_float32(way, dtype):
     """Output and gradients have the inputs' dtypes and are as right as those allow."""
@@ -125,6 +126,7 @@ def test_the_output_can_be_wider_than_the_inputs():
     assert (out.dtype, d_lhs.dtype) == (jnp.float32, jnp.bfloat16)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_ragged_products_are_mapped(way):
     """A vmap over rows and sizes, with matrices that all share, gives each example's own."""
@@ -212,6 +214,7 @@ def test_tiles_hold_every_row_of_every_group_once(tile):
         assert np.array_equal(start[count:], stop[count:])
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_sizes_that_do_not_fit_are_cut_under_a_trace(way):
     """Where values cannot be read, groups end at the last row."""
@@ -228,6 +231,7 @@ def test_sizes_are_read_before_they_are_narrowed(sizes):
         ragged_dot(lhs, rhs, np.array(sizes), executor=UNTUNED)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("way", WAYS)
 def test_sizes_that_32_bits_cannot_add_up_are_cut_under_a_trace(way):
     """Groups end at the last row, however large the sizes are, in 32 bits and in 64."""
@@ -267,8 +271,8 @@ def test_nothing_to_compute_is_zeros_without_tuning():
         assert not np.any(out)
 
 
-LHS, RHS, _ = inputs()
-SIZES = jnp.array(GROUPS["even"])
+LHS, RHS, _ = map(np.asarray, inputs())
+SIZES = np.array(GROUPS["even"], np.int32)
 BAD = [
     ((LHS[0], RHS, SIZES), {}, ValueError, r"lhs must have the shape \(m, k\), got \(21,\)"),
     ((LHS, RHS[:, :5], SIZES), {}, ValueError, r"k: 21 and 5, of shapes \(37, 21\) and \(4, 5, 19\)"),

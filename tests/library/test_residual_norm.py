@@ -77,7 +77,7 @@ def test_gradients_of_gradients_are_there():
             normed, summed = residual_norm(x, *arrays[1:], cfg=cfg, executor=UNTUNED)
             return jnp.sum(jnp.sin(normed)) + jnp.sum(summed**2)
 
-        return jax.grad(lambda x: jnp.sum(jax.grad(value)(x) ** 2))(arrays[0])
+        return jax.jit(jax.grad(lambda x: jnp.sum(jax.grad(value)(x) ** 2)))(arrays[0])
 
     right = wide(twice(WAYS[0]))
     for cfg in WAYS[2:]:

@@ -91,6 +91,7 @@ def test_blocks_that_no_program_could_hold_are_refused():
     assert "registers of 1 warps" in refuses(4096, 1)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.thinned
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("words", [1, 100, 1024, 2500])
@@ -167,6 +168,7 @@ def test_derivatives_are_kept_in_place_on_a_gpu(words):
     assert "triton" in lowered_for_a_gpu(several, *batched)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("padded", [None, 128])
 def test_derivatives_that_are_kept_are_mapped(padded):
     """A batch of calls, interpreted, beside all logits at once."""
@@ -204,6 +206,7 @@ def test_the_kernel_says_over_which_axes_it_varies(chunk, stacked):
     assert [out.shape for out in made] == [(12,), (2, 8, 50)]
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("words", [100, 513, 5000])
 def test_losses_of_odd_vocabularies_agree(words):
     """Values and gradients beside those of all logits at once."""

@@ -58,6 +58,7 @@ def test_draws_have_the_distribution_that_the_filters_leave(name):
     assert surprise < freedom + 5 * (2 * freedom) ** 0.5 + 5
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize(
     ("name", "dtype", "words"),
     [("top_p", "bfloat16", 200), ("top_k", "float32", 200), ("all", "bfloat16", 200), ("top_p", "float32", 3072)],

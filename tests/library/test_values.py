@@ -97,6 +97,7 @@ def test_a_bad_value_is_refused_by_a_warm_call(case):
         call(good)
 
 
+@pytest.mark.one_leg(but_first=True)
 def test_an_array_of_numpy_is_read_every_time(case):
     """It can be changed in place, so what was found before says nothing."""
     call, good, bad = case

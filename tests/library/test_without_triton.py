@@ -145,6 +145,7 @@ assert sys.modules.get("jax.experimental.pallas.triton") is None, "imported with
 """
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("gone", [False, True], ids=["left out", "gone"])
 def test_the_library_runs_without_it(monkeypatch, gone):
     """In a process of its own: nothing imports it, nothing warns, and its ways say why they are left out."""

@@ -106,6 +106,7 @@ def test_nothing_is_loaded_from_anywhere(tmp_path):
     assert {link.removeprefix("#") for link in found.links} <= set(found.ids)
 
 
+@pytest.mark.one_leg
 @pytest.mark.parametrize("candidates", [4, 24, 72])
 def test_fifty_calls_stay_below_250_kilobytes(tmp_path, candidates):
     """However many candidates each has, and each call is there."""
@@ -114,6 +115,7 @@ def test_fifty_calls_stay_below_250_kilobytes(tmp_path, candidates):
     assert len(re.findall("<section", path.read_text(encoding="utf-8"))) == 50
 
 
+@pytest.mark.one_leg
 def test_ten_thousand_calls_make_a_page_that_says_what_is_missing(tmp_path):
     """The costliest are listed, the others counted."""
     one = record(candidates=4)

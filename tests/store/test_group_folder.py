@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from fakes_store import cfgs, keep, key, run_script, store, value
 
+pytestmark = pytest.mark.one_leg
+
 NOBODY, TEAM = 65534, 2345
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -132,6 +132,7 @@ def everything(place, cache):
             continue
 
 
+@pytest.mark.one_leg
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 @pytest.mark.parametrize("name", NAMES)
 def test_whatever_lies_at_a_name_of_the_store_nothing_hangs_and_nothing_else_is_touched(tmp_path, name, plant):

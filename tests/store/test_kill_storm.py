@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from fakes_store import run_script
 
+pytestmark = pytest.mark.one_leg
+
 
 @pytest.fixture
 def raging(tmp_path, monkeypatch):

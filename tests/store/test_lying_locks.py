@@ -8,6 +8,8 @@ import subprocess
 import pytest
 from fakes_store import run_script
 
+pytestmark = pytest.mark.one_leg
+
 # Every lock is given to every process that asks.
 LIE = "int flock(int descriptor, int operation) { (void)descriptor; (void)operation; return 0; }\n"
 

@@ -18,6 +18,8 @@ from ejkernel.ops.core.key import Key
 from ejkernel.ops.store.persistent import StoreWarning
 from ejkernel.ops.store.store import StoredEntry
 
+pytestmark = pytest.mark.one_leg
+
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
 

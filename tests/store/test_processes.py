@@ -144,6 +144,7 @@ def test_eight_spawned_processes_lose_nothing(tmp_path):
 KINDS = ["put into a small store", "put into a large store", "fold"]
 
 
+@pytest.mark.one_leg
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kill_at_any_file_operation_loses_nothing(campaign, kind):
     """A process killed right before each operation of a put or a fold leaves everything acknowledged."""
@@ -173,6 +174,7 @@ def test_200_kills_at_every_file_operation_lose_nothing(campaign):
     assert lost == sum(each["broken"] for each in found) == 0
 
 
+@pytest.mark.one_leg
 def test_kills_at_any_moment_lose_nothing(campaign):
     """A process killed from outside while it puts and folds leaves everything acknowledged."""
     found = campaign("random_kills(10, seed=1)")
@@ -189,6 +191,7 @@ def test_200_kills_at_any_moment_lose_nothing(campaign):
     assert (found["rounds"], found["lost"], found["broken"]) == (200, 0, 0)
 
 
+@pytest.mark.one_leg
 def test_puts_of_a_second_process_at_every_operation_of_a_fold_are_kept(campaign):
     """Whenever another process puts during a fold, nothing is lost, and what it replaced stays replaced."""
     found = campaign("puts_during_a_fold()")
@@ -197,6 +200,7 @@ def test_puts_of_a_second_process_at_every_operation_of_a_fold_are_kept(campaign
     assert found["rounds"] >= 20
 
 
+@pytest.mark.one_leg
 def test_puts_beside_a_process_that_always_folds_are_kept(campaign):
     """Two processes put while a third folds without a break."""
     found = campaign("folds_and_puts(50)")

@@ -226,6 +226,7 @@ def test_the_last_of_the_next_best_are_of_another_kind():
     assert record.summary()["next"] == [cfgs[2], cfgs[3], cfgs[5]]
 
 
+@pytest.mark.one_leg
 def test_a_large_record_costs_nothing_until_it_is_asked_for(tmp_path):
     """Twenty thousand trials lie whole beside the entry, whose own line stays as short as any."""
     cfgs = [{"m": m, "n": n} for m in range(200) for n in range(100)]

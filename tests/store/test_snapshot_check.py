@@ -1,7 +1,4 @@
-"""A snapshot that is checked piece by piece is judged as it is when it is read as a whole.
-
-Covers `store/sorted_lines.py`.
-"""
+"""A snapshot that is checked piece by piece is judged as it is when it is read as a whole."""
 
 from __future__ import annotations
 
@@ -139,7 +136,7 @@ def test_a_prune_after_a_check_checks_no_line_again(path, monkeypatch):
     cache = store(path.parent)
     cache.keys()
     assert verify(cache).is_sound
-    monkeypatch.setattr("ejkernel.ops.store.checksum._fitting", None)
+    monkeypatch.setattr("ejkernel.ops.store.lines._fitting", None)
 
     assert prune(cache, where=lambda key, raw: raw["cfg"]["n"] < 100) == 100
 

@@ -28,6 +28,7 @@ def numbers(lib, got, want, limits=LIMITS):
     return Numbers(*np.asarray(found).tolist())
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_numpy_and_a_program_find_the_same(shape):
     """Every number, for whole segments and for short ones at the end of a row or of a column."""
@@ -39,6 +40,7 @@ def test_numpy_and_a_program_find_the_same(shape):
     np.testing.assert_allclose(there, numbers(np, got, want), rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_numpy_and_a_program_find_the_same_noise(shape):
     """The scales that a plain run raises, its common factor, and where it is wider."""

@@ -102,6 +102,7 @@ def test_the_protected_candidate_wins_ties(protected):
     assert outcome.order[0] == protected
 
 
+@pytest.mark.one_leg
 def test_nobody_beats_the_protected_candidate_by_less_than_nothing():
     """On a machine with spikes: the winner was as fast in the rounds that had both, which is what a gain tells."""
     told = []

@@ -16,9 +16,8 @@ from urllib.parse import quote, unquote
 from ..core import codec
 from ..core.codec import is_shallow
 from ..core.key import Key
-from .checksum import DEEPEST, LARGEST_SEQ, Raw, has_count, hashed, is_whole, seal, spelled, whole_entries
 from .files import LARGEST_ENTRY
-from .sorted_lines import SortedLines
+from .lines import DEEPEST, LARGEST_SEQ, Raw, SortedLines, has_count, hashed, is_whole, seal, spelled, whole_entries
 
 __all__ = ["LARGEST_SEQ", "Raw", "Snapshot", "is_whole", "key_hash", "line", "order", "parse", "read", "seal", "spell"]
 

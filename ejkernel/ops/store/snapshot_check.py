@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from . import files
 from .entry_files import is_as_folded
+from .lines import SortedLines
 from .snapshot import Snapshot, read
-from .sorted_lines import SortedLines
 
 # So much without the end of a line is not ours.
 _LONGEST = 64 << 20

@@ -150,8 +150,11 @@ class Tuner(Generic[Cfg]):
         self._last.record = record
 
     def searches(self, count: int) -> bool:
-        """Are so many candidates too many to race them all?"""
-        return count > FEW if self.strategy is not None else not self._effort.covers(count)
+        """Are so many candidates too many to race them all?
+
+        Below twice the cap of an effort a search saves little, and one wave of compiling is faster than many.
+        """
+        return count > (FEW if self.strategy is not None else max(FEW, self._effort.evaluations / 2))
 
 
 def engine(tuner: Any) -> Engine:

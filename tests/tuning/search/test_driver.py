@@ -82,6 +82,7 @@ def test_a_large_space_is_searched_and_not_traced_whole():
     assert record.budget_s == 300.0
 
 
+@pytest.mark.one_leg
 @pytest.mark.usefixtures("small")
 def test_the_same_seed_searches_the_same_candidates():
     """With the same times the path is the same; another seed takes another one."""
@@ -90,6 +91,7 @@ def test_the_same_seed_searches_the_same_candidates():
     assert paths[0] == paths[1] != paths[2]
 
 
+@pytest.mark.one_leg
 @pytest.mark.usefixtures("small")
 def test_few_are_raced_at_the_end():
     """Those that are not among the best few keep the samples of their first look."""
@@ -101,6 +103,7 @@ def test_few_are_raced_at_the_end():
     assert record.trials[record.winner].dropped_round is None
 
 
+@pytest.mark.one_leg
 @pytest.mark.usefixtures("small")
 def test_seeds_are_measured_and_not_trusted():
     """A seed outside of the candidates is measured first and can win; a slow one changes nothing."""
@@ -113,6 +116,7 @@ def test_seeds_are_measured_and_not_trusted():
     assert [t.cfg for t in record.trials[:3]] == [CFGS[0], bad, good]
 
 
+@pytest.mark.one_leg
 @pytest.mark.usefixtures("small")
 def test_candidates_that_fail_are_data():
     """What cannot be traced is in the record with its reason, counts as an evaluation, and does not win."""
@@ -132,6 +136,7 @@ def test_candidates_that_fail_are_data():
     assert len(record.trials) == 40
 
 
+@pytest.mark.one_leg
 @pytest.mark.usefixtures("small")
 def test_a_space_where_everything_fails_is_an_error():
     """As for a race: a RuntimeError with each reason."""
@@ -168,6 +173,7 @@ def test_equal_programs_are_measured_once():
     assert clock.timed < 3 * 25
 
 
+@pytest.mark.one_leg
 def test_a_deadline_holds():
     """The search stops in time, and the best so far wins."""
     space = Space()
@@ -182,6 +188,7 @@ def test_a_deadline_holds():
     assert seconds_of(record.cfg) == min(seconds_of(t.cfg) for t in record.trials if t.samples_s)
 
 
+@pytest.mark.one_leg
 @pytest.mark.parametrize(("deadline", "raced"), [(math.inf, [7, 0, 5]), (-math.inf, [7])], ids=["in time", "late"])
 def test_the_best_so_far_has_the_first_turn_of_the_race(deadline, raced):
     """And the only one where no time is left: then it wins by what is known of it."""
@@ -234,6 +241,7 @@ def test_a_space_that_the_effort_covers_is_raced_whole():
     assert (record.space, record.budget_s, len(record.trials)) == (None, None, 60)
 
 
+@pytest.mark.one_leg
 @pytest.mark.usefixtures("small")
 def test_configs_without_fields_are_sampled_at_random_and_that_is_said_once(monkeypatch):
     """A warning names the type and what to do; the second search of that type is silent."""
@@ -249,6 +257,7 @@ def test_configs_without_fields_are_sampled_at_random_and_that_is_said_once(monk
     assert [t.cfg for t in again.trials] == [t.cfg for t in record.trials]
 
 
+@pytest.mark.one_leg
 @pytest.mark.usefixtures("small")
 def test_the_device_is_free_while_a_batch_compiles():
     """The turn is taken for each batch and for the race, and is not held in between."""
@@ -277,6 +286,7 @@ def test_the_device_is_free_while_a_batch_compiles():
 ABOUT = {"key": {"device": "cpu|test", "op_id": "tiles@v1", "call_key": "00"}}
 
 
+@pytest.mark.one_leg
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("doing", ["compile", "race"])
 def test_a_killed_search_goes_on(tmp_path, monkeypatch, doing):
@@ -292,6 +302,7 @@ def test_a_killed_search_goes_on(tmp_path, monkeypatch, doing):
     assert len(measured & set(second.ran.log)) < len(measured)
 
 
+@pytest.mark.one_leg
 @pytest.mark.usefixtures("small")
 def test_the_best_of_a_killed_search_are_measured_again(tmp_path, monkeypatch):
     """Known from a journal alone they have no program: they are compiled and raced, and few others are."""
@@ -310,6 +321,7 @@ def test_the_best_of_a_killed_search_are_measured_again(tmp_path, monkeypatch):
     assert len(set(second.ran.log)) <= 16 + 1 + FINALISTS
 
 
+@pytest.mark.one_leg
 @pytest.mark.usefixtures("small")
 def test_times_of_another_day_are_taken_by_what_both_have_timed(tmp_path, monkeypatch):
     """The first candidate always runs: where it takes twice as long as it took, the others are thought to."""
@@ -345,6 +357,7 @@ def killed_in_the_third_batch(monkeypatch, space, doing):
     return found[0]
 
 
+@pytest.mark.one_leg
 @pytest.mark.usefixtures("small")
 def test_an_answer_that_another_process_found_meanwhile_ends_the_search():
     """It is asked for at each turn; what was measured until then is in the record."""
@@ -365,6 +378,7 @@ def test_a_record_of_a_search_comes_back_equal():
     assert Record.loads(record.dumps().replace(', "space": 125', "")).space is None
 
 
+@pytest.mark.one_leg
 def test_twenty_thousand_candidates_are_told_apart_quickly():
     """By their printed form first: comparing all with all would take minutes."""
     cfgs = [Tiles(m, n, mode) for m in range(100) for n in range(50) for mode in "abcd"]

@@ -22,6 +22,7 @@ from ejkernel.ops.tuning.search.guided import GuidedSearch, spread_out
 from ejkernel.ops.tuning.search.loop import search
 from ejkernel.ops.tuning.search.random import RandomSearch
 from ejkernel.ops.tuning.search.strategy import Strategy, neighbours, steps
+from ejkernel.ops.tuning.tuner import Tuner
 
 pytestmark = pytest.mark.one_leg
 
@@ -216,6 +217,12 @@ def test_efforts_grow():
     efforts = [EFFORTS[name] for name in ("quick", "default", "full", "exhaustive")]
 
     assert sorted(efforts, key=lambda e: (e.seconds, e.evaluations)) == efforts
-    assert efforts[-1].covers(10**6)
-    assert [effort.covers(32) for effort in efforts] == [True] * 4
-    assert not any(effort.covers(1001) for effort in efforts[:-1])
+
+
+def test_what_an_effort_covers_is_raced_whole():
+    """A few candidates always are, and twice the evaluations of an effort are searched."""
+    tuners = [Tuner(effort=name) for name in ("quick", "default", "full", "exhaustive")]
+
+    assert not tuners[-1].searches(10**6)
+    assert [tuner.searches(32) for tuner in tuners] == [False] * 4
+    assert all(tuner.searches(1001) for tuner in tuners[:-1])

@@ -22,13 +22,6 @@ class Effort:
     # Distinct configs, those that fail included.
     evaluations: float
 
-    def covers(self, count: int) -> bool:
-        """Are so many candidates few enough to compile and race them all at once?
-
-        Below twice the cap a search saves little, and one wave of compiling is faster than many.
-        """
-        return count <= max(FEW, self.evaluations / 2)
-
 
 EFFORTS = {
     effort.name: effort

@@ -7,7 +7,7 @@ import json
 import pytest
 from fakes_store import key
 
-from ejkernel.ops.store import checksum
+from ejkernel.ops.store.lines import whole_entries
 from ejkernel.ops.store.snapshot import Snapshot, line, seal, spell
 
 
@@ -89,11 +89,11 @@ def test_lines_that_make_sense_only_together_are_no_entries():
 
 def test_every_line_of_many_blocks_is_found(monkeypatch):
     """Blocks end where they are full, by lines or by letters, and the last one is not full."""
-    monkeypatch.setattr(checksum, "_LINES", 7)
+    monkeypatch.setattr("ejkernel.ops.store.lines._LINES", 7)
     lines = dict(sealed(number, "x" * (number % 5)) for number in range(50))
 
     assert list(dict(Snapshot(lines).entries())) == list(lines)
-    monkeypatch.setattr(checksum, "_LETTERS", 300)
+    monkeypatch.setattr("ejkernel.ops.store.lines._LETTERS", 300)
     assert list(dict(Snapshot(lines).entries())) == list(lines)
 
 
@@ -104,4 +104,4 @@ def test_lines_as_we_write_them_are_not_read_one_by_one():
     def alone(name, text):
         raise AssertionError(f"{name} was read alone")
 
-    assert len(list(checksum.whole_entries(lines, alone))) == 600
+    assert len(list(whole_entries(lines, alone))) == 600
