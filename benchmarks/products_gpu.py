@@ -2,7 +2,6 @@
 
 Each product is compiled as in users' programs, where XLA compiles dozens of forms of its own and times them beside
 those of cuBLAS, and once more with cuBLAS alone: seconds, processor seconds, and device time in interleaved rounds.
-`large` marks the products for which a tuning leaves the compiler's own kernels out.
 
     python benchmarks/products_gpu.py --seconds 60
 """
@@ -22,8 +21,6 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tuning_gpu import raced
-
-from ejkernel.ops.timing.timed_parts import has_large_products_alone
 
 # Rows, depth and columns; with gradients?
 PRODUCTS = [
@@ -76,19 +73,18 @@ def main() -> int:
         keys = jax.random.split(jax.random.key(at), 3)
         shapes = [(rows, depth), (depth, columns), (rows, columns)]
         arrays = [jax.random.normal(key, shape, "bfloat16") for key, shape in zip(keys, shapes, strict=True)]
-        built, said, large = {}, [], False
+        built, said = {}, []
         for form, how in enumerate(({}, CUBLAS)):
             fn = product(backward)
             fn.__name__ = fn.__qualname__ = f"product{at}_{form}"
             lowered = jax.jit(fn).lower(*arrays)
-            large = has_large_products_alone(lowered.as_text())
             start, before = time.perf_counter(), processors()
             built[form] = lowered.compile(compiler_options=dict(how))
             said.append(f"{time.perf_counter() - start:5.1f} s ({processors() - before:5.1f})")
         outs = [jax.tree.leaves(program(*arrays))[0].astype(jnp.float32) for program in built.values()]
         off = float(jnp.max(jnp.abs(outs[0] - outs[1])) / jnp.max(jnp.abs(outs[0])))
         times = raced(built, tuple(arrays), f"product{at}", rounds=options.rounds)
-        name = f"{rows}x{depth} by {columns}{', with gradients' if backward else ''}{', large' if large else ''}"
+        name = f"{rows}x{depth} by {columns}{', with gradients' if backward else ''}"
         us = f"{times[0] * 1e6:.1f} {times[1] * 1e6:.1f}"
         print(f"{name}: {', '.join(said)}; {us}; {times[1] / times[0]:.3f}; differ by {off:.1e}", flush=True)
     return 0

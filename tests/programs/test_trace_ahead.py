@@ -133,8 +133,9 @@ class Prepared:
         )
 
 
-def test_three_calls_behind_the_one_that_is_measured_are_traced():
+def test_some_calls_behind_the_one_that_is_measured_are_traced(monkeypatch):
     """In their order, each once, and no more of them until one has had its turn."""
+    monkeypatch.setattr(ahead_of, "DEPTH", 3)
     made = Prepared()
     first, *rest = (made.call(name) for name in "abcdef")
     ahead = TracedAhead()

@@ -240,8 +240,13 @@ def test_equal_programs_of_two_candidates_are_timed_once(shared, x):
 
 @pytest.fixture
 def compiling():
-    """One process that traces and compiles."""
-    made = Tracers(worker_settings(default_device(), Isolation()), 1, compiles=True)
+    """One process that traces and compiles.
+
+    It takes nothing from files of earlier runs: on a CPU what was loaded from there cannot be handed on.
+    """
+    settings = worker_settings(default_device(), Isolation())
+    settings["settings"]["jax_enable_compilation_cache"] = False
+    made = Tracers(settings, 1, compiles=True)
     yield made
     made.close()
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..core.record import Objective
 from ..core.stable import jax_dtype, short_hash
 from .inputs import FlatCall, draw, is_float
-from .timed_parts import has_kernel, has_large_products_alone
+from .timed_parts import has_kernel
 
 # A computation that looks at values while it is traced; the others are no reason to run it without jit.
 UNTRACEABLE = (
@@ -36,9 +36,6 @@ _BESIDE_A_KERNEL = {"xla_gpu_experimental_enable_fusion_autotuner": False}
 # It times its own ways to multiply too, which pays for what runs often: an attention's reference took 8 s to compile on
 # an H200, and 0.3 s so.
 _UNTUNED = {**_BESIDE_A_KERNEL, "xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-# Where all products are large its own kernels for them are left out: cuBLAS is as fast there, and to compile them took
-# most of a tuning's processor time on an H200.
-_LARGE_PRODUCTS = {"xla_gpu_enable_triton_gemm": False}
 # What JAX says where a function was compiled beforehand.
 _COMPILED = "lowered and compiled for a particular signature"
 # What JAX raises where a function has no derivative, or not one of this kind.
@@ -103,9 +100,7 @@ class Staged:
 
 def compiled_for_speed(lowered: Any) -> Any:
     """The executable of a lowered program as it runs in users' programs, but for small parts beside a kernel."""
-    text = lowered.as_text()
-    options = _BESIDE_A_KERNEL if has_kernel(text) else {}
-    return _compiled(lowered, options | (_LARGE_PRODUCTS if has_large_products_alone(text) else {}))
+    return _compiled(lowered, _BESIDE_A_KERNEL if has_kernel(lowered.as_text()) else {})
 
 
 def compiled_quickly(lowered: Any) -> Any:

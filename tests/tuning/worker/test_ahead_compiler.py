@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ejkernel.ops.programs import trace_ahead
 from ejkernel.ops.timing.inputs import flatten_call
 from ejkernel.ops.timing.program import Staged, stage
 from ejkernel.ops.tuning.job import TuningJob
@@ -150,10 +151,10 @@ def test_a_reference_goes_before_candidates_and_does_not_wait_for_the_tuning_at_
 
 
 def test_what_no_tuning_has_taken_is_let_go_in_the_end(ahead):
-    """Programs that are given while one is measured are of the next three."""
+    """Programs that are given while one is measured are of the next few."""
     data = exported(lambda x: [x], X)
     ahead.give(data)
-    for _ in range(4):
+    for _ in range(trace_ahead.DEPTH + 1):
         ahead.forget()
         assert data in ahead._given
     ahead.forget()
@@ -166,7 +167,7 @@ def test_what_was_not_begun_is_let_go_too(ahead):
     data = exported(lambda x: [x], X)
     ahead.hold()
     ahead.give(data)
-    for _ in range(5):
+    for _ in range(trace_ahead.DEPTH + 2):
         ahead.forget()
     assert not ahead._waiting
     assert not ahead._given

@@ -22,8 +22,9 @@ from .executables import FlatExecutable, compiled, loaded
 
 # The tuning that is measured goes first: its candidates wait for their compilers, and these programs for a later turn.
 _NICER = 5
-# Tunings that programs are given ahead of at most; one that was not taken by then will not be.
-_TUNINGS = 4
+# Tunings that programs are given ahead of at most, as many calls are traced ahead; one that was not taken by then will
+# not be.
+_TUNINGS = 9
 
 
 @final
