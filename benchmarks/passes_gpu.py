@@ -1,12 +1,14 @@
-"""On a Hopper GPU: norms with fewer meetings of a row's threads, and cross entropy with whole products.
+"""On a Hopper GPU: norms with fewer meetings of a row's threads, cross entropy with whole products, few bits in pairs.
 
 A process a case, and they take turns on the device. Norms compile before their turn, all at once; cross entropy in it,
 since XLA times its products. A line a way: device time over interleaved rounds,
 its ratio to the floor, and how far it is off: norms beside plain JAX in float32, cross entropy beside its first way,
-the guess. Exit code 1 where a way fails, is wrong, or a case does not end in time.
+the guess. Products with few bits are those that the library has, with barriers that one thread arrives at, and
+with pairs of blocks that share their rows. Exit code 1 where a way fails, is wrong, or a case does not end in time.
 
     python benchmarks/passes_gpu.py norms --seconds 60
     python benchmarks/passes_gpu.py cross_entropy --seconds 90
+    python benchmarks/passes_gpu.py few_bits --seconds 60
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ from mosaic_gpu_cases import plain_layer, plain_rms
 from mosaic_gpu_gradients import KEPT, LAUNCHES, WIDE, GradientLaunch, NormGradient, launches
 from tuning_gpu import raced
 
-from ejkernel.library import LayerNorm, LayerNormConfig, LinearCrossEntropy, LinearCrossEntropyConfig
+from ejkernel.library import LayerNorm, LayerNormConfig, LinearCrossEntropy, LinearCrossEntropyConfig, quantize
 from ejkernel.library.linear_cross_entropy_ways import by_exponentials
 
 FLOPS, TRAFFIC = 790e12, 4.3e12
 # Largest error over the largest value that bfloat16 explains.
 LIMIT = 3e-2
-ROUNDS = {"norms": 12, "cross_entropy": 4}
+ROUNDS = {"norms": 12, "cross_entropy": 4, "few_bits": 16}
 # Compiling a product by Triton in each of its tilings takes longer than all else, and cuBLAS is what large ones get.
 CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 
@@ -150,6 +152,29 @@ def cross_entropy(tokens: int, width: int, words: int) -> Study:
     return Study(f"cross entropy {tokens}x{width} by {words} words, with gradients", ways, make, floor)
 
 
+def few_bits(kind: str, blocks: Sequence[tuple[int, int, int, int, int]]) -> Study:
+    """64 rows by weights of 8 or 4 bits: blocks of columns, depth, stages, parts and warpgroups, in three ways."""
+    from ejkernel.library.mosaic.quantized_ahead import product
+    from ejkernel.library.mosaic.quantized_tiles import Strip
+
+    depth = width = 8192
+    ways: dict[str, Callable[..., Any]] = {}
+    for sizes in blocks:
+        for name, how in (("", {}), (", one thread tells", {"lone": True}), (", pairs", {"pairs": True})):
+            strip = Strip(*sizes)
+            ways[f"{sizes}{name}"] = functools.partial(product, strip=strip, interpret=False, **how)
+
+    def make() -> tuple[Any, ...]:
+        (x, weight) = drawn(((64, depth), "bfloat16"), ((depth, width), "bfloat16"))
+        return x, *quantize(weight.astype(jnp.float32), kind)
+
+    def plain(x: Any, weight: Any, scales: Any) -> Any:
+        return jnp.matmul(x, weight, precision="highest") * scales
+
+    held = depth * width * (1.0 if kind == "int8" else 0.5)
+    return Study(f"quantized {kind} 64x{depth} by {width}", ways, make, held / TRAFFIC, plain)
+
+
 STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
     "norms": (
         lambda: norm(8192, 4096, True),
@@ -158,6 +183,10 @@ STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
         lambda: norm_gradient(8192, 4096),
         lambda: norm_gradient(32768, 1024),
         lambda: wide_gradient(4096, 16384),
+    ),
+    "few_bits": (
+        lambda: few_bits("int8", [(256, 128, 4, 4, 2), (256, 64, 9, 4, 2), (128, 128, 7, 2, 2)]),
+        lambda: few_bits("int4", [(256, 128, 6, 4, 2), (256, 64, 12, 4, 2)]),
     ),
     "cross_entropy": (
         lambda: cross_entropy(8192, 4096, 131072),
