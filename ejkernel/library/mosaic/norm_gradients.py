@@ -40,7 +40,7 @@ def norm_gradients(
     # The next row takes half as many registers where it is narrow.
     wide = (3 + len(others)) // 2 if x.dtype.itemsize == 4 else 0
     course = course_of(width, x.dtype.itemsize, centred=centred, added=added is not None, kept=kept is not None)
-    groups, programs = portions(count, width, (bias is not None) + len(others) + wide, course.each, course.registers)
+    groups, programs = portions(count, width, (bias is not None) + len(others) + wide, course.each)
     lying = spread(width, x.dtype.itemsize, groups, None)
     vectors = [vector for vector in (weight, bias) if vector is not None]
     numbers = [] if kept is None else [kept]
