@@ -84,7 +84,7 @@ def test_gradients_of_rows_that_stream_are_those_of_the_plain_way(races, two_blo
 
 
 class InNumpy:
-    """What `bulk.folded` is made of, on arrays of one number a lane."""
+    """The steps of `bulk.folded` on arrays of one number a lane."""
 
     lanes = np.arange(32)
 
@@ -97,11 +97,11 @@ class InNumpy:
         return a + b
 
     def swap(self, value, distance):
-        """That of the lane whose number differs in this bit."""
+        """The value of the lane with a number that differs in this bit."""
         return value[self.lanes ^ distance]
 
     def pick(self, distance, low, high):
-        """The second one in lanes whose number has this bit."""
+        """The second value in lanes with this bit in their number, else the first."""
         return np.where(self.lanes & distance, high, low)
 
 
@@ -136,6 +136,23 @@ def test_streams_are_lowered_for_a_gpu(monkeypatch, shape, kept):
     for arrays, stream in ((1, streams.forward(*shape, 2)), (2, streams.backward(*shape, 2))):
         assert stream.blocks * (stream.stages * arrays * 8192 + 4096) <= 227 * 1024
         assert stream.tall * shape[1] == 4096
+
+
+@needs_streams
+def test_streams_are_mapped_and_sharded():
+    """Gradients under vmap are lowered for a GPU, and traced inside shard_map with its checks on."""
+    cfg, kernel = streaming(kept=True), LayerNorm()
+    x, vector = jax.ShapeDtypeStruct((4, 8, 1024), jnp.bfloat16), jax.ShapeDtypeStruct((1024,), jnp.float32)
+
+    def both(x, weight, bias):
+        made, back = jax.vjp(lambda *a: kernel.run(*a, cfg=cfg), x, weight, bias)
+        return made, *(grad[None] if grad.ndim == 1 else grad for grad in back(made))
+
+    assert "cp.async.bulk" in lowered_by_mosaic(jax.vmap(both, in_axes=(0, None, None)), x, vector, vector)
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    specs = {"in_specs": (spec("batch"), spec(), spec()), "out_specs": (spec("batch"), spec("batch"), spec(), spec())}
+    assert jax.eval_shape(jax.shard_map(both, mesh=mesh, **specs), x, vector, vector)[0].shape == x.shape
 
 
 @needs_streams

@@ -135,7 +135,7 @@ def folded(values: Sequence[Any], warp: Any) -> tuple[Any, int]:
 
 
 class _InWarp:
-    """What `folded` is made of, as instructions."""
+    """The steps of `folded` as instructions."""
 
     def __init__(self, lane: Any) -> None:
         self.lane = lane
@@ -147,11 +147,11 @@ class _InWarp:
         return arith.addf(a, b)
 
     def swap(self, value: Any, distance: int) -> Any:
-        """That of the lane whose number differs in this bit."""
+        """The value of the lane with a number that differs in this bit."""
         return mosaic.utils.shfl_bfly(value, distance)
 
     def pick(self, distance: int, low: Any, high: Any) -> Any:
-        """The second one in lanes whose number has this bit."""
+        """The second value in lanes with this bit in their number, else the first."""
         bit = arith.andi(self.lane, _constant(distance))
         return arith.select(arith.cmpi(arith.CmpIPredicate.ne, bit, _constant(0)), high, low)
 
