@@ -83,6 +83,17 @@ def test_gradients_of_rows_that_stream_are_those_of_the_plain_way(races, two_blo
         assert_near(one, np.asarray(other, np.float64), kind, slack=100 if kind == "float32" else 5)
 
 
+@pytest.mark.parametrize("rows", [4, 8, 1000, 4096, 8192, 10_000, 65_536])
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_blocks_of_a_stream_have_as_many_steps_as_each_other(rows, blocks):
+    """But for the last ones, no block has a step more, and none is without; few less run than there is room for."""
+    stream = streams.Stream(4, 1, 1024, 4, blocks)
+    programs, steps = stream.programs(rows), rows // 4
+    assert 0 < programs <= min(blocks * 132, steps)
+    assert -(-steps // programs) == -(-steps // (blocks * 132))
+    assert (programs - 1) * -(-steps // programs) < steps
+
+
 class InNumpy:
     """The steps of `bulk.folded` on arrays of one number a lane."""
 

@@ -26,8 +26,9 @@ class Stream:
     blocks: int
 
     def programs(self, rows: int) -> int:
-        """Blocks, of which each goes through some of the steps."""
-        return max(1, min(rows // self.tall, self.blocks * PROCESSORS))
+        """Blocks, as many as run at once or a few less, so that all have as many steps: some would be last alone."""
+        steps = rows // self.tall
+        return -(-steps // -(-steps // (self.blocks * PROCESSORS)))
 
 
 def stream_of(rows: int, width: int, itemsize: int, *, arrays: int, blocks: int, each: int = _EACH) -> Stream | None:
