@@ -53,6 +53,10 @@ FLOPS, TRAFFIC = 790e12, 4.3e12
 # Largest error over the largest value that bfloat16 explains.
 LIMIT = 3e-2
 ROUNDS = {"norms": 12, "cross_entropy": 4, "few_bits": 16}
+FEW_BITS = {
+    "int8": [(256, 128, 4, 4, 2), (256, 64, 9, 4, 2), (128, 128, 7, 2, 2)],
+    "int4": [(256, 128, 6, 4, 2), (256, 64, 12, 4, 2)],
+}
 # Compiling a product by Triton in each of its tilings takes longer than all else, and cuBLAS is what large ones get.
 CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 
@@ -193,17 +197,20 @@ def cross_entropy(tokens: int, width: int, words: int) -> Study:
     return Study(f"cross entropy {tokens}x{width} by {words} words, with gradients", ways, make, floor)
 
 
-def few_bits(kind: str, blocks: Sequence[tuple[int, int, int, int, int]]) -> Study:
-    """64 rows by weights of 8 or 4 bits: blocks of columns, depth, stages, parts and warpgroups, in three ways."""
+def few_bits(kind: str, pairs: bool) -> Study:
+    """64 rows by weights of 8 or 4 bits: blocks of columns, depth, stages, parts and warpgroups.
+
+    In pairs beside the guess, or with one thread that tells for its warpgroup that memory is free.
+    """
     from ejkernel.library.mosaic.quantized_ahead import product
     from ejkernel.library.mosaic.quantized_tiles import Strip
 
     depth = width = 8192
     ways: dict[str, Callable[..., Any]] = {}
-    for sizes in blocks:
-        for name, how in (("", {}), (", one thread tells", {"lone": True}), (", pairs", {"pairs": True})):
-            strip = Strip(*sizes)
-            ways[f"{sizes}{name}"] = functools.partial(product, strip=strip, interpret=False, **how)
+    other: tuple[str, dict[str, Any]] = ("pairs", {"pairs": True}) if pairs else ("one thread tells", {"lone": True})
+    for number, sizes in enumerate(FEW_BITS[kind]):
+        for name, how in (*([("alone", {})] if not pairs or number == 0 else []), other):
+            ways[f"{sizes}, {name}"] = functools.partial(product, strip=Strip(*sizes), interpret=False, **how)
 
     def make() -> tuple[Any, ...]:
         (x, weight) = drawn(((64, depth), "bfloat16"), ((depth, width), "bfloat16"))
@@ -213,7 +220,9 @@ def few_bits(kind: str, blocks: Sequence[tuple[int, int, int, int, int]]) -> Stu
         return jnp.matmul(x, weight, precision="highest") * scales
 
     held = depth * width * (1.0 if kind == "int8" else 0.5)
-    return Study(f"quantized {kind} 64x{depth} by {width}", ways, make, held / TRAFFIC, plain)
+    return Study(
+        f"quantized {kind} 64x{depth} by {width}{' in pairs' if pairs else ''}", ways, make, held / TRAFFIC, plain
+    )
 
 
 STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
@@ -228,8 +237,10 @@ STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
         lambda: wide_norm(4096, 16384),
     ),
     "few_bits": (
-        lambda: few_bits("int8", [(256, 128, 4, 4, 2), (256, 64, 9, 4, 2), (128, 128, 7, 2, 2)]),
-        lambda: few_bits("int4", [(256, 128, 6, 4, 2), (256, 64, 12, 4, 2)]),
+        lambda: few_bits("int8", False),
+        lambda: few_bits("int4", False),
+        lambda: few_bits("int8", True),
+        lambda: few_bits("int4", True),
     ),
     "cross_entropy": (
         lambda: cross_entropy(8192, 4096, 131072),
