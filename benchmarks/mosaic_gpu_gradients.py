@@ -17,9 +17,8 @@ class GradientLaunch:
     """Elements of a row for each thread at most, blocks of a multiprocessor at most, rows asked for in advance.
 
     `together`: 1 with one barrier for all sums of a row. `kept`: 1 with a mean and a factor of each row from the
-    forward pass, as the last array. `summed`: 1 with blocks' sums added up by a kernel of ours.
-    `lean`: 1 without the next row and the weight in registers. `streams`: with rows that stream through so many
-    blocks of a multiprocessor, and `each` elements of a step for each thread.
+    forward pass, as the last array. `streams`: with rows that stream through so many blocks of a multiprocessor, and
+    `each` elements of a step for each thread.
     """
 
     implementation: str
@@ -28,8 +27,6 @@ class GradientLaunch:
     ahead: int
     together: int = 0
     kept: int = 0
-    summed: int = 0
-    lean: int = 0
     streams: int = 0
 
 
@@ -42,22 +39,13 @@ LAUNCHES = (
 
 
 # With what the forward pass kept: one round of exchanges, or one barrier.
-KEPT = (
-    GradientLaunch("mosaic", 32, 8, 3, 0, 1),
-    *(GradientLaunch("mosaic", 32, 8, 1, 1, 1, summed) for summed in (0, 1)),
-)
+KEPT = (GradientLaunch("mosaic", 32, 8, 3, 0, 1), GradientLaunch("mosaic", 32, 8, 1, 1, 1))
 
 
 # Rows that stream through two or four blocks of a multiprocessor, for which the registers have room.
 STREAMS = tuple(
-    GradientLaunch("mosaic", each, 8, 1, 1, kept, summed, 0, blocks)
-    for each, blocks in ((32, 2), (16, 4))
-    for kept, summed in ((0, 0), (1, 0), (1, 1))
+    GradientLaunch("mosaic", each, 8, 1, 1, kept, blocks) for each, blocks in ((32, 2), (16, 4)) for kept in (0, 1)
 )
-
-
-# Rows of over 8192 elements, by four warpgroups and by eight.
-WIDE = tuple(GradientLaunch("mosaic", each, 8, ahead, 1, summed=1, lean=1) for each in (32, 16) for ahead in (1, 2))
 
 
 class NormGradient:
@@ -72,16 +60,9 @@ class NormGradient:
             stream = streams.stream_of(rows, width, 2, arrays=2, blocks=cfg.streams, each=cfg.each)
             assert stream is not None
             given = {"weight": vectors[0], "bias": vectors[1], "kept": vectors[-1] if cfg.kept else None}
-            how: dict[str, Any] = {
-                "stream": stream,
-                "summed": bool(cfg.summed),
-                "eps": 1e-6,
-                "interpret": False,
-                "name": "study",
-            }
+            how: dict[str, Any] = {"stream": stream, "eps": 1e-6, "interpret": False, "name": "study"}
             return norm_streams.gradients(x, dy, **given, **how)
-        flags = {name: bool(getattr(cfg, name)) for name in ("together", "summed", "lean")}
-        course = norm_rows.Course(cfg.each, cfg.ahead, **flags)
+        course = norm_rows.Course(cfg.each, cfg.ahead, together=bool(cfg.together))
         kept = vectors[-1] if cfg.kept else None
         vectors = vectors[:-1] if cfg.kept else vectors
         others, (weight, *rest) = vectors[:added], vectors[added:]
@@ -101,5 +82,5 @@ def launches(width: int, extra: int = 0, tried: Sequence[GradientLaunch] = LAUNC
     for one in tried:
         with mock.patch.object(norm_rows, "_BLOCKS", one.blocks):
             shape = norm_rows.portions(1 << 20, width, extra, one.each)
-            found.setdefault((*shape, one.ahead, one.together, one.kept, one.summed, one.streams), one)
+            found.setdefault((*shape, one.ahead, one.together, one.kept, one.streams), one)
     return list(found.values())

@@ -1,14 +1,12 @@
-"""On a Hopper GPU: norms by rows that stream, cross entropy with whole products, and products with few bits in pairs.
+"""On a Hopper GPU: norms by rows that stream through blocks that stay, and cross entropy with whole products.
 
 A process a case, and they take turns on the device. Norms compile before their turn, all at once; cross entropy in it,
 since XLA times its products. A line a way: device time over interleaved rounds,
 its ratio to the floor, and how far it is off: norms beside plain JAX in float32, cross entropy beside its first way,
-the guess. Products with few bits are those that the library has, with barriers that one thread arrives at, and
-with pairs of blocks that share their rows. Exit code 1 where a way fails, is wrong, or a case does not end in time.
+the guess. Exit code 1 where a way fails, is wrong, or a case does not end in time.
 
     python benchmarks/passes_gpu.py norms --seconds 60
     python benchmarks/passes_gpu.py cross_entropy --seconds 90
-    python benchmarks/passes_gpu.py few_bits --seconds 60
 """
 
 from __future__ import annotations
@@ -33,30 +31,17 @@ import in_turns
 from in_turns import turn
 from library_programs import both_passes, lowered
 from mosaic_gpu import distances, short, told
-from mosaic_gpu_cases import plain_layer, plain_rms
-from mosaic_gpu_gradients import KEPT, LAUNCHES, STREAMS, WIDE, GradientLaunch, NormGradient, launches
+from mosaic_gpu_cases import plain_layer
+from mosaic_gpu_gradients import KEPT, LAUNCHES, STREAMS, GradientLaunch, NormGradient, launches
 from tuning_gpu import raced
 
-from ejkernel.library import (
-    LayerNorm,
-    LayerNormConfig,
-    LinearCrossEntropy,
-    LinearCrossEntropyConfig,
-    RmsNorm,
-    RmsNormConfig,
-    quantize,
-)
+from ejkernel.library import LayerNorm, LayerNormConfig, LinearCrossEntropy, LinearCrossEntropyConfig
 from ejkernel.library.linear_cross_entropy_ways import by_exponentials
-from ejkernel.library.mosaic import spread
 
 FLOPS, TRAFFIC = 790e12, 4.3e12
 # Largest error over the largest value that bfloat16 explains.
 LIMIT = 3e-2
-ROUNDS = {"norms": 12, "cross_entropy": 4, "few_bits": 16}
-FEW_BITS = {
-    "int8": [(256, 128, 4, 4, 2), (256, 64, 9, 4, 2), (128, 128, 7, 2, 2)],
-    "int4": [(256, 128, 6, 4, 2), (256, 64, 12, 4, 2)],
-}
+ROUNDS = {"norms": 12, "cross_entropy": 4}
 # Compiling a product by Triton in each of its tilings takes longer than all else, and cuBLAS is what large ones get.
 CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 
@@ -139,33 +124,6 @@ def norm_gradient(rows: int, width: int) -> Study:
     return Study(f"gradient of layer_norm {rows}x{width}", {short(cfg): by(cfg) for cfg in cfgs}, make, floor, plain)
 
 
-def wide_gradient(rows: int, width: int) -> Study:
-    """The gradient alone of rms_norm, of rows that are too wide for the one that the library has, beside XLA's."""
-    kernel = NormGradient()
-
-    def plain(x: Any, dy: Any, weight: Any) -> Any:
-        return jax.vjp(plain_rms, x, weight)[1](dy)
-
-    ways: dict[str, Callable[..., Any]] = {short(cfg): functools.partial(kernel.run, cfg=cfg) for cfg in WIDE}
-    shapes: list[Any] = [*[((rows, width), "bfloat16")] * 2, ((width,), "float32")]
-    floor = rows * width * 6.0 / TRAFFIC
-    return Study(f"gradient of rms_norm {rows}x{width}", ways | {"xla": plain}, lambda: drawn(*shapes), floor, plain)
-
-
-def wide_norm(rows: int, width: int) -> Study:
-    """rms_norm with its gradient, of rows that are too wide for the registers of a gradient but a lean one."""
-    shapes: list[Any] = [((rows, width), "bfloat16"), ((width,), "float32")]
-    abstract = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
-    kernel, held = RmsNorm(), [w for w, each in spread.launches(abstract[0]) if each is None]
-    cfgs = [RmsNormConfig("xla"), RmsNormConfig("recompute"), RmsNormConfig("triton", rows=1, num_warps=16)]
-    cfgs += [RmsNormConfig("mosaic", num_warps=warps) for warps in held]
-    ways = {short(cfg): both_passes(functools.partial(kernel.run, cfg=cfg), abstract) for cfg in cfgs}
-    shapes += [((rows, width), "bfloat16")]
-    floor = rows * width * 10.0 / TRAFFIC
-    plain = both_passes(plain_rms, abstract)
-    return Study(f"rms_norm {rows}x{width}, with gradient", ways, lambda: drawn(*shapes), floor, plain)
-
-
 def cross_entropy(tokens: int, width: int, words: int) -> Study:
     """With gradients: chunks as the guess has them, padded words, derivatives or exponentials kept, Mosaic's passes."""
     kernel, half = LinearCrossEntropy(), -(-tokens // 256) * 128
@@ -197,34 +155,6 @@ def cross_entropy(tokens: int, width: int, words: int) -> Study:
     return Study(f"cross entropy {tokens}x{width} by {words} words, with gradients", ways, make, floor)
 
 
-def few_bits(kind: str, pairs: bool) -> Study:
-    """64 rows by weights of 8 or 4 bits: blocks of columns, depth, stages, parts and warpgroups.
-
-    In pairs beside the guess, or with one thread that tells for its warpgroup that memory is free.
-    """
-    from ejkernel.library.mosaic.quantized_ahead import product
-    from ejkernel.library.mosaic.quantized_tiles import Strip
-
-    depth = width = 8192
-    ways: dict[str, Callable[..., Any]] = {}
-    other: tuple[str, dict[str, Any]] = ("pairs", {"pairs": True}) if pairs else ("one thread tells", {"lone": True})
-    for number, sizes in enumerate(FEW_BITS[kind]):
-        for name, how in (*([("alone", {})] if not pairs or number == 0 else []), other):
-            ways[f"{sizes}, {name}"] = functools.partial(product, strip=Strip(*sizes), interpret=False, **how)
-
-    def make() -> tuple[Any, ...]:
-        (x, weight) = drawn(((64, depth), "bfloat16"), ((depth, width), "bfloat16"))
-        return x, *quantize(weight.astype(jnp.float32), kind)
-
-    def plain(x: Any, weight: Any, scales: Any) -> Any:
-        return jnp.matmul(x, weight, precision="highest") * scales
-
-    held = depth * width * (1.0 if kind == "int8" else 0.5)
-    return Study(
-        f"quantized {kind} 64x{depth} by {width}{' in pairs' if pairs else ''}", ways, make, held / TRAFFIC, plain
-    )
-
-
 STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
     "norms": (
         lambda: norm(8192, 4096, True),
@@ -233,14 +163,6 @@ STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
         lambda: norm(32768, 1024, False),
         lambda: norm_gradient(8192, 4096),
         lambda: norm_gradient(32768, 1024),
-        lambda: wide_gradient(4096, 16384),
-        lambda: wide_norm(4096, 16384),
-    ),
-    "few_bits": (
-        lambda: few_bits("int8", False),
-        lambda: few_bits("int4", False),
-        lambda: few_bits("int8", True),
-        lambda: few_bits("int4", True),
     ),
     "cross_entropy": (
         lambda: cross_entropy(8192, 4096, 131072),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +15,8 @@ from . import double, reduce
 from .arguments import ArgumentError
 from .call import plan, planned
 from .double import is_double, refuse_cfg
-from .guessed_rows import norm_ways
-from .mosaic import norm_rows, spread, streams
+from .guessed_rows import from_memory, norm_ways
+from .mosaic import norm_rows, served, spread, streams
 from .reverse import ReverseOnGpu, by_kept, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
@@ -164,11 +165,17 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         return LayerNormConfig("xla")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> LayerNormConfig:
-        """A block for each row: that took 0.46 to 0.89 of XLA's time on an H200, and its gradient 0.38 to 0.47."""
+        """Rows from memory stream through blocks that stay, others have a block for each row or two.
+
+        With its gradient that took 0.95 of the time of a block for each row on an H200, 0.97 with means kept. Blocks
+        for each row took 0.46 to 0.89 of XLA's time, and their gradient 0.38 to 0.47.
+        """
         kept = inv.args[0].shape[-1] >= _KEPT_FROM
-        ways = (LayerNormConfig(**way) for way in norm_ways(inv))
-        ways = (replace(cfg, kept=kept and not self._refuses(inv, cfg, kept=kept)) for cfg in ways)
-        return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
+        streamed = from_memory(inv) and streams.fills(inv)
+        ways = [LayerNormConfig(**way) for way in norm_ways(inv)]
+        tried = [replace(cfg, streams=True) for cfg in ways if cfg.implementation == "mosaic" and streamed]
+        tried += [replace(cfg, kept=kept and not self._refuses(inv, cfg, kept=kept)) for cfg in ways]
+        return next((cfg for cfg in tried if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[LayerNormConfig]:
         """XLA's, one pass, partial sums of two widths of vector registers, and the gradient recomputed."""
@@ -181,6 +188,8 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         wide = [LayerNormConfig("mosaic", num_warps=w, each=e) for w, e in spread.launches(inv.args[0])]
         # Fewer meetings of the warpgroups that hold a row.
         wide += [replace(cfg, kept=True) for cfg in wide[:1] if self._refuses(inv, cfg, kept=True) == ""]
+        streaming = [LayerNormConfig("mosaic", num_warps=4, kept=kept, streams=True) for kept in (False, True)]
+        wide += [cfg for cfg in streaming if self._refuses(inv, cfg, kept=cfg.kept) == ""]
         return [*(LayerNormConfig(name) for name in ("xla", "one_pass", "recompute")), *blocks, *wide]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: LayerNormConfig) -> bool | str:
@@ -200,7 +209,10 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
             return f"rows of {x.shape[-1]} have no gradient by mosaic, which nothing is kept for"
         if cfg.streams and (cfg.num_warps != 4 or cfg.each is not None):
             return f"rows stream through blocks of 4 warps, not {cfg.num_warps} with each={cfg.each}"
-        return streams.refuses(*_shape(x)) if cfg.streams else ""
+        if not cfg.streams:
+            return ""
+        # Shared memory of another generation is not as large.
+        return streams.refuses(*_shape(x)) or served.refuses(inv, x.size, hopper=True)
 
 
 @planned()
@@ -225,7 +237,7 @@ def layer_norm(
 
 def _shape(x: Any) -> tuple[int, int, int]:
     """Rows, their elements, and the bytes of one."""
-    return x.size // x.shape[-1], x.shape[-1], x.dtype.itemsize
+    return math.prod(x.shape[:-1]), x.shape[-1], x.dtype.itemsize
 
 
 def _normed(x: jax.Array, eps: float, lanes: int | None = None) -> jax.Array:

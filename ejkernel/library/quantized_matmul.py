@@ -21,9 +21,7 @@ from .reverse import recomputed
 from .rows import narrow_rows
 from .triton.quantized import refuses, widened
 
-# Those for scales (n,), and all of them.
-_AHEAD = ("mosaic_ahead", "mosaic_pairs")
-_MOSAIC = ("mosaic", *_AHEAD)
+_MOSAIC = ("mosaic", "mosaic_ahead")
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,8 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
     Implementations: "dequantize" (weights in the dtype of x, then a product), "scaled" (a product of the integers and
     then the scales, group by group) "summed" (multiplied and added up, for a few rows), "triton" (integers
     made wide in registers, for up to 128 rows), "mosaic" (the same for Hopper GPUs and up to 256 rows, with the
-    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies), "mosaic_ahead"
-    (the same, with the next weights made wide while the tensor cores multiply, for scales (n,)) and "mosaic_pairs"
-    (such blocks, of which two copy their rows together).
+    depth in `split_k` parts that are added up, and `warpgroups` that multiply while another copies) and "mosaic_ahead"
+    (the same, with the next weights made wide while the tensor cores multiply, for scales (n,)).
     """
 
     op_id = "library.quantized_matmul"
@@ -79,7 +76,7 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
             if refused:
                 raise ArgumentError(f"{cfg} cannot compute this call: {refused}")
             return recomputed(functools.partial(_by_mosaic, cfg, interpret), _scaled)(x, q_weight, scales)  # type: ignore[no-any-return]
-        names = "dequantize, scaled, summed, triton, mosaic, mosaic_ahead or mosaic_pairs"
+        names = "dequantize, scaled, summed, triton, mosaic or mosaic_ahead"
         raise ArgumentError(f"{cfg} names no implementation of quantized_matmul; use {names}")
 
     def run_cpu(self, *args: Any, cfg: QuantizedMatmulConfig, **kwargs: Any) -> jax.Array:
@@ -225,19 +222,14 @@ def _by_mosaic(
     from .mosaic import quantized, quantized_ahead
 
     strip = quantized_tiles.Strip(*(size or 1 for size in _strip(cfg)))
-    if cfg.implementation == "mosaic":
-        return quantized.product(x, weight, scales, strip=strip, interpret=interpret)
-    pairs = cfg.implementation == "mosaic_pairs"
-    return quantized_ahead.product(x, weight, scales, strip=strip, pairs=pairs, interpret=interpret)
+    product = quantized.product if cfg.implementation == "mosaic" else quantized_ahead.product
+    return product(x, weight, scales, strip=strip, interpret=interpret)
 
 
 def _refused(cfg: QuantizedMatmulConfig, x: Any, weight: Any, scales: Any) -> str:
-    if cfg.implementation in _AHEAD and scales.ndim == 2:
+    if cfg.implementation == "mosaic_ahead" and scales.ndim == 2:
         return "scales of groups are not served"
-    refused = quantized_tiles.refuses(x, weight, scales, sizes=_strip(cfg))
-    if cfg.implementation != "mosaic_pairs" or refused:
-        return refused
-    return quantized_tiles.pairs_refuse(x, weight, sizes=_strip(cfg))
+    return quantized_tiles.refuses(x, weight, scales, sizes=_strip(cfg))
 
 
 def _strip(cfg: QuantizedMatmulConfig) -> tuple[int | None, ...]:

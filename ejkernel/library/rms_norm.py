@@ -100,7 +100,7 @@ class RmsNorm(ReverseOnGpu[RmsNormConfig, jax.Array]):
             return by_kernels(by_triton, back_by_triton, plain)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "triton":
             return recomputed(by_triton, plain)(*given)  # type: ignore[no-any-return]
-        if cfg.implementation == "mosaic" and norm_rows.fits(x.shape[-1], x.dtype.itemsize, lean=True):
+        if cfg.implementation == "mosaic" and norm_rows.fits(x.shape[-1], x.dtype.itemsize):
             return by_kernels(by_mosaic, back_by_mosaic, plain)(*given)  # type: ignore[no-any-return]
         if cfg.implementation == "mosaic":
             return recomputed(by_mosaic, plain)(*given)  # type: ignore[no-any-return]

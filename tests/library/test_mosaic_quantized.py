@@ -6,9 +6,6 @@ Covers `library/mosaic/quantized.py`, `library/mosaic/quantized_ahead.py`, `libr
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +14,6 @@ from fakes_library import UNTUNED, assert_near, normal, wide
 from fakes_mosaic import hopper, lowered_by_mosaic, needs_mosaic, races
 
 from ejkernel.library import QuantizedMatmul, QuantizedMatmulConfig, dequantize, quantize, quantized_matmul
-from ejkernel.library.mosaic import quantized_tiles
 from ejkernel.library.mosaic.quantized_tiles import registers, strips
 from ejkernel.ops import Invocation
 from ejkernel.ops.core.kernel import variant
@@ -37,11 +33,6 @@ def by_mosaic(n, k, stages, parts, workers):
 def ahead(n, k, stages, parts, workers):
     """The same, with weights that are made wide while others are multiplied."""
     return QuantizedMatmulConfig("mosaic_ahead", n, k, None, stages, parts, workers)
-
-
-def pairs(n, k, stages, parts, workers):
-    """The same, with two blocks that copy their rows together."""
-    return QuantizedMatmulConfig("mosaic_pairs", n, k, None, stages, parts, workers)
 
 
 def call(rows, depth, width, kind, group=None):
@@ -71,9 +62,6 @@ def test_every_word_of_16_bits_holds_the_numbers_that_it_was_made_of(bits):
         ("int8", 20, (192, 256), None, by_mosaic(128, 64, 2, 1, 2)),
         ("int4", 5, (192, 256), 64, by_mosaic(256, 64, 2, 2, 1)),
         ("int8", 20, (320, 512), None, ahead(256, 128, 2, 2, 2)),
-        ("int8", 16, (320, 512), None, pairs(256, 128, 2, 1, 2)),
-        pytest.param("int8", 60, (448, 512), None, pairs(128, 64, 2, 3, 2), marks=pytest.mark.slow),
-        pytest.param("int4", 30, (320, 512), None, pairs(256, 64, 3, 2, 2), marks=pytest.mark.slow),
         pytest.param("int4", 5, (320, 256), None, ahead(256, 64, 2, 2, 2), marks=pytest.mark.slow),
         pytest.param("int8", 130, (448, 256), None, ahead(256, 128, 3, 3, 2), marks=pytest.mark.slow),
         pytest.param("int8", 1, (192, 384), None, ahead(256, 64, 2, 1, 2), marks=pytest.mark.slow),
@@ -136,33 +124,6 @@ def test_every_candidate_for_a_batch_is_lowered_for_a_gpu(monkeypatch, kind, gro
         text = lowered_by_mosaic(lambda *a, cfg=cfg: kernel.run(*a, cfg=cfg), *shapes)
         assert "library_quantized_matmul" in text
         assert "ldmatrix" in text
-
-
-@needs_words
-@pytest.mark.parametrize(("kind", "cfg"), [("int8", pairs(256, 128, 4, 4, 2)), ("int4", pairs(256, 64, 12, 4, 2))])
-def test_two_blocks_that_share_their_rows_each_copy_some_into_both(monkeypatch, kind, cfg):
-    """The copies of rows are for both blocks of a cluster, those of weights for one; one block alone has neither."""
-    hopper(monkeypatch)
-    kernel, shapes = QuantizedMatmul(), call(64, 8192, 8192, kind)
-    assert kernel.valid_cfg(Invocation(kernel.op_id, shapes, {}), cfg) is True
-    run = functools.partial(kernel.run, cfg=cfg)
-    assert "library_quantized_matmul" in lowered_by_mosaic(run, *shapes)
-    alone = functools.partial(kernel.run, cfg=replace(cfg, implementation="mosaic_ahead"))
-    together, apart = (str(jax.make_jaxpr(fn)(*shapes)).count("collective_axes=('pair',)") for fn in (run, alone))
-    assert (together, apart) == (1, 0)
-
-
-@needs_words
-def test_one_thread_may_tell_for_its_warpgroup_that_a_slot_is_free(races):
-    """A barrier of as many arrivals as there are warpgroups that multiply; the sums are the same."""
-    x = normal(16, 320, dtype="bfloat16")
-    q, scales = quantize(normal(320, 256, seed=1))
-    from ejkernel.library.mosaic import quantized_ahead
-
-    how = {"strip": quantized_tiles.Strip(256, 128, 2, 1, 2), "interpret": True}
-    made = quantized_ahead.product(x, q, scales, lone=True, **how)
-    assert_near(made, wide(x) @ wide(dequantize(q, scales)), "bfloat16")
-    assert np.array_equal(made, quantized_ahead.product(x, q, scales, **how))
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
@@ -230,10 +191,6 @@ def test_what_cannot_run_says_why(monkeypatch):
     assert "shared memory" in judged(by_mosaic(256, 128, 5, 4, 2))
     assert judged(ahead(256, 64, 4, 4, 2)) is True
     assert "scales of groups" in judged(ahead(256, 64, 4, 4, 2), group=128)
-    assert judged(pairs(256, 64, 4, 4, 2)) is True
-    assert "scales of groups" in judged(pairs(256, 64, 4, 4, 2), group=128)
-    assert "31 blocks of columns and 64 rows must be multiples" in judged(pairs(256, 64, 4, 4, 2), width=8192 - 256)
-    assert "32 blocks of columns and 8 rows must be multiples" in judged(pairs(256, 64, 4, 4, 2), rows=8)
     hopper(monkeypatch, "10.0")
     assert "capability 9, not 10.0" in judged()
 

@@ -1,6 +1,6 @@
 """Row kernels by Mosaic GPU: interpreted with races looked for, beside float64, and lowered for a GPU.
 
-Covers `library/mosaic/column_sums.py`, `library/mosaic/launch.py`, `library/mosaic/meeting.py`,
+Covers `library/mosaic/launch.py`, `library/mosaic/meeting.py`,
 `library/mosaic/norm_gradients.py`, `library/mosaic/norm_rows.py`, `library/mosaic/recipes.py`,
 `library/mosaic/residual_rows.py`, `library/mosaic/rows.py`, `library/mosaic/spread.py` and
 `library/mosaic/together.py`.
@@ -34,7 +34,7 @@ from ejkernel.library import (
     rms_norm,
     softmax,
 )
-from ejkernel.library.mosaic import column_sums, norm_gradients, norm_rows
+from ejkernel.library.mosaic import norm_rows
 from ejkernel.library.mosaic.spread import launches, refuses, spread
 from ejkernel.ops import Invocation
 
@@ -180,70 +180,6 @@ def test_gradients_from_what_was_kept_are_those_of_the_plain_way(races, monkeypa
         for one, other in zip(found, wanted, strict=True):
             # A mean of a hundred deviations leaves float32 a hundredth of its digits.
             assert_near(one, np.asarray(other, np.float64), "float32", slack=300)
-
-
-@needs_loops
-@pytest.mark.parametrize("name", ["layer_norm", pytest.param("rms_norm", marks=pytest.mark.slow)])
-def test_a_lean_gradient_holds_neither_the_next_row_nor_the_weight(races, monkeypatch, name):
-    """Its numbers are those of the plain way, and it is lowered for rows of 16384 elements."""
-    two_blocks(monkeypatch)
-    course = norm_rows.Course(lean=True)
-    monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients.course_of", lambda *_, **__: course)
-    args, dy = inputs(name, 5, 300, "float32"), normal(5, 300, seed=9)
-    config = FUNCTIONS[name][1]
-    found = pull(lambda *a: operation(name, config("mosaic", num_warps=4), *a), args, dy)
-    wanted = pull(lambda *a: operation(name, config("xla"), *a), args, dy)
-    for one, other in zip(found, wanted, strict=True):
-        assert_near(one, np.asarray(other, np.float64), "float32", slack=10)
-    shapes = [jax.ShapeDtypeStruct((8, 16384), jnp.bfloat16)] * 2 + [jax.ShapeDtypeStruct((16384,), jnp.float32)]
-    course = norm_rows.Course(ahead=1, together=jax.__version_info__ >= (0, 11), summed=True, lean=True)
-    monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients.course_of", lambda *_, **__: course)
-
-    def back(x, dy, weight):
-        how = {"centred": name == "layer_norm", "eps": 1e-6, "interpret": False, "name": "wide"}
-        return norm_gradients.norm_gradients(x, dy, weight=weight, **how)
-
-    assert "wide_gradient" in lowered_by_mosaic(back, *shapes)
-
-
-@pytest.mark.parametrize("width", [8192, 16384, 16512])
-def test_rows_of_rms_norm_up_to_16384_have_a_gradient_by_mosaic(width):
-    """Lean beyond 8192, with sums over blocks by a kernel of ours; wider rows and older versions have XLA's."""
-    cfg = RmsNormConfig("mosaic", num_warps=16)
-    shapes = [jax.ShapeDtypeStruct((8, width), jnp.bfloat16), jax.ShapeDtypeStruct((width,), jnp.float32)]
-
-    def both(x, weight):
-        made, back = jax.vjp(lambda *given: RmsNorm().run(*given, cfg=cfg), x, weight)
-        return made, back(made)
-
-    text = lowered_by_mosaic(both, *shapes)
-    serves = jax.__version_info__ >= (0, 11)
-    assert ("library_rms_norm_gradient" in text) == (width == 8192 or (serves and width == 16384))
-    assert ("library_rms_norm_sums" in text) == (serves and width == 16384)
-
-
-@needs_loops
-@pytest.mark.parametrize("count", [1, 2])
-def test_sums_over_blocks_are_those_of_the_plain_way(races, count):
-    """Of one array and of two, with rows that the warpgroups do not divide."""
-    parts = [normal(70, 256, seed=seed) for seed in range(count)]
-    found = column_sums.column_sums(parts, interpret=True, name="study")
-    for one, part in zip(found, parts, strict=True):
-        assert_near(one, np.asarray(part, np.float64).sum(0), "float32", slack=10)
-
-
-@pytest.mark.parametrize("width", [1024, 1000])
-def test_sums_over_blocks_may_be_a_kernel_of_their_own(monkeypatch, width):
-    """One kernel for both vectors where every thread has a column, else XLA's."""
-    course = norm_rows.Course(summed=True)
-    monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients.course_of", lambda *_, **__: course)
-    cfg = LayerNormConfig("mosaic", num_warps=4, kept=True)
-    shapes = [jax.ShapeDtypeStruct((64, width), jnp.bfloat16)] + [jax.ShapeDtypeStruct((width,), jnp.float32)] * 2
-
-    def back(*args):
-        return jax.vjp(lambda *given: LayerNorm().run(*given, cfg=cfg), *args)[1](args[0])
-
-    assert ("library_layer_norm_sums" in lowered_by_mosaic(back, *shapes)) == (width == 1024)
 
 
 @needs_loops

@@ -33,22 +33,18 @@ def launch(
     grid: dict[str, int],
     scratch: Sequence[Any] = (),
     groups: dict[str, int] | None = None,
-    cluster: dict[str, int] | None = None,
     interpret: bool,
     name: str,
     **params: Any,
 ) -> Sequence[jax.Array]:
     """Runs the kernel over a grid of named axes; `groups` names the warpgroups of a block and says how many.
 
-    Blocks along the axes of `cluster` run at the same time, and may share copies. `interpret` is for tests, on machines
-    without a GPU.
+    `interpret` is for tests, on machines without a GPU.
     """
     out, operands = all_alike(out, operands)
     threads: dict[str, Any] = {}
     if groups:
         ((threads["thread_name"], threads["num_threads"]),) = groups.items()
-    if cluster:
-        threads |= {"cluster": tuple(cluster.values()), "cluster_names": tuple(cluster)}
     how = {"lowering_semantics": plgpu.LoweringSemantics.Warpgroup, **params}
     kernel = plgpu.kernel(
         body,

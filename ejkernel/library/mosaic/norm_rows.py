@@ -13,7 +13,7 @@ from .spread import LOAD_BYTES, refuses
 _LONGEST = 256
 # A row's elements for each thread: more arrays of them are held than fit into 255 registers otherwise.
 _EACH = 32
-_WIDEST, _WIDEST_LEAN = 1 << 13, 1 << 14
+_WIDEST = 1 << 13
 # Registers for each of these elements, counted in what the compiler made: the next row's two arrays, narrow; this
 # row's, wide; the weight, and its sum. An array that is added costs one more, and so does the sum of a bias.
 _REGISTERS_EACH, _BESIDES, _MOST = 7, 16, 255
@@ -24,17 +24,11 @@ _MULTIPROCESSORS, _BLOCKS = 132, 8
 
 @dataclass(frozen=True)
 class Course:
-    """Elements of a row for each thread at most, rows asked for in advance, and one barrier for all sums of a row.
-
-    `summed`: the vectors' gradients are added up over blocks by a kernel of ours, not by XLA. `lean`: neither the next
-    row nor the weight is held, for rows that are too wide for both.
-    """
+    """Elements of a row for each thread at most, rows asked for in advance, and one barrier for all sums of a row."""
 
     each: int = _EACH
     ahead: int = 3
     together: bool = False
-    summed: bool = False
-    lean: bool = False
 
 
 def course_of(width: int, itemsize: int, *, centred: bool, added: bool, kept: bool = False) -> Course:
@@ -43,11 +37,8 @@ def course_of(width: int, itemsize: int, *, centred: bool, added: bool, kept: bo
     With a mean they are two rounds, and what is left of a step hides them: on an H200 one barrier gained nothing there,
     and else 131 us became 101 (8192x7168), 74 became 69 (residual_norm 8192x4096) and 31.5 became 29.8 (4096x4096).
     Narrow rows have many blocks at once, of which the registers for it cost some: 1024 with a mean took 74 us, not 59.
-    With a mean and a factor that were kept there is one round as well. A lean course of rms_norm took 153 us for
-    4096x16384, where XLA took 179.
+    With a mean and a factor that were kept there is one round as well.
     """
-    if width > _WIDEST:
-        return Course(ahead=1, together=True, summed=True, lean=True)
     if (centred and not kept) or width < 128 * _EACH or jax.__version_info__ < (0, 11):
         return Course()
     # Twice as many warpgroups where each has whole loads, and registers are left for two blocks of them.
@@ -64,13 +55,8 @@ def portions(count: int, width: int, extra: int = 0, each: int = _EACH) -> tuple
     return groups, max(1, min(count, at_once * _MULTIPROCESSORS))
 
 
-def fits(width: int, itemsize: int, *, lean: bool = False) -> bool:
-    """Does a row of this width, with all that its gradient needs, fit into the registers of a block?
-
-    `lean`: rows of 16 bits without a mean, of which wider ones do.
-    """
-    if lean and itemsize == 2 and _WIDEST < width <= _WIDEST_LEAN:
-        return jax.__version_info__ >= (0, 11) and not refuses(width, itemsize, 4 * portions(1, width)[0], None)
+def fits(width: int, itemsize: int) -> bool:
+    """Does a row of this width, with all that its gradient needs, fit into the registers of a block?"""
     return width <= _WIDEST and not refuses(width, itemsize, 4 * portions(1, width)[0], None)
 
 

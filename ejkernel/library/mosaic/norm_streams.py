@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from . import bulk, column_sums
+from . import bulk
 from .launch import launch, load, plgpu
 from .streams import Stream
 
@@ -75,14 +75,10 @@ def gradients(
     kept: jax.Array | None,
     eps: float,
     stream: Stream,
-    summed: bool = False,
     interpret: bool,
     name: str,
 ) -> tuple[jax.Array, ...]:
-    """Gradients of layer_norm: of x, and then of each vector that is given; `kept` are each row's mean and factor.
-
-    `summed`: the vectors' gradients are added up over blocks by a kernel of ours, not by XLA.
-    """
+    """Gradients of layer_norm: of x, and then of each vector that is given; `kept` are each row's mean and factor."""
     width = x.shape[-1]
     count = x.size // width
     shape = (count // stream.tall, stream.tall * width)
@@ -143,10 +139,7 @@ def gradients(
     out += [jax.ShapeDtypeStruct((programs, width), jnp.float32) for _ in vectors]
     given = [x.reshape(shape), dy.reshape(shape), *scales, *numbers]
     dx, *partial = _launched(kernel, given, out, stream, arrays=2, name=f"{name}_gradient", interpret=interpret)
-    if summed and partial:
-        sums: Sequence[jax.Array] = column_sums.column_sums(partial, interpret=interpret, name=name)
-    else:
-        sums = [jnp.sum(rows, axis=0) for rows in partial]
+    sums = [jnp.sum(rows, axis=0) for rows in partial]
     return dx.reshape(x.shape), *(total.astype(vector.dtype) for total, vector in zip(sums, vectors, strict=True))
 
 

@@ -4,9 +4,6 @@ As in `quantized.py` the product is transposed, and wide weights go from registe
 when its products do, so that both units take turns. Here a product of 64 deep is under way while the next weights are
 made wide, and words are loaded before they are needed. Sums are written in order of columns, since a thread has those
 of neighbouring columns, and the parts of the depth are added up, scaled and rounded afterwards.
-
-Of what blocks copy, the rows are a third with 8 bits and a half with 4: two blocks of neighbouring columns, a cluster,
-may share them. Each then copies one half into both.
 """
 
 from __future__ import annotations
@@ -19,29 +16,13 @@ from jax.experimental import pallas as pl
 
 from .launch import launch, load, loop, plgpu
 from .matmul import turned
-from .quantized_blocks import copy, free, scratch, share_out
-from .quantized_tiles import BITS, HEIGHT, PAIR, Strip
+from .quantized_blocks import copy, scratch, share_out
+from .quantized_tiles import BITS, HEIGHT, Strip
 from .words import placed, widened
 
-# The axis of blocks that share their rows.
-_PAIR = "pair"
 
-
-def product(
-    x: jax.Array,
-    weight: jax.Array,
-    scales: jax.Array,
-    *,
-    strip: Strip,
-    pairs: bool = False,
-    lone: bool = False,
-    interpret: bool,
-) -> jax.Array:
-    """`x @ (weight * scales)` for calls that `quantized_tiles` serves with scales (n,).
-
-    `pairs`: two blocks share their rows. `lone`: one thread tells for its warpgroup that a slot is free, as it always
-    does in pairs.
-    """
+def product(x: jax.Array, weight: jax.Array, scales: jax.Array, *, strip: Strip, interpret: bool) -> jax.Array:
+    """`x @ (weight * scales)` for calls that `quantized_tiles` serves with scales (n,)."""
     (count, depth), width, bits = x.shape, weight.shape[1], BITS[weight.dtype.name]
     words = 16 // bits
     rows = strip.rows(count, grouped=False)
@@ -52,22 +33,19 @@ def product(
     whole = columns * strip.n
     steps = -(-depth // strip.k)
     each = -(-steps // strip.parts)
-    sharing = (_PAIR,) if pairs else () if lone else None
-    shared: dict[str, Any] = {"sharing": sharing, "interpret": interpret}
 
     def kernel(x_ref: Any, w_ref: Any, sums_ref: Any, *refs: Any) -> None:
         held, x_held, full, empty = refs[:4]
         narrow, seen = (held, held) if interpret else held
         staged: Any = refs[4] if interpret else None
         part, j, i = (jax.lax.axis_index(name) for name in ("part", "column", "row"))
-        j = j * PAIR + jax.lax.axis_index(_PAIR) if pairs else j
         worker = jax.lax.axis_index("group")
         first = part * each
         mine = jnp.clip(steps - first, 0, each)
 
         held_steps = (narrow, x_held, full, empty)
         part_of: dict[str, Any] = {"rows": rows, "at_row": i, "at_column": j, "first": first, "mine": mine}
-        copy(x_ref, w_ref, held_steps, strip, **part_of, worker=worker, **shared)
+        copy(x_ref, w_ref, held_steps, strip, **part_of, worker=worker, interpret=interpret)
 
         def found(slot: Any, low: int, tile: Any) -> jax.Array:
             """64 deep of the words of a tile, transposed."""
@@ -109,7 +87,7 @@ def product(
                             if number == numbers[0]:
                                 if low == 0:
                                     # The products of the step before have ended: its slot may be overwritten.
-                                    pl.when(at > 0)(lambda: free(empty.at[of(at - 1)], **shared))
+                                    pl.when(at > 0)(lambda: plgpu.barrier_arrive(empty.at[of(at - 1)]))
                                 after = following(at, low)
                         now = after
                     return now
@@ -120,7 +98,7 @@ def product(
 
                 loop(mine, step, found(jnp.int32(0), 0, tile), interpret=interpret)
                 plgpu.wgmma_wait(0)
-                pl.when(mine > 0)(lambda: free(empty.at[of(mine - 1)], **shared))
+                pl.when(mine > 0)(lambda: plgpu.barrier_arrive(empty.at[of(mine - 1)]))
                 return tuple(total[...] for total in totals)
 
             sums = [plgpu.ACC((HEIGHT, rows), jnp.float32) for _ in numbers]
@@ -143,10 +121,9 @@ def product(
         kernel,
         [x, weight],
         out=[jax.ShapeDtypeStruct((strip.parts, blocks * rows, *shape), jnp.float32)],
-        grid={"part": strip.parts, "column": columns // PAIR if pairs else columns, "row": blocks},
-        scratch=scratch(x, weight, strip, rows, **shared),
+        grid={"part": strip.parts, "column": columns, "row": blocks},
+        scratch=scratch(x, weight, strip, rows, interpret=interpret),
         groups={"group": strip.workers + 1},
-        cluster={_PAIR: PAIR} if pairs else None,
         interpret=interpret,
         name="library_quantized_matmul",
     )

@@ -8,24 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.mosaic import gpu
 
 from .launch import loop, plgpu
 from .quantized_tiles import BITS, HEIGHT, Strip, registers
 from .tiles import LINE_BYTES
 
-# Untyped, as Pallas is.
-mosaic: Any = gpu
 
-
-# Axes of a cluster along which blocks share their rows, () for none. None: none, and at the barriers of empty slots
-# each thread arrives by itself, not one for its warpgroup.
-Sharing = tuple[str, ...] | None
-
-
-def scratch(
-    x: jax.Array, weight: jax.Array, strip: Strip, rows: int, *, sharing: Sharing = None, interpret: bool
-) -> list[Any]:
+def scratch(x: jax.Array, weight: jax.Array, strip: Strip, rows: int, *, interpret: bool) -> list[Any]:
     """Weights, rows and their barriers, for as many steps as are held."""
     bits = BITS[weight.dtype.name]
     weights = plgpu.SMEM((strip.stages, strip.k, strip.n), weight.dtype, transforms=_lines(bits, interpret))
@@ -36,16 +25,10 @@ def scratch(
         weights if interpret else plgpu.RefUnion(weights, as_words),
         plgpu.SMEM((strip.stages, rows, strip.k), x.dtype, transforms=_lines(16, interpret)),
         plgpu.Barrier(num_arrivals=2, num_barriers=strip.stages),
-        _freed(strip, sharing),
+        plgpu.Barrier(num_arrivals=strip.workers, num_barriers=strip.stages),
         # The interpreter takes a factor from shared memory alone.
         *([plgpu.SMEM((strip.workers, HEIGHT, 64), x.dtype)] if interpret else []),
     ]
-
-
-def _freed(strip: Strip, sharing: Sharing) -> Any:
-    """Barriers of empty slots: one of blocks that share their rows is empty once all of them are done with it."""
-    held: dict[str, int] = {"num_arrivals": strip.workers, "num_barriers": strip.stages}
-    return plgpu.Barrier(**held) if sharing is None else plgpu.ClusterBarrier(collective_axes=sharing, **held)
 
 
 def _lines(bits: int, interpret: bool) -> tuple[Any, ...]:
@@ -64,16 +47,12 @@ def copy(
     at_column: Any,
     first: Any,
     mine: Any,
-    sharing: Sharing = None,
     interpret: bool,
 ) -> None:
     """Brings the steps of a part into shared memory, each once its slot is free; for the last warpgroup.
 
-    `held` is for weights, rows, and the barriers of full and of empty slots. Each of the blocks that share
-    their rows reads some of them for all.
+    `held` is for weights, rows, and the barriers of full and of empty slots.
     """
-    # The interpreter has no copies to several blocks: there each reads all rows.
-    shared = {"collective_axes": sharing} if sharing and not interpret else {}
     narrow, x_held, full, empty = held
 
     @pl.when(worker == strip.workers)
@@ -88,8 +67,7 @@ def copy(
             here = pl.ds((first + at) * strip.k, strip.k)
             columns = pl.ds(at_column * strip.n, strip.n)
             plgpu.copy_gmem_to_smem(w_ref.at[here, columns], narrow.at[slot], full.at[slot])
-            rows_here = x_ref.at[pl.ds(at_row * rows, rows), here]
-            plgpu.copy_gmem_to_smem(rows_here, x_held.at[slot], full.at[slot], **shared)
+            plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(at_row * rows, rows), here], x_held.at[slot], full.at[slot])
             return state
 
         loop(mine, copied, (), interpret=interpret)
@@ -101,18 +79,6 @@ def copy(
             return state
 
         loop(last, drained, (), interpret=interpret)
-
-
-def free(barrier: Any, *, sharing: Sharing = None, interpret: bool) -> None:
-    """Tells those that copy into a slot that this warpgroup is done with it."""
-    if sharing is not None and not interpret:
-        # One thread arrives for all: its warpgroup's other warps may still read the slot.
-        @plgpu.inline_mgpu()  # type: ignore[untyped-decorator]
-        def instruction(_: Any) -> None:
-            mosaic.utils.warpgroup_barrier()
-
-        instruction()
-    plgpu.barrier_arrive(barrier)
 
 
 def share_out(work: Callable[[range, Any], None], strip: Strip, words: int, *, worker: Any, interpret: bool) -> None:

@@ -13,8 +13,6 @@ from .tiles import LINE_BYTES, PROCESSORS, SHARED_BYTES
 BITS = {"int8": 8, "int4": 4}
 # Words of 16 bits that a warpgroup multiplies at once: the height of a product of tensor cores.
 HEIGHT = 64
-# Blocks of neighbouring columns that share their rows.
-PAIR = 2
 # Registers of a thread for sums, by warpgroups that multiply; the others hold weights, wide and narrow.
 _SUMS = {1: 128, 2: 128, 3: 80, 4: 64}
 # All registers of a multiprocessor, over the threads of a warpgroup.
@@ -98,16 +96,6 @@ def refuses(x: Any, weight: Any, scales: Any, *, sizes: tuple[int | None, ...]) 
     needed = strip.bytes(bits, strip.rows(x.shape[0], grouped=grouped))
     if needed > SHARED_BYTES:
         return f"{strip.stages} stages take {needed} bytes of shared memory, over {SHARED_BYTES}"
-    return ""
-
-
-def pairs_refuse(x: Any, weight: Any, *, sizes: tuple[int | None, ...]) -> str:
-    """The reason that two blocks cannot share their rows in a call that is served else; empty where they can."""
-    strip = Strip(*(size or 0 for size in sizes))
-    columns, rows = -(-weight.shape[1] // strip.n), strip.rows(x.shape[0], grouped=False)
-    # A copy is of whole lines of 8 rows, and each block makes one half of it.
-    if columns % PAIR or rows % (8 * PAIR):
-        return f"{columns} blocks of columns and {rows} rows must be multiples of {PAIR} and {8 * PAIR}"
     return ""
 
 
