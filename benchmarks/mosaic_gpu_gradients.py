@@ -9,7 +9,7 @@ from unittest import mock
 
 import jax
 
-from ejkernel.library.mosaic import norm_rows
+from ejkernel.library.mosaic import norm_rows, streams
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class GradientLaunch:
     """Elements of a row for each thread at most, blocks of a multiprocessor at most, rows asked for in advance.
 
     `together`: 1 with one barrier for all sums of a row. `kept`: 1 with a mean and a factor of each row from the
-    forward pass, as the last array. `summed`: 1 with blocks' sums added up by a kernel of ours.
-    `registers`: those that each element is counted with. `lean`: 1 without the next row and the weight in registers.
+    forward pass, as the last array. `streams`: with rows that stream through so many blocks of a multiprocessor, and
+    `each` elements of a step for each thread.
     """
 
     implementation: str
@@ -27,9 +27,7 @@ class GradientLaunch:
     ahead: int
     together: int = 0
     kept: int = 0
-    summed: int = 0
-    registers: int = 7
-    lean: int = 0
+    streams: int = 0
 
 
 # Of one, two or four times as many warpgroups for a row, with rows asked for early or late.
@@ -40,18 +38,14 @@ LAUNCHES = (
 )
 
 
-# With what the forward pass kept: one round of exchanges, or one barrier, and more blocks of fewer registers.
-KEPT = (
-    GradientLaunch("mosaic", 32, 8, 3, 0, 1),
-    *(GradientLaunch("mosaic", 32, 8, ahead, 1, 1, summed) for ahead, summed in ((3, 0), (1, 0), (1, 1))),
-    *(GradientLaunch("mosaic", 16, 8, ahead, 1, 1, 1, registers) for ahead, registers in ((1, 7), (1, 6), (3, 6))),
-    GradientLaunch("mosaic", 8, 8, 1, 1, 1, 1, 5),
-    GradientLaunch("mosaic", 32, 8, 3, 0, 1, 1),
+# With what the forward pass kept: one round of exchanges, or one barrier.
+KEPT = (GradientLaunch("mosaic", 32, 8, 3, 0, 1), GradientLaunch("mosaic", 32, 8, 1, 1, 1))
+
+
+# Rows that stream through two or four blocks of a multiprocessor, for which the registers have room.
+STREAMS = tuple(
+    GradientLaunch("mosaic", each, 8, 1, 1, kept, blocks) for each, blocks in ((32, 2), (16, 4)) for kept in (0, 1)
 )
-
-
-# Rows of over 8192 elements, by four warpgroups and by eight.
-WIDE = tuple(GradientLaunch("mosaic", each, 8, ahead, 1, summed=1, lean=1) for each in (32, 16) for ahead in (1, 2))
 
 
 class NormGradient:
@@ -59,10 +53,16 @@ class NormGradient:
 
     def run(self, x: jax.Array, dy: jax.Array, *vectors: jax.Array, cfg: GradientLaunch, added: bool = False) -> Any:
         """Gradients of x and of the vectors: a weight, and for layer_norm a bias; another gradient is before them."""
-        from ejkernel.library.mosaic import norm_gradients
+        from ejkernel.library.mosaic import norm_gradients, norm_streams
 
-        flags = {name: bool(getattr(cfg, name)) for name in ("together", "summed", "lean")}
-        course = norm_rows.Course(cfg.each, cfg.ahead, registers=cfg.registers, **flags)
+        if cfg.streams:
+            rows, width = x.shape
+            stream = streams.stream_of(rows, width, 2, arrays=2, blocks=cfg.streams, each=cfg.each)
+            assert stream is not None
+            given = {"weight": vectors[0], "bias": vectors[1], "kept": vectors[-1] if cfg.kept else None}
+            how: dict[str, Any] = {"stream": stream, "eps": 1e-6, "interpret": False, "name": "study"}
+            return norm_streams.gradients(x, dy, **given, **how)
+        course = norm_rows.Course(cfg.each, cfg.ahead, together=bool(cfg.together))
         kept = vectors[-1] if cfg.kept else None
         vectors = vectors[:-1] if cfg.kept else vectors
         others, (weight, *rest) = vectors[:added], vectors[added:]
@@ -70,7 +70,7 @@ class NormGradient:
             mock.patch.object(norm_rows, "_BLOCKS", cfg.blocks),
             mock.patch.object(norm_gradients, "course_of", return_value=course),
         ):
-            how: dict[str, Any] = {"centred": bool(rest), "eps": 1e-6, "interpret": False, "name": "study"}
+            how = {"centred": bool(rest), "eps": 1e-6, "interpret": False, "name": "study"}
             how |= {"bias": rest[0] if rest else None, "added": others[0] if others else None}
             how |= {"kept": kept}
             return norm_gradients.norm_gradients(x, dy, weight=weight, **how)
@@ -81,6 +81,6 @@ def launches(width: int, extra: int = 0, tried: Sequence[GradientLaunch] = LAUNC
     found: dict[tuple[int, ...], GradientLaunch] = {}
     for one in tried:
         with mock.patch.object(norm_rows, "_BLOCKS", one.blocks):
-            shape = norm_rows.portions(1 << 20, width, extra, one.each, one.registers)
-            found.setdefault((*shape, one.ahead, one.together, one.kept, one.summed), one)
+            shape = norm_rows.portions(1 << 20, width, extra, one.each)
+            found.setdefault((*shape, one.ahead, one.together, one.kept, one.streams), one)
     return list(found.values())

@@ -1,4 +1,4 @@
-"""On a Hopper GPU: norms with fewer meetings of a row's threads, and cross entropy with whole products.
+"""On a Hopper GPU: norms by rows that stream through blocks that stay, and cross entropy with whole products.
 
 A process a case, and they take turns on the device. Norms compile before their turn, all at once; cross entropy in it,
 since XLA times its products. A line a way: device time over interleaved rounds,
@@ -31,8 +31,8 @@ import in_turns
 from in_turns import turn
 from library_programs import both_passes, lowered
 from mosaic_gpu import distances, short, told
-from mosaic_gpu_cases import plain_layer, plain_rms
-from mosaic_gpu_gradients import KEPT, LAUNCHES, WIDE, GradientLaunch, NormGradient, launches
+from mosaic_gpu_cases import plain_layer
+from mosaic_gpu_gradients import KEPT, LAUNCHES, STREAMS, GradientLaunch, NormGradient, launches
 from tuning_gpu import raced
 
 from ejkernel.library import LayerNorm, LayerNormConfig, LinearCrossEntropy, LinearCrossEntropyConfig
@@ -64,14 +64,12 @@ def drawn(*shapes: tuple[tuple[int, ...], str]) -> tuple[Any, ...]:
 
 
 def norm(rows: int, width: int, backward: bool) -> Study:
-    """layer_norm by its ways of meeting, forward or with its gradient."""
+    """layer_norm by blocks for each row and by blocks that stay, forward or with its gradient."""
     shapes: list[Any] = [((rows, width), "bfloat16"), ((width,), "float32"), ((width,), "float32")]
     abstract = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
-    kernel, warps = LayerNorm(), [4, 8] if width >= 4096 else [4]
-    more: list[dict[str, Any]] = [{}, {"once": True}]
-    if backward:
-        more = [{}, {"kept": True}, {"once": True, "kept": True}]
-    cfgs = [LayerNormConfig("mosaic", num_warps=w, **fields) for w in warps for fields in more]
+    kernel = LayerNorm()
+    more: list[dict[str, Any]] = [{"kept": kept, "streams": on} for on in (False, True) for kept in (False, True)]
+    cfgs = [LayerNormConfig("mosaic", num_warps=4, **fields) for fields in (more if backward else more[::2])]
 
     def by(cfg: LayerNormConfig) -> Callable[..., Any]:
         def run(*arrays: Any) -> Any:
@@ -83,13 +81,33 @@ def norm(rows: int, width: int, backward: bool) -> Study:
     shapes += [((rows, width), "bfloat16")] * backward
     moved = rows * width * 2.0 * (5 if backward else 2)
     name = f"layer_norm {rows}x{width}{', with gradient' if backward else ''}"
-    return Study(name, {short(cfg): by(cfg) for cfg in cfgs}, lambda: drawn(*shapes), moved / TRAFFIC, plain)
+    ways = {short(cfg): by(cfg) for cfg in cfgs} | ({} if backward else streaming(rows, width))
+    return Study(name, ways, lambda: drawn(*shapes), moved / TRAFFIC, plain)
+
+
+def streaming(rows: int, width: int) -> dict[str, Callable[..., Any]]:
+    """Forward passes by rows that stream through so many blocks of a multiprocessor, some elements for each thread."""
+    from ejkernel.library.mosaic.norm_streams import layer_norm
+    from ejkernel.library.mosaic.streams import stream_of
+
+    def finished(normed: Any, vectors: Any) -> Any:
+        weight, bias = vectors
+        return normed * weight + bias
+
+    def by(stream: Any) -> Callable[..., Any]:
+        how: dict[str, Any] = {"numbers": 0, "eps": 1e-6, "stream": stream, "interpret": False, "name": "study"}
+        return lambda x, weight, bias: layer_norm(x, (weight, bias), finished, **how)[0]
+
+    tried = [(32, 2), (32, 3), (32, 4)] if width == 4096 else [(32, 3), (32, 4), (32, 5), (16, 6), (8, 8)]
+    found = {(each, blocks): stream_of(rows, width, 2, arrays=1, blocks=blocks, each=each) for each, blocks in tried}
+    return {f"streams {at}": by(stream) for at, stream in found.items() if stream is not None}
 
 
 def norm_gradient(rows: int, width: int) -> Study:
     """The gradient alone, with and without what the forward pass kept."""
     kernel = NormGradient()
     cfgs = [*launches(width, 1, LAUNCHES[:1]), *launches(width, 1, KEPT)]
+    cfgs += [cfg for cfg in STREAMS if cfg.each == 32 or width < 4096]
 
     def by(cfg: GradientLaunch) -> Callable[..., Any]:
         return lambda x, dy, weight, bias, kept: kernel.run(x, dy, weight, bias, *([kept] * cfg.kept), cfg=cfg)
@@ -104,19 +122,6 @@ def norm_gradient(rows: int, width: int) -> Study:
 
     floor = rows * width * 6.0 / TRAFFIC
     return Study(f"gradient of layer_norm {rows}x{width}", {short(cfg): by(cfg) for cfg in cfgs}, make, floor, plain)
-
-
-def wide_gradient(rows: int, width: int) -> Study:
-    """The gradient alone of rms_norm, of rows that are too wide for the one that the library has, beside XLA's."""
-    kernel = NormGradient()
-
-    def plain(x: Any, dy: Any, weight: Any) -> Any:
-        return jax.vjp(plain_rms, x, weight)[1](dy)
-
-    ways: dict[str, Callable[..., Any]] = {short(cfg): functools.partial(kernel.run, cfg=cfg) for cfg in WIDE}
-    shapes: list[Any] = [*[((rows, width), "bfloat16")] * 2, ((width,), "float32")]
-    floor = rows * width * 6.0 / TRAFFIC
-    return Study(f"gradient of rms_norm {rows}x{width}", ways | {"xla": plain}, lambda: drawn(*shapes), floor, plain)
 
 
 def cross_entropy(tokens: int, width: int, words: int) -> Study:
@@ -155,9 +160,9 @@ STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
         lambda: norm(8192, 4096, True),
         lambda: norm(32768, 1024, True),
         lambda: norm(8192, 4096, False),
+        lambda: norm(32768, 1024, False),
         lambda: norm_gradient(8192, 4096),
         lambda: norm_gradient(32768, 1024),
-        lambda: wide_gradient(4096, 16384),
     ),
     "cross_entropy": (
         lambda: cross_entropy(8192, 4096, 131072),

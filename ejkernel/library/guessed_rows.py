@@ -32,7 +32,7 @@ def norm_ways(inv: Invocation[Any, Any]) -> Iterable[dict[str, Any]]:
     """Fields of the cfgs of a norm, the fastest first; a kernel takes the first one that may run."""
     mosaic = {"implementation": "mosaic", "num_warps": 4}
     is_held = _is_held(inv)
-    if is_held and _rows(inv) >= _MANY and _streams(inv):
+    if is_held and _rows(inv) >= _MANY and from_memory(inv):
         yield mosaic
     if _is_measured_row(inv):
         if _rows(inv) <= PROCESSORS and inv.args[0].shape[-1] * inv.args[0].dtype.itemsize == _LOAD_OF_XLA:
@@ -61,7 +61,7 @@ def _norm_block(inv: Invocation[Any, Any]) -> tuple[int, int]:
     return 1, min(triton_rows.warps_for(width, _EACH_ALONE), _MOST_WARPS)
 
 
-def _streams(inv: Invocation[Any, Any]) -> bool:
+def from_memory(inv: Invocation[Any, Any]) -> bool:
     """Do rows and result exceed the cache?
 
     From memory the rows that Mosaic's blocks hold whole arrive faster than by Triton (0.83 of its time for 8192x5120);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +15,8 @@ from . import double, reduce
 from .arguments import ArgumentError
 from .call import plan, planned
 from .double import is_double, refuse_cfg
-from .guessed_rows import norm_ways
-from .mosaic import norm_rows, spread
+from .guessed_rows import from_memory, norm_ways
+from .mosaic import norm_rows, served, spread, streams
 from .reverse import ReverseOnGpu, by_kept, by_kernels, recomputed
 from .rows import across, as_vector, epsilon, float_rows, rows_refuse
 from .triton.norm_gradients import fits, norm_gradients
@@ -23,8 +24,6 @@ from .triton.rows import by_rows, launches
 
 # As a profile shows it.
 _NAME = "library_layer_norm"
-# What a row's numbers may be computed by, and what of them may be kept.
-_FEWER: tuple[dict[str, Any], ...] = ({"kept": True}, {"once": True, "kept": True})
 # Columns from which a row's mean and factor are kept without tuning: a gradient of 8192x4096 took 59.7 us on an H200
 # with them and 62.8 without, one of 32768x1024 76 and 61.
 _KEPT_FROM = 4096
@@ -40,9 +39,9 @@ class LayerNormConfig:
     num_warps: int | None = None
     # Elements of a row that a thread of "mosaic" takes at a time; None: the row is held whole.
     each: int | None = None
-    # Of "mosaic": both sums of a row at once, and a mean and a factor of each row kept for the gradient.
-    once: bool = False
+    # Of "mosaic": a mean and a factor of each row kept for the gradient, and rows that stream through blocks that stay.
     kept: bool = False
+    streams: bool = False
 
 
 class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
@@ -50,11 +49,12 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
 
     Implementations: "xla" (the mean first), "one_pass" (sums of x and of x^2 together, for bfloat16), "lanes" (partial
     sums side by side), "recompute" (a gradient from the arguments alone), "triton" (blocks of whole rows, and a
-    gradient in one pass) and "mosaic" (a block for each row of any width, and such a gradient).
+    gradient in one pass) and "mosaic" (a block for each row of any width, and such a gradient; or `streams`: blocks
+    that stay, and hold the vectors while rows stream through their shared memory).
     """
 
     op_id = "library.layer_norm"
-    version = "3"  # Mosaic's `once` and `kept`
+    version = "4"  # Mosaic's `once` is gone, and `streams` came
     cfg_type = LayerNormConfig
 
     def run(
@@ -93,12 +93,16 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
             return norm_gradients(x, dy, **how, **dict[str, Any](zip(kinds, vectors, strict=True)))
 
         def rows_by_mosaic(numbers: int, x: jax.Array, *vectors: jax.Array) -> Sequence[jax.Array]:
-            from .mosaic import recipes, rows
+            from .mosaic import norm_streams, recipes, rows
 
             def finished(normed: jax.Array, others: Iterable[jax.Array]) -> jax.Array:
                 return _finished(normed, kinds, others)
 
-            recipe = recipes.layer_norm(x.shape[-1], eps, finished, once=cfg.once)
+            stream = streams.forward(*_shape(x)) if cfg.streams else None
+            if stream is not None:
+                how: dict[str, Any] = {"numbers": numbers, "eps": eps, "stream": stream, "name": _NAME}
+                return norm_streams.layer_norm(x, vectors, finished, interpret=interpret, **how)
+            recipe = recipes.layer_norm(x.shape[-1], eps, finished)
             launch: dict[str, Any] = {"num_warps": cfg.num_warps, "each": cfg.each, "interpret": interpret}
             return rows.with_numbers(recipe, x, vectors, numbers=numbers, name=_NAME, **launch)
 
@@ -109,11 +113,15 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
             return tuple(rows_by_mosaic(2, x, *vectors))
 
         def back_from_kept(dy: jax.Array, kept: Any, x: jax.Array, *vectors: jax.Array) -> tuple[jax.Array, ...]:
-            from .mosaic import norm_gradients
+            from .mosaic import norm_gradients, norm_streams
 
-            how: dict[str, Any] = {"centred": True, "eps": eps, "interpret": interpret, "name": _NAME, "kept": kept}
+            how: dict[str, Any] = {"eps": eps, "interpret": interpret, "name": _NAME, "kept": kept}
             given = dict[str, Any](zip(kinds, vectors, strict=True))
-            return norm_gradients.norm_gradients(x, dy, **how, **given)
+            stream = streams.backward(*_shape(x)) if cfg.streams else None
+            if stream is not None:
+                given = {"weight": None, "bias": None, **given}
+                return norm_streams.gradients(x, dy, stream=stream, **how, **given)
+            return norm_gradients.norm_gradients(x, dy, centred=True, **how, **given)
 
         def back_by_mosaic(dy: jax.Array, x: jax.Array, *vectors: jax.Array) -> tuple[jax.Array, ...]:
             return back_from_kept(dy, None, x, *vectors)
@@ -157,11 +165,17 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         return LayerNormConfig("xla")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> LayerNormConfig:
-        """A block for each row: that took 0.46 to 0.89 of XLA's time on an H200, and its gradient 0.38 to 0.47."""
+        """Rows from memory stream through blocks that stay, others have a block for each row or two.
+
+        With its gradient that took 0.95 of the time of a block for each row on an H200, 0.97 with means kept. Blocks
+        for each row took 0.46 to 0.89 of XLA's time, and their gradient 0.38 to 0.47.
+        """
         kept = inv.args[0].shape[-1] >= _KEPT_FROM
-        ways = (LayerNormConfig(**way) for way in norm_ways(inv))
-        ways = (replace(cfg, kept=kept and not self._refuses(inv, cfg, kept=kept)) for cfg in ways)
-        return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
+        streamed = from_memory(inv) and streams.fills(inv)
+        ways = [LayerNormConfig(**way) for way in norm_ways(inv)]
+        tried = [replace(cfg, streams=True) for cfg in ways if cfg.implementation == "mosaic" and streamed]
+        tried += [replace(cfg, kept=kept and not self._refuses(inv, cfg, kept=kept)) for cfg in ways]
+        return next((cfg for cfg in tried if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[LayerNormConfig]:
         """XLA's, one pass, partial sums of two widths of vector registers, and the gradient recomputed."""
@@ -173,7 +187,9 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         blocks = [LayerNormConfig("triton", rows=r, num_warps=w) for r, w in launches(inv.args[0].shape[-1])]
         wide = [LayerNormConfig("mosaic", num_warps=w, each=e) for w, e in spread.launches(inv.args[0])]
         # Fewer meetings of the warpgroups that hold a row.
-        wide += [replace(cfg, **more) for cfg in wide[:1] for more in _FEWER if self._refuses(inv, cfg, **more) == ""]
+        wide += [replace(cfg, kept=True) for cfg in wide[:1] if self._refuses(inv, cfg, kept=True) == ""]
+        streaming = [LayerNormConfig("mosaic", num_warps=4, kept=kept, streams=True) for kept in (False, True)]
+        wide += [cfg for cfg in streaming if self._refuses(inv, cfg, kept=cfg.kept) == ""]
         return [*(LayerNormConfig(name) for name in ("xla", "one_pass", "recompute")), *blocks, *wide]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: LayerNormConfig) -> bool | str:
@@ -183,20 +199,20 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         if cfg.implementation == "one_pass" and x.dtype.name != "bfloat16":
             return f"mean(x^2) - mean(x)^2 is too coarse for {x.dtype.name} with a large mean"
         refused = rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps, cfg.each)
-        return refused or self._refuses(inv, cfg, once=cfg.once, kept=cfg.kept) or True
+        return refused or self._refuses(inv, cfg, kept=cfg.kept) or True
 
-    def _refuses(self, inv: Invocation[Any, Any], cfg: LayerNormConfig, *, once: bool = False, kept: bool) -> str:
+    def _refuses(self, inv: Invocation[Any, Any], cfg: LayerNormConfig, *, kept: bool) -> str:
         x = inv.args[0]
-        if (once or kept) and cfg.implementation != "mosaic":
-            return f"once={once} and kept={kept} are for mosaic alone"
-        if once and cfg.each is not None:
-            return f"once={once} is for rows that are held whole, not for each={cfg.each}"
-        # A row's first element may be as far off as the width says, in units of the deviation.
-        if once and x.dtype.itemsize > 2:
-            return f"sums of x and x^2 at once are too coarse for {x.dtype.name} where a row's first element is far off"
+        if (kept or cfg.streams) and cfg.implementation != "mosaic":
+            return f"kept={kept} and streams={cfg.streams} are for mosaic alone"
         if kept and not norm_rows.fits(x.shape[-1], x.dtype.itemsize):
             return f"rows of {x.shape[-1]} have no gradient by mosaic, which nothing is kept for"
-        return ""
+        if cfg.streams and (cfg.num_warps != 4 or cfg.each is not None):
+            return f"rows stream through blocks of 4 warps, not {cfg.num_warps} with each={cfg.each}"
+        if not cfg.streams:
+            return ""
+        # Shared memory of another generation is not as large.
+        return streams.refuses(*_shape(x)) or served.refuses(inv, x.size, hopper=True)
 
 
 @planned()
@@ -217,6 +233,11 @@ def layer_norm(
         refuse_cfg(cfg)
         return double.layer_norm(x, scale, None if bias is None else given[-1], epsilon(eps))
     return plan(LayerNorm(), *given, eps=epsilon(eps), cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+
+
+def _shape(x: Any) -> tuple[int, int, int]:
+    """Rows, their elements, and the bytes of one."""
+    return math.prod(x.shape[:-1]), x.shape[-1], x.dtype.itemsize
 
 
 def _normed(x: jax.Array, eps: float, lanes: int | None = None) -> jax.Array:

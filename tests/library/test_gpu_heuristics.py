@@ -75,7 +75,7 @@ def hopper(monkeypatch):
     ("kernel", "shape", "cfg"),
     [
         (RmsNorm(), (4096, 4096), RmsNormConfig("mosaic", num_warps=4)),
-        (LayerNorm(), (32768, 1024), LayerNormConfig("mosaic", num_warps=4)),
+        (LayerNorm(), (32768, 1024), LayerNormConfig("mosaic", num_warps=4, streams=True)),
         (Softmax(), (8192, 2048), SoftmaxConfig("mosaic", num_warps=4)),
         (Softmax(), (4096, 32000), SoftmaxConfig("mosaic", num_warps=4, each=16, shared=True)),
         (Softmax(), (2048, 50257), SoftmaxConfig("mosaic", num_warps=4, each=16, shared=True)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -47,6 +49,36 @@ def test_norms_go_by_the_number_of_rows_and_the_cache(asked, kernel, config, sha
     if config is LayerNormConfig and fields["implementation"] == "mosaic":
         fields = {**fields, "kept": shape[1] >= 4096}
     assert asked(kernel, rows(*shape)) == config(**fields)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "fields"),
+    [
+        ((8192, 4096), "bfloat16", {"streams": True}),
+        ((32768, 1024), "float16", {"streams": True}),
+        ((8191, 4096), "bfloat16", {"streams": True}),
+        ((32766, 1024), "bfloat16", {}),
+        ((8192, 4096), "float32", {"kept": True}),
+        ((16384, 1280), "bfloat16", {}),
+    ],
+)
+@measured
+def test_rows_from_memory_stream_where_they_are_whole_steps(asked, shape, dtype, fields):
+    """Others have a block for each row, wide ones with their numbers kept."""
+    assert asked(LayerNorm(), (shape, jnp.dtype(dtype))) == LayerNormConfig("mosaic", num_warps=4, **fields)
+
+
+@measured
+def test_rows_do_not_stream_without_tuning_where_too_many_blocks_would_stay(asked, monkeypatch):
+    """Under vmap, and on fewer multiprocessors than were measured."""
+    held = LayerNormConfig("mosaic", num_warps=4, kept=True)
+    assert asked(LayerNorm(), rows(512, 4096), batch=((16, (0,)),)) == held
+    monkeypatch.setattr("ejkernel.library.mosaic.streams.PROCESSORS", 133)
+    device = SimpleNamespace(core_count=132)
+    monkeypatch.setattr("ejkernel.library.mosaic.streams.device_of", lambda inv: device)
+    assert asked(LayerNorm(), rows(8192, 4096)) == held
+    device.core_count = 133
+    assert asked(LayerNorm(), rows(8192, 4096)).streams
 
 
 @measured

@@ -1,6 +1,6 @@
 """Row kernels by Mosaic GPU: interpreted with races looked for, beside float64, and lowered for a GPU.
 
-Covers `library/mosaic/column_sums.py`, `library/mosaic/launch.py`, `library/mosaic/meeting.py`,
+Covers `library/mosaic/launch.py`, `library/mosaic/meeting.py`,
 `library/mosaic/norm_gradients.py`, `library/mosaic/norm_rows.py`, `library/mosaic/recipes.py`,
 `library/mosaic/residual_rows.py`, `library/mosaic/rows.py`, `library/mosaic/spread.py` and
 `library/mosaic/together.py`.
@@ -34,7 +34,7 @@ from ejkernel.library import (
     rms_norm,
     softmax,
 )
-from ejkernel.library.mosaic import column_sums, norm_gradients, norm_rows
+from ejkernel.library.mosaic import norm_rows
 from ejkernel.library.mosaic.spread import launches, refuses, spread
 from ejkernel.ops import Invocation
 
@@ -164,91 +164,22 @@ def test_gradients_are_those_of_the_plain_way(races, monkeypatch, name):
         assert_near(one, np.asarray(other, np.float64), "float32", slack=10)
 
 
-@pytest.mark.parametrize("num_warps", [4, pytest.param(8, marks=[needs_loops, pytest.mark.slow])])
-@pytest.mark.parametrize(("level", "first"), [(1000.0, 1000.0), (1000.0, 930.0), (0.0, 0.0)])
-def test_both_sums_at_once_lose_nothing_to_a_mean(races, level, first, num_warps):
-    """A mean of a thousand deviations, also where the row's first element is far from all others, and equal rows."""
-    width = 300 if num_warps == 4 else 1111
-    x = np.asarray(normal(2, width), np.float32) * (1.0 if level else 0.0) + level
-    x[:, 0] = first
-    x = x.astype(np.float16)
-    weight, bias = (normal(width, seed=seed) for seed in (1, 2))
-    found = operation("layer_norm", LayerNormConfig("mosaic", num_warps=num_warps, once=True), x, weight, bias)
-    assert_near(found, exact("layer_norm", x, weight, bias), "float16")
-    wide = operation("layer_norm", LayerNormConfig("mosaic", num_warps=num_warps, once=True), x.astype("float32"))
-    np.testing.assert_allclose(wide, exact("layer_norm", x, np.ones(width)), rtol=3e-4, atol=3e-4)
-
-
 @needs_loops
 @pytest.mark.parametrize(
-    ("width", "num_warps", "each", "once"),
-    [
-        (300, 4, None, True),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((300, 4, None, False), (389, 4, 1, False), (2500, 8, None, True))
-        ),
-    ],
+    ("width", "num_warps", "each"),
+    [(300, 4, None), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((389, 4, 1), (2500, 8, None)))],
 )
-def test_gradients_from_what_was_kept_are_those_of_the_plain_way(races, monkeypatch, width, num_warps, each, once):
+def test_gradients_from_what_was_kept_are_those_of_the_plain_way(races, monkeypatch, width, num_warps, each):
     """Rows of a large mean, by blocks that go through several of them, and with one or both vectors."""
     two_blocks(monkeypatch, each=32 if width < 2048 else 16)
     x, dy = normal(5, width) + 100.0, normal(5, width, seed=9)
-    cfg = LayerNormConfig("mosaic", num_warps=num_warps, each=each, once=once, kept=True)
+    cfg = LayerNormConfig("mosaic", num_warps=num_warps, each=each, kept=True)
     for vectors in ((), (normal(width, seed=1),), (normal(width, seed=1), normal(width, seed=2))):
         found = pull(lambda *a: operation("layer_norm", cfg, *a), (x, *vectors), dy)
         wanted = pull(lambda *a: operation("layer_norm", LayerNormConfig("xla"), *a), (x, *vectors), dy)
         for one, other in zip(found, wanted, strict=True):
             # A mean of a hundred deviations leaves float32 a hundredth of its digits.
             assert_near(one, np.asarray(other, np.float64), "float32", slack=300)
-
-
-@needs_loops
-@pytest.mark.parametrize("name", ["layer_norm", pytest.param("rms_norm", marks=pytest.mark.slow)])
-def test_a_lean_gradient_holds_neither_the_next_row_nor_the_weight(races, monkeypatch, name):
-    """Its numbers are those of the plain way, and it is lowered for rows of 16384 elements."""
-    two_blocks(monkeypatch)
-    course = norm_rows.Course(lean=True)
-    monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients.course_of", lambda *_, **__: course)
-    args, dy = inputs(name, 5, 300, "float32"), normal(5, 300, seed=9)
-    config = FUNCTIONS[name][1]
-    found = pull(lambda *a: operation(name, config("mosaic", num_warps=4), *a), args, dy)
-    wanted = pull(lambda *a: operation(name, config("xla"), *a), args, dy)
-    for one, other in zip(found, wanted, strict=True):
-        assert_near(one, np.asarray(other, np.float64), "float32", slack=10)
-    shapes = [jax.ShapeDtypeStruct((8, 16384), jnp.bfloat16)] * 2 + [jax.ShapeDtypeStruct((16384,), jnp.float32)]
-    course = norm_rows.Course(ahead=1, together=jax.__version_info__ >= (0, 11), summed=True, lean=True)
-    monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients.course_of", lambda *_, **__: course)
-
-    def back(x, dy, weight):
-        how = {"centred": name == "layer_norm", "eps": 1e-6, "interpret": False, "name": "wide"}
-        return norm_gradients.norm_gradients(x, dy, weight=weight, **how)
-
-    assert "wide_gradient" in lowered_by_mosaic(back, *shapes)
-
-
-@needs_loops
-@pytest.mark.parametrize("count", [1, 2])
-def test_sums_over_blocks_are_those_of_the_plain_way(races, count):
-    """Of one array and of two, with rows that the warpgroups do not divide."""
-    parts = [normal(70, 256, seed=seed) for seed in range(count)]
-    found = column_sums.column_sums(parts, interpret=True, name="study")
-    for one, part in zip(found, parts, strict=True):
-        assert_near(one, np.asarray(part, np.float64).sum(0), "float32", slack=10)
-
-
-@pytest.mark.parametrize("width", [1024, 1000])
-def test_sums_over_blocks_may_be_a_kernel_of_their_own(monkeypatch, width):
-    """One kernel for both vectors where every thread has a column, else XLA's."""
-    course = norm_rows.Course(summed=True)
-    monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients.course_of", lambda *_, **__: course)
-    cfg = LayerNormConfig("mosaic", num_warps=4, kept=True)
-    shapes = [jax.ShapeDtypeStruct((64, width), jnp.bfloat16)] + [jax.ShapeDtypeStruct((width,), jnp.float32)] * 2
-
-    def back(*args):
-        return jax.vjp(lambda *given: LayerNorm().run(*given, cfg=cfg), *args)[1](args[0])
-
-    assert ("library_layer_norm_sums" in lowered_by_mosaic(back, *shapes)) == (width == 1024)
 
 
 @needs_loops
@@ -262,14 +193,14 @@ def test_gradients_of_gradients_from_what_was_kept():
 
         return jax.jit(jax.grad(lambda *a: jnp.sum(jax.grad(loss)(*a) ** 2), argnums=(0, 1)))(x, weight)
 
-    found = second(LayerNormConfig("mosaic", num_warps=4, once=True, kept=True))
+    found = second(LayerNormConfig("mosaic", num_warps=4, kept=True))
     for one, other in zip(found, second(LayerNormConfig("xla")), strict=True):
         assert_near(one, np.asarray(other, np.float64), "float32", slack=100)
 
 
 def test_what_is_kept_is_mapped_and_sharded():
     """Gradients under vmap are lowered for a GPU, and traced inside shard_map with its checks on."""
-    cfg, kernel = LayerNormConfig("mosaic", num_warps=4, once=True, kept=True), LayerNorm()
+    cfg, kernel = LayerNormConfig("mosaic", num_warps=4, kept=True), LayerNorm()
     x, vector = jax.ShapeDtypeStruct((4, 8, 256), jnp.bfloat16), jax.ShapeDtypeStruct((256,), jnp.float32)
 
     def both(x, weight, bias):
@@ -284,21 +215,15 @@ def test_what_is_kept_is_mapped_and_sharded():
 
 
 def test_fewer_meetings_are_refused_where_they_gain_nothing(monkeypatch):
-    """Reasons of `valid_cfg`: by implementation, dtype, and what is held or has a gradient."""
+    """Reasons of `valid_cfg`: by implementation, and by what has a gradient."""
     hopper(monkeypatch)
-    narrow, wide, broad = (
-        Invocation("x", (jax.ShapeDtypeStruct((4, width), dtype),), {})
-        for width, dtype in ((4096, jnp.bfloat16), (4096, jnp.float32), (32768, jnp.bfloat16))
-    )
-    kernel, held = LayerNorm(), LayerNormConfig("mosaic", num_warps=4, once=True, kept=True)
+    narrow, broad = (Invocation("x", (jax.ShapeDtypeStruct((4, width), jnp.bfloat16),), {}) for width in (4096, 32768))
+    kernel, held = LayerNorm(), LayerNormConfig("mosaic", num_warps=4, kept=True)
     assert kernel.valid_cfg(narrow, held) is True
     assert held in list(kernel.candidate_cfgs_gpu(narrow))
-    assert not any(cfg.once for cfg in kernel.candidate_cfgs_gpu(wide))
     assert not any(cfg.kept for cfg in kernel.candidate_cfgs_gpu(broad))
     for inv, cfg, reason in (
         (narrow, LayerNormConfig("xla", kept=True), "for mosaic alone"),
-        (narrow, LayerNormConfig("mosaic", num_warps=4, each=8, once=True), "held whole"),
-        (wide, held, "too coarse for float32"),
         (broad, LayerNormConfig("mosaic", num_warps=16, kept=True), "no gradient by mosaic"),
     ):
         assert reason in kernel.valid_cfg(inv, cfg)
@@ -412,11 +337,10 @@ def test_gradients_are_lowered_for_a_gpu(name, width):
         ("rms_norm", 8192, {}, 1),
         ("layer_norm", 1000, {}, 2),
         ("layer_norm", 8192, {"kept": True}, 1),
-        ("layer_norm", 1000, {"kept": True, "once": True}, 2),
     ],
 )
 def test_all_sums_of_a_row_may_have_one_barrier(monkeypatch, name, width, more, meetings):
-    """A mean has one before, unless it was kept; a forward pass has one for both of its sums, or none of these."""
+    """A mean has one before, unless it was kept; a forward pass has none of these."""
     course = norm_rows.Course(together=True)
     monkeypatch.setattr("ejkernel.library.mosaic.norm_gradients.course_of", lambda *_, **__: course)
     kernel = {"rms_norm": RmsNorm(), "layer_norm": LayerNorm()}[name]

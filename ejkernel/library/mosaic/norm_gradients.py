@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import column_sums, together
+from . import together
 from .launch import launch, plgpu
 from .norm_rows import course_of, line_of, portions
 from .rows import boards_of, row_of
@@ -40,7 +40,7 @@ def norm_gradients(
     # The next row takes half as many registers where it is narrow.
     wide = (3 + len(others)) // 2 if x.dtype.itemsize == 4 else 0
     course = course_of(width, x.dtype.itemsize, centred=centred, added=added is not None, kept=kept is not None)
-    groups, programs = portions(count, width, (bias is not None) + len(others) + wide, course.each, course.registers)
+    groups, programs = portions(count, width, (bias is not None) + len(others) + wide, course.each)
     lying = spread(width, x.dtype.itemsize, groups, None)
     vectors = [vector for vector in (weight, bias) if vector is not None]
     numbers = [] if kept is None else [kept]
@@ -67,15 +67,7 @@ def norm_gradients(
             vectors = [row.joined(values) for values in quantities]
             return together.sums(shared[0].at[turn], vectors, layout=row.layout, groups=groups)
 
-        def scale_of(at: int) -> list[jax.Array]:
-            return [row.load(ref, at).astype(jnp.float32) for ref in scale_refs]
-
-        held = None if course.lean else [scale_of(at) for at in chunks]
-
-        # With a lean course loaded twice for each row, before its sums and after them.
-        def towards_of(given: list[jax.Array], at: int) -> jax.Array:
-            scale = scale_of(at) if held is None else held[at]
-            return given[at] * scale[0] if scale else given[at]
+        held = [row.load(ref, at).astype(jnp.float32) for ref in scale_refs for at in chunks]
 
         # The row after the last one is never used, only read.
         def place(number: Any) -> Any:
@@ -91,14 +83,13 @@ def norm_gradients(
             return told, [[row.load(ref.at[there], at) for at in chunks] for ref in (x_ref, dy_ref, *other_refs)]
 
         def step(number: Any, state: Any) -> Any:
-            ready, sums = state
+            (told, here), sums = state
             # On the way to the GPU's cache: registers have room for one row more alone, and loads come late in a step.
             ask(number + course.ahead)
             # Asked for before this row is computed, so that it is there when its turn comes.
-            after = () if course.lean else read(number + 1)
-            told, here = read(number) if course.lean else ready
+            after = read(number + 1)
             off, given, *more = ([one.astype(jnp.float32) for one in part] for part in here)
-            towards = [towards_of(given, at) for at in chunks]
+            towards = [one * scale for one, scale in zip(given, held, strict=True)] if held else given
             if told:
                 off = [one - told[0] for one in off]
             elif centred:
@@ -115,7 +106,7 @@ def norm_gradients(
             shares: list[list[jax.Array]] = [[] for _ in vectors]
             for at in chunks:
                 normed = off[at] * over
-                back = (towards_of(given, at) if course.lean else towards[at]) - normed * along
+                back = towards[at] - normed * along
                 back = back if level is None else back - level
                 back = over * back
                 row.store(dx_ref.at[program + number * programs], at, back + more[0][at] if more else back)
@@ -130,7 +121,7 @@ def norm_gradients(
         steps = jax.lax.div(count - program + (programs - 1), jnp.int32(programs))
         for number in range(1, course.ahead):
             ask(jnp.int32(number))
-        state = (() if course.lean else read(jnp.int32(0)), [[zeros for _ in chunks] for _ in vectors])
+        state = (read(jnp.int32(0)), [[zeros for _ in chunks] for _ in vectors])
         _, sums = jax.lax.fori_loop(jnp.int32(0), steps, step, state)
         for ref, total in zip(sum_refs, sums, strict=True):
             for at in chunks:
@@ -149,8 +140,5 @@ def norm_gradients(
         interpret=interpret,
         name=f"{name}_gradient",
     )
-    if course.summed and partial and column_sums.serves(width):
-        totals = column_sums.column_sums(partial, interpret=interpret, name=name)
-    else:
-        totals = [jnp.sum(rows, axis=0) for rows in partial]
+    totals = [jnp.sum(rows, axis=0) for rows in partial]
     return dx.reshape(x.shape), *(total.astype(vector.dtype) for total, vector in zip(totals, vectors, strict=True))

@@ -24,19 +24,11 @@ _MULTIPROCESSORS, _BLOCKS = 132, 8
 
 @dataclass(frozen=True)
 class Course:
-    """Elements of a row for each thread at most, rows asked for in advance, and one barrier for all sums of a row.
-
-    `summed`: the vectors' gradients are added up over blocks by a kernel of ours, not by XLA. `registers` are those
-    that each element is counted with, which decides how many blocks share a multiprocessor. `lean`: neither the next
-    row nor the weight is held, for rows that are too wide for both.
-    """
+    """Elements of a row for each thread at most, rows asked for in advance, and one barrier for all sums of a row."""
 
     each: int = _EACH
     ahead: int = 3
     together: bool = False
-    summed: bool = False
-    registers: int = _REGISTERS_EACH
-    lean: bool = False
 
 
 def course_of(width: int, itemsize: int, *, centred: bool, added: bool, kept: bool = False) -> Course:
@@ -54,13 +46,11 @@ def course_of(width: int, itemsize: int, *, centred: bool, added: bool, kept: bo
     return Course(_EACH // 2 if halves else _EACH, ahead=1, together=True)
 
 
-def portions(
-    count: int, width: int, extra: int = 0, each: int = _EACH, for_each: int = _REGISTERS_EACH
-) -> tuple[int, int]:
+def portions(count: int, width: int, extra: int = 0, each: int = _EACH) -> tuple[int, int]:
     """Warpgroups of a block, and blocks; `extra` arrays are held beside x, its gradient, the weight and its sum."""
     groups = min(max(-(-width // (128 * each)), 1), 8)
     held = -(-width // (128 * groups))
-    registers = min((for_each + extra) * held + _BESIDES, _MOST)
+    registers = min((_REGISTERS_EACH + extra) * held + _BESIDES, _MOST)
     at_once = min(max(_OF_MULTIPROCESSOR // (128 * groups * registers), 1), _BLOCKS)
     return groups, max(1, min(count, at_once * _MULTIPROCESSORS))
 

@@ -70,13 +70,8 @@ def rms_norm(width: int, eps: float) -> Recipe:
     )
 
 
-def layer_norm(width: int, eps: float, finished: Callable[..., jax.Array], *, once: bool = False) -> Recipe:
-    """`(x - mean) * over`, with weight and bias as `finished(normed, vectors)` has them; the numbers are these two.
-
-    `once`: both sums of a row that is held come at once, of what is left without the row's first element. Its distance
-    from the mean, squared, is at most the width times the variance: float32 leaves 1e-7 of that, too coarse for float32
-    itself alone.
-    """
+def layer_norm(width: int, eps: float, finished: Callable[..., jax.Array]) -> Recipe:
+    """`(x - mean) * over`, with weight and bias as `finished(normed, vectors)` has them; the numbers are these two."""
 
     def held(row: Row, chunks: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Numbers]:
         (total,) = row.sums(chunks)
@@ -85,14 +80,6 @@ def layer_norm(width: int, eps: float, finished: Callable[..., jax.Array], *, on
         (square,) = row.sums([one * one for one in off])
         over = jax.lax.rsqrt(square / width + eps)
         return [one * over for one in off], (mean, over)
-
-    def held_once(row: Row, chunks: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Numbers]:
-        near = [values - row.first for values in chunks]
-        total, square = row.sums_at_once(near, [one * one for one in near])
-        shift = total / width
-        # Rounding may leave a constant row with less than nothing.
-        over = jax.lax.rsqrt(jnp.maximum(square / width - shift * shift, 0.0) + eps)
-        return [(one - shift) * over for one in near], (row.first + shift, over)
 
     # Each thread keeps the mean of what it has seen and the squared distances from it: no large mean hurts.
     def step(state: Numbers, values: jax.Array, counted: jax.Array | None, seen: Any) -> Numbers:
@@ -113,11 +100,10 @@ def layer_norm(width: int, eps: float, finished: Callable[..., jax.Array], *, on
 
     zeros = functools.partial(jnp.zeros, dtype=jnp.float32)
     return Recipe(
-        held_once if once else held,
+        held,
         lambda size: (zeros(size), zeros(size)),
         step,
         end,
         lambda numbers, values: (values - numbers[0]) * numbers[1],
         lambda normed, *vectors: finished(normed, vectors),
-        once,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from ..arguments import ArgumentError
-from . import together
 from .launch import launch, load, loop, places, plgpu
 from .meeting import meet, meeting
 from .spread import Spread, refuses, spread
@@ -31,9 +30,6 @@ class Row:
     # Joins the vectors of all warpgroups, element by element, as the given function does with two.
     exchange: Callable[[Callable[..., jax.Array], jax.Array], jax.Array]
     interpret: bool
-    # The row's first element, and the shared memory by which all sums have one barrier; None: not asked for.
-    first: Any = None
-    board: Any = None
 
     def start(self, number: Any) -> tuple[Any, Any]:
         """The begin of this warpgroup's chunk of a number, and how many of its first elements are another chunk's."""
@@ -62,13 +58,6 @@ class Row:
     def sums(self, *chunks: Sequence[jax.Array]) -> Numbers:
         """The sums of some quantities over the row, each given by its values for every chunk."""
         return tuple(self.total(self.joined(values)) for values in chunks)
-
-    def sums_at_once(self, *chunks: Sequence[jax.Array]) -> Numbers:
-        """As `sums`, with one barrier for all of them where the row has a board for it."""
-        if self.board is None:
-            return self.sums(*chunks)
-        vectors = [self.joined(values) for values in chunks]
-        return together.sums(self.board, vectors, layout=self.layout, groups=self.spread.groups)
 
     def joined(self, values: Sequence[jax.Array]) -> jax.Array:
         """The sum of chunks, element by element; what two chunks have is counted once."""
@@ -103,8 +92,6 @@ class Recipe:
     end: Callable[..., Numbers]
     made: Callable[..., jax.Array]
     finish: Callable[..., jax.Array]
-    # Does `held` ask for all sums of a row at once, and for the row's first element?
-    once: bool = False
 
 
 def by_rows(
@@ -145,14 +132,12 @@ def with_numbers(
         raise ArgumentError(f"mosaic cannot compute this call: {refused}")
     flat = x.reshape(-1, width)
     lying = spread(width, x.dtype.itemsize, num_warps // 4, each)
-    # The interpreter has each sum by itself, and so has an older JAX.
-    at_once = recipe.once and each is None and not interpret and together.serves()
 
     def kernel(x_ref: Any, *refs: Any) -> None:
         vector_refs, rest = refs[: len(vectors)], refs[len(vectors) :]
         o_ref, number_refs, shared = rest[0], rest[1 : 1 + bool(numbers)], rest[1 + bool(numbers) :]
         at = jax.lax.axis_index("row")
-        row = row_of(lying, () if at_once else shared, interpret=interpret)
+        row = row_of(lying, shared, interpret=interpret)
         mine, made = x_ref.at[at], o_ref.at[at]
 
         def tell(found: Numbers) -> None:
@@ -165,8 +150,6 @@ def with_numbers(
 
         if each is None:
             chunks = [row.load(mine, number).astype(jnp.float32) for number in range(lying.count)]
-            if recipe.once:
-                row = replace(row, first=mine[0].astype(jnp.float32), board=shared[0].at[0] if at_once else None)
             values_made, found = recipe.held(row, chunks)
             for number, values in enumerate(values_made):
                 finished(number, values)
@@ -206,7 +189,7 @@ def with_numbers(
         [flat, *vectors],
         out=[jax.ShapeDtypeStruct(flat.shape, flat.dtype), *kept],
         grid={"row": flat.shape[0]},
-        scratch=[together.boards()] if at_once else boards_of(lying, interpret=interpret),
+        scratch=boards_of(lying, interpret=interpret),
         groups={"group": lying.groups} if lying.groups > 1 else None,
         interpret=interpret,
         name=name,

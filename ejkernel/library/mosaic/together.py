@@ -60,7 +60,7 @@ def sums(board: Any, vectors: Sequence[jax.Array], *, layout: Any, groups: int) 
         made = []
         for at in range(len(arrays)):
             places = [mosaic.utils.getelementptr(base, [at * warps + one], real) for one in range(warps)]
-            total = _added([llvm.load(real, place) for place in places])
+            total = added([llvm.load(real, place) for place in places])
             made.append(mosaic.FragmentedArray.splat(total, (), is_signed=None))
         return made
 
@@ -69,21 +69,26 @@ def sums(board: Any, vectors: Sequence[jax.Array], *, layout: Any, groups: int) 
     return tuple(made)
 
 
-def _of_warp(array: Any) -> Any:
-    """The sum over a warp's elements, in each of its threads."""
+def own(array: Any) -> Any:
+    """The sum of the elements that a thread has."""
     whole = ir.IntegerType.get_signless(32)
-    own = []
+    found = []
     for register in np.asarray(array.registers).flat:
         (held,) = ir.VectorType(register.type).shape
-        own += [llvm.extractelement(register, arith.constant(whole, at)) for at in range(held)]
-    value = _added(own)
+        found += [llvm.extractelement(register, arith.constant(whole, at)) for at in range(held)]
+    return added(found)
+
+
+def _of_warp(array: Any) -> Any:
+    """The sum over a warp's elements, in each of its threads."""
+    value = own(array)
     for distance in (16, 8, 4, 2, 1):
         value = arith.addf(value, mosaic.utils.shfl_bfly(value, distance))
     return value
 
 
-def _added(values: list[Any]) -> Any:
-    """Pairs first: a chain would wait for each sum, and be off by more."""
+def added(values: list[Any]) -> Any:
+    """Their sum, of pairs first: a chain would wait for each, and be off by more."""
     while len(values) > 1:
         pairs = [arith.addf(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
         values = pairs + ([values[-1]] if len(values) % 2 else [])
