@@ -402,7 +402,7 @@ def _way(cfg: LinearCrossEntropyConfig, tokens: int, interpret: bool) -> Callabl
     if cfg.implementation == "mosaic_kept":
         from .linear_cross_entropy_kept import by_kept
 
-        return functools.partial(by_kept, padded=cfg.padded, interpret=interpret)
+        return functools.partial(by_kept, padded=cfg.padded, lead=cfg.lead, splits=cfg.splits, interpret=interpret)
     way = functools.partial(by_tokens, padded=cfg.padded, stacked=cfg.stacked)
     if cfg.implementation in ("triton", "mosaic"):
         from .linear_cross_entropy_kernel import passes

@@ -16,6 +16,7 @@ from .arguments import ArgumentError
 from .linear_cross_entropy_chunks import by_tokens
 from .linear_cross_entropy_terms import Slopes, Sums, Terms
 from .linear_cross_entropy_ways import refuses_exponentials
+from .mosaic.tiles import PROCESSORS
 from .narrow import rounded
 from .reverse import recomputed
 
@@ -25,6 +26,8 @@ _ROWS = 1024
 _LEAST_STEEPNESS = 1e-6
 # Tokens of a chunk where gradients of gradients are asked for.
 _CHUNK = 512
+# A product's tile, and what adding up another part of one costs, as a part of multiplying it.
+_PRODUCT, _SUM = (128, 256), 0.02
 
 
 def by_kept(
@@ -36,6 +39,8 @@ def by_kept(
     terms: Terms,
     gradients: bool,
     padded: int | None,
+    lead: int | None,
+    splits: int | None,
     interpret: bool,
 ) -> tuple[jax.Array, Any]:
     """Losses of tokens, and, if asked for, the gradients of their sum weighted by `scales`, in the inputs' dtype.
@@ -48,7 +53,8 @@ def by_kept(
         raise ArgumentError(f"mosaic_kept cannot compute this call: {refused}")
 
     def kernel(*arrays: Any) -> Any:
-        return _made(*arrays, terms=terms, gradients=gradients, padded=padded, interpret=interpret)
+        how: dict[str, Any] = {"padded": padded, "lead": lead, "splits": splits, "interpret": interpret}
+        return _made(*arrays, terms=terms, gradients=gradients, **how)
 
     def plain(hidden: Any, weight: Any, labels: Any, scales: Any) -> Any:
         chunk = min(_CHUNK, hidden.shape[0])
@@ -68,6 +74,8 @@ def _made(
     terms: Terms,
     gradients: bool,
     padded: int | None,
+    lead: int | None,
+    splits: int | None,
     interpret: bool,
 ) -> Any:
     from .mosaic.exponentials import exponentials
@@ -76,7 +84,7 @@ def _made(
     whole = terms.padded(weight, padded)
     how: dict[str, Any] = {"words": words, "vocab_first": terms.vocab_first, "total": bool(terms.smoothing)}
     expected = _expected(hidden, weight, terms) if gradients else None
-    kept, parts = exponentials(hidden, whole, labels, expected, **how, interpret=interpret)
+    kept, parts = exponentials(hidden, whole, labels, expected, **how, lead=lead, interpret=interpret)
     top = jnp.max(parts.offset, axis=0)
     factors = jnp.exp(parts.offset - top[None])
     total = 0.0 if parts.total is None else jnp.sum(parts.total, axis=0)
@@ -87,25 +95,34 @@ def _made(
     losses = terms.losses(Sums(peak, near, at_label, total), words)
     if kept is None or parts.lost is None:
         return losses, None
-    kept, more = _levelled(kept, factors)
+    kept, more = _levelled(kept, parts.offset, top)
     lost = jnp.sum(parts.lost * factors, axis=0) + more
     at, labels = jnp.exp(at_label - top), jnp.clip(labels, 0, words - 1)
     sums = Sums(top, others + at, at_label, total)
     steepness = _steepness(terms, sums)
     share = steepness / sums.norm
     kept, lost, exactly = _with_labels(kept, lost, labels, at, others, (1 - terms.smoothing) / steepness)
-    return losses, _gradients(hidden, weight, whole, Slopes(kept, lost), share * scales * exactly, scales, terms)
+    slopes, factor = Slopes(kept, lost), share * scales * exactly
+    return losses, _gradients(hidden, weight, whole, slopes, factor, scales, terms, splits)
 
 
 def _gradients(
-    hidden: Any, weight: Any, whole: Any, slopes: Slopes, factor: jax.Array, scales: jax.Array, terms: Terms
+    hidden: Any,
+    weight: Any,
+    whole: Any,
+    slopes: Slopes,
+    factor: jax.Array,
+    scales: jax.Array,
+    terms: Terms,
+    splits: int | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Those of hidden states and weight, of slopes that each token's factor is to be multiplied with."""
     axis = 0 if terms.vocab_first else 1
     words, wide = weight.shape[axis], hidden.astype(jnp.float32)
     # Rounded as it is written: it is as large as the weight, and a pass over it takes a fiftieth of all time.
     dtype = jnp.float32 if terms.smoothing else weight.dtype
-    d_hidden = terms.of_hidden(slopes, whole, terms.common(weight)) * factor[:, None]
+    count = splits or splits_of(*hidden.shape, slopes.values.shape[1])
+    d_hidden = _of_hidden(slopes, whole, terms.common(weight), terms, count) * factor[:, None]
     d_weight = terms.of_weight(slopes, (wide * factor[:, None]).astype(hidden.dtype), dtype)
     d_weight = terms.of_words(d_weight, words)
     if terms.smoothing:
@@ -116,11 +133,39 @@ def _gradients(
     return d_hidden.astype(hidden.dtype), d_weight.astype(weight.dtype)
 
 
+def splits_of(tokens: int, width: int, columns: int) -> int:
+    """Parts of the words whose products are added up for the gradient of hidden states.
+
+    Its tiles are few: where the last round of them leaves multiprocessors idle, more and shorter ones take less time.
+    """
+    tiles = -(-tokens // _PRODUCT[0]) * -(-width // _PRODUCT[1])
+
+    def cost(count: int) -> float:
+        return -(-tiles * count // PROCESSORS) / count + _SUM * tiles / PROCESSORS * (count - 1)
+
+    return min((count for count in (1, 2, 3) if columns % (8 * count) == 0), key=cost)
+
+
+def _of_hidden(slopes: Slopes, whole: Any, common: Any, terms: Terms, splits: int) -> jax.Array:
+    """The gradient of hidden states from that of logits, without tokens' factors."""
+    values, (tokens, columns) = slopes.values, slopes.values.shape
+    shape, form = (whole.shape[0], splits, columns // splits), "tsv,dsv->std"
+    if terms.vocab_first:
+        shape, form = (splits, columns // splits, whole.shape[1]), "tsv,svd->std"
+    parts = values.reshape(tokens, splits, columns // splits), whole.reshape(shape)
+    made = jnp.einsum(form, *parts, preferred_element_type=jnp.float32)
+    # Else the products would begin with what is added here, which is as large as their result.
+    made = jax.lax.optimization_barrier(made)
+    made = jnp.sum(made, axis=0) if splits > 1 else made[0]
+    return made if slopes.lost is None else made + slopes.lost[:, None] * common[None, :]
+
+
 def _expected(hidden: Any, weight: Any, terms: Terms) -> jax.Array:
     """The largest logit among some words: no exponential is far too large once it is taken off, nor all too small."""
+    from .mosaic.exponentials import LARGEST
+
     highest = jnp.max(terms.logits(hidden, terms.sampled(weight)), axis=1)
-    finite = jnp.finfo(jnp.float32)
-    return jnp.clip(highest, finite.min, finite.max)
+    return jnp.clip(highest, -LARGEST, LARGEST)
 
 
 def _steepness(terms: Terms, sums: Sums) -> jax.Array:
@@ -130,8 +175,8 @@ def _steepness(terms: Terms, sums: Sums) -> jax.Array:
     return jnp.where(jnp.abs(found) < _LEAST_STEEPNESS, _LEAST_STEEPNESS, found)
 
 
-def _levelled(kept: jax.Array, factors: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The exponentials times their tiles' factors, and what rounding took: in place, and where one is not 1 alone."""
+def _levelled(kept: jax.Array, offsets: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The exponentials with one offset a token, and what rounding took: in place, and where there are several alone."""
     from .mosaic.exponentials import TILE
 
     tokens, columns = kept.shape
@@ -142,7 +187,9 @@ def _levelled(kept: jax.Array, factors: jax.Array) -> tuple[jax.Array, jax.Array
         # The last rows begin early enough to be whole, so some of them have been multiplied before.
         start = jnp.minimum(number * rows, tokens - rows)
         is_new = start + jnp.arange(rows) >= number * rows
-        by = jnp.where(is_new[:, None], jax.lax.dynamic_slice_in_dim(factors, start, rows, axis=1).T, 1.0)
+        # Each tile's factor, of these rows: that of all would be written, and is not needed but here.
+        offset, highest = (jax.lax.dynamic_slice_in_dim(x, start, rows, axis=-1) for x in (offsets, top))
+        by = jnp.where(is_new[:, None], jnp.exp(offset - highest[None]).T, 1.0)
         by = jnp.repeat(by, TILE.n, axis=1)[:, :columns]
         wide = jax.lax.dynamic_slice_in_dim(kept, start, rows).astype(jnp.float32) * by
         near = rounded(wide, kept.dtype)
@@ -150,8 +197,8 @@ def _levelled(kept: jax.Array, factors: jax.Array) -> tuple[jax.Array, jax.Array
         more = jax.lax.dynamic_slice_in_dim(lost, start, rows) + jnp.sum(wide - near, axis=1)
         return kept, jax.lax.dynamic_update_slice_in_dim(lost, more, start, 0)
 
-    count = jnp.where(jnp.all(factors == 1), 0, -(-tokens // rows))
-    made: tuple[jax.Array, jax.Array] = jax.lax.fori_loop(0, count, step, (kept, jnp.zeros_like(factors[0])))
+    count = jnp.where(jnp.all(offsets == top[None]), 0, -(-tokens // rows))
+    made: tuple[jax.Array, jax.Array] = jax.lax.fori_loop(0, count, step, (kept, jnp.zeros_like(top)))
     return made
 
 

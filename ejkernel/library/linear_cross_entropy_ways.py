@@ -40,6 +40,9 @@ class LinearCrossEntropyConfig:
     # Words are padded with zeros to a multiple of this many; and all tokens' derivatives kept for one product.
     padded: int | None = None
     stacked: bool = False
+    # Steps that one warpgroup is ahead of the other; and parts of words whose products are added up for hidden states.
+    lead: int | None = None
+    splits: int | None = None
 
 
 def by_chunks(tokens: int, words: int, sizes: Sequence[int] = GPU_BYTES) -> LinearCrossEntropyConfig:

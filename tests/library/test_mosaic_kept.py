@@ -96,10 +96,11 @@ def test_logits_far_above_those_of_some_words_agree(races, high):
 def test_each_exponential_is_multiplied_once(monkeypatch):
     """Some tokens at a time, of which the last ones are among those before."""
     monkeypatch.setattr(linear_cross_entropy_kept, "_ROWS", 16)
-    kept, factors = normal(TOKENS, WORDS, dtype="bfloat16"), jnp.abs(normal(2, TOKENS, seed=1))
-    wide = np.asarray(kept, np.float32) * np.repeat(np.asarray(factors).T, WORDS // 2, axis=1)
+    kept, offsets = normal(TOKENS, WORDS, dtype="bfloat16"), normal(2, TOKENS, seed=1)
+    top = jnp.max(offsets, axis=0)
+    wide = np.asarray(kept, np.float32) * np.repeat(np.exp(offsets - top[None]).T, WORDS // 2, axis=1)
 
-    made, lost = jax.jit(linear_cross_entropy_kept._levelled)(kept, factors)
+    made, lost = jax.jit(linear_cross_entropy_kept._levelled)(kept, offsets, top)
 
     np.testing.assert_allclose(np.asarray(made, np.float32), wide, rtol=2**-8)
     np.testing.assert_allclose(lost, (wide - np.asarray(made, np.float32)).sum(axis=1), atol=1e-4)

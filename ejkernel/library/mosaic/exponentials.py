@@ -7,8 +7,9 @@ bfloat16, once each row's offset is taken off, and a few numbers of each row of 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,17 +17,23 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from ..narrow import rounded
+from ..varying import varying_like
 from .launch import load, plgpu
 from .matmul import lines, turned
 from .rolling import StepTiles, TileWork, rolling
-from .tiles import CHUNK, PROCESSORS, SHARED_BYTES, Tile
+from .tiles import CHUNK, PROCESSORS, SHARED_BYTES, WORKERS, Tile
 
 TILE = Tile(128, 256, 64, 4)
 # An exponential may be this large, as a logarithm: times a sum of others and a gradient it stays within float32.
 _MOST = 40.0
 # Columns of tiles that rows of tiles share while these are in the cache.
 _BAND = 8
-_LARGEST = float(jnp.finfo(jnp.float32).max)
+# The largest offset, so that it is finite as a power of two as well.
+LARGEST = float(jnp.finfo(jnp.float32).max) / 2
+# An exponential as a power of two.
+_BITS = 1 / math.log(2)
+# Are tiles without a label, all of whose columns are words, handed over without looking for any of these?
+APART = True
 
 
 class Parts(NamedTuple):
@@ -47,6 +54,8 @@ class Parts(NamedTuple):
 class _Place:
     row: Any
     column: Any
+    # Has the warpgroup's share of it a label, or columns that are no words?
+    is_mixed: Any = None
 
 
 def exponentials(
@@ -59,30 +68,39 @@ def exponentials(
     vocab_first: bool,
     total: bool,
     interpret: bool,
+    lead: int | None = None,
     blocks: int = PROCESSORS,
 ) -> tuple[jax.Array | None, Parts]:
     """`exp(hidden @ weight - offset)` in bfloat16, and its parts; columns beyond so many words count for nothing.
 
     A label's exponential is 0, so that the sum is that of the others, and a more exact one can be added to it.
     The offset of a row is `expected`, but in tiles with elements that are over `_MOST` above it: there it is their
-    maximum. Without `expected` it is the maximum in all tiles, and exponentials are not written.
+    maximum. Without `expected` it is the maximum in all tiles, and exponentials are not written. One warpgroup is
+    `lead` steps ahead of the other, so that tensor cores multiply while either computes exponentials.
     """
-    tile, (rows, depth), columns = TILE, hidden.shape, weight.shape[0 if vocab_first else 1]
+    tile = replace(TILE, lead=lead or 0)
+    (rows, depth), columns = hidden.shape, weight.shape[0 if vocab_first else 1]
     is_kept = expected is not None
     high, across = pl.cdiv(rows, tile.m), pl.cdiv(columns, tile.n)
     # What is copied is cut off at the last row, and what is loaded and stored is not.
     beyond = (0, high * tile.m - rows)
     vectors = [jnp.pad(labels.astype(jnp.int32), beyond)]
     vectors += [] if expected is None else [jnp.pad(expected, beyond)]
+    mixed = [_mixed(labels, high, across, words, tile)] if APART else []
     names = ["offset", "norm", "label", *["near"] * is_kept, *["total"] * total]
-    places = range(0, tile.n, CHUNK)
+    places, given = range(0, tile.n, CHUNK), len(mixed) + len(vectors) + 2
     held = (SHARED_BYTES - tile.bytes(2, 0)) // (tile.m * CHUNK * 2)
 
-    def find(number: Any) -> tuple[_Place, Any, Any]:
-        return _place(number, high, across), number >= 0, jnp.int32(depth // tile.k)
+    def read(number: Any, *refs: Any) -> list[Any]:
+        place, group = _place(number, high, across), jnp.minimum(jax.lax.axis_index("group"), WORKERS - 1)
+        return [ref[(place.column * high + place.row) * WORKERS + group] for ref in refs[: len(mixed)]]
+
+    def find(number: Any, *is_mixed: Any) -> tuple[_Place, Any, Any]:
+        place = replace(_place(number, high, across), is_mixed=is_mixed[0] if is_mixed else None)
+        return place, number >= 0, jnp.int32(depth // tile.k)
 
     def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
-        hidden_ref, weight_ref = refs[len(vectors) : len(vectors) + 2]
+        hidden_ref, weight_ref = refs[given - 2 : given]
         inner, there = pl.ds(at * tile.k, tile.k), pl.ds(place.column * tile.n, tile.n)
         plgpu.copy_gmem_to_smem(hidden_ref.at[pl.ds(place.row * tile.m, tile.m), inner], step.left, step.full)
         right = weight_ref.at[there, inner] if vocab_first else weight_ref.at[inner, there]
@@ -93,10 +111,17 @@ def exponentials(
         plgpu.wgmma(totals[0], step.left.at[mine], turned(step.right[0]) if vocab_first else step.right[0])
 
     def write(place: _Place, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
-        given, made = refs[: len(vectors)], refs[len(vectors) + 2 :]
+        if place.is_mixed is None:
+            hand_over(place, totals[0], refs, is_mixed=True)
+            return
+        pl.when(place.is_mixed == 0)(lambda: hand_over(place, totals[0], refs, is_mixed=False))
+        pl.when(place.is_mixed != 0)(lambda: hand_over(place, totals[0], refs, is_mixed=True))
+
+    def hand_over(place: _Place, product: jax.Array, refs: Sequence[Any], *, is_mixed: bool) -> None:
+        made = refs[given:]
         group, first = jax.lax.axis_index("group"), place.column * tile.n
         mine = pl.ds(place.row * tile.m + group * tile.share, tile.share)
-        label, *others = (_rows_of(ref.at[mine], interpret) for ref in given)
+        label, *others = (_rows_of(ref.at[mine], interpret) for ref in refs[len(mixed) : given - 2])
         column = jax.lax.broadcasted_iota("int32", (tile.share, CHUNK), 1)
         column = column if interpret else plgpu.layout_cast(column, plgpu.Layout.WGMMA)
 
@@ -104,24 +129,27 @@ def exponentials(
             return jax.lax.broadcast_in_dim(numbers, column.shape, (0,))
 
         def masked(at: int, found: jax.Array, other: float) -> jax.Array:
-            if words == across * tile.n:
+            if words == across * tile.n or not is_mixed:
                 return found
             return jnp.where(column < words - first - at, found, jnp.full_like(found, other))
 
         # Nothing reads them unmasked after this: registers have no room for both.
-        values = [masked(at, totals[0][:, at : at + CHUNK], -jnp.inf) for at in places]
+        values = [masked(at, product[:, at : at + CHUNK], -jnp.inf) for at in places]
         offset = functools.reduce(jnp.maximum, [jnp.max(found, axis=1) for found in values])
         # Finite, so that what is infinite stays so, or becomes zero.
-        offset = jnp.minimum(jnp.maximum(offset, -_LARGEST), _LARGEST)
+        offset = jnp.minimum(jnp.maximum(offset, -LARGEST), LARGEST)
         if is_kept:
             offset = jnp.where(offset > others[0] + _MOST, offset, others[0])
+        below = along(offset * _BITS)
         sums: dict[str, list[jax.Array]] = {name: [] for name in names}
         at_label = jnp.zeros_like(values[0])
         for number, (at, found) in enumerate(zip(places, values, strict=True)):
-            is_label = column == along(label - first - at)
-            at_label = jnp.where(is_label, found, at_label)
-            powers = jnp.exp(found - along(offset))
-            powers = jnp.where(is_label, jnp.zeros_like(powers), powers)
+            # One operation and a power of two.
+            powers = jnp.exp2(found * _BITS - below)
+            if is_mixed:
+                is_label = column == along(label - first - at)
+                at_label = jnp.where(is_label, found, at_label)
+                powers = jnp.where(is_label, jnp.zeros_like(powers), powers)
             sums["norm"].append(jnp.sum(powers, axis=1))
             if is_kept:
                 narrow = powers.astype(jnp.bfloat16)
@@ -137,14 +165,16 @@ def exponentials(
                 plgpu.copy_smem_to_gmem(part, made[1].at[mine, pl.ds(first + at, CHUNK)])
             if total:
                 sums["total"].append(jnp.sum(masked(at, found, 0.0), axis=1))
-        sums |= {"offset": [offset], "label": [jnp.sum(at_label, axis=1)]}
+        nothing = jnp.zeros_like(offset)
+        nothing = nothing if interpret else plgpu.layout_cast(nothing, plgpu.Layout.WGMMA.reduce(1))
+        sums |= {"offset": [offset], "label": [jnp.sum(at_label, axis=1) if is_mixed else nothing]}
         for number, name in enumerate(names):
             made[0][number, place.column, mine] = functools.reduce(jnp.add, sums[name])
 
     parts_shape = (len(names), across, high * tile.m)
     made = rolling(
-        TileWork(high * across, lambda number, *refs: [], find, fill, multiply, write),
-        [*vectors, hidden, weight],
+        TileWork(high * across, read, find, fill, multiply, write),
+        [*mixed, *vectors, hidden, weight],
         out=[
             jax.ShapeDtypeStruct(parts_shape, jnp.float32),
             *([jax.ShapeDtypeStruct((rows, columns), jnp.bfloat16)] * is_kept),
@@ -174,6 +204,17 @@ def _place(number: Any, high: int, across: int) -> _Place:
     line, column = jax.lax.div(number, width), jax.lax.rem(number, width)
     row, band = jax.lax.rem(line, jnp.int32(high)), jax.lax.div(line, jnp.int32(high))
     return _Place(row, jnp.where(is_last, whole, band * wide) + column)
+
+
+def _mixed(labels: jax.Array, high: int, across: int, words: int, tile: Tile) -> jax.Array:
+    """For each warpgroup's share of each tile, 1 where it has a label or columns that are no words, by columns."""
+    row = jnp.arange(labels.shape[0], dtype=jnp.int32)
+    label, shares = labels.astype(jnp.int32), jnp.int32(high * WORKERS)
+    at = jax.lax.div(label, jnp.int32(tile.n)) * shares + jax.lax.div(row, jnp.int32(tile.share))
+    at = jnp.where((label >= 0) & (label < words), at, across * shares)
+    partly = jnp.arange(1, across + 1, dtype=jnp.int32) * tile.n > words
+    found = varying_like(jnp.repeat(partly.astype(jnp.int32), high * WORKERS), labels)
+    return found.at[at].set(1, mode="drop")
 
 
 def _rows_of(ref: Any, interpret: bool) -> jax.Array:
