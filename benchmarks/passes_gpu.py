@@ -122,10 +122,10 @@ def wide_gradient(rows: int, width: int) -> Study:
     return Study(f"gradient of rms_norm {rows}x{width}", ways | {"xla": plain}, lambda: drawn(*shapes), floor, plain)
 
 
-def triton_and_kept(tokens: int, words: int) -> tuple[list[Any], LinearCrossEntropyConfig]:
+def triton_and_kept(tokens: int, words: int) -> tuple[list[Any], Any]:
     """Triton's passes over half of the logits, as the guess was before and as it is where odd words are not padded."""
     half, padded = -(-tokens // 256) * 128, {"padded": 128} if words % 8 else {}
-    return [LinearCrossEntropyConfig("triton", half, block=2048, num_warps=8, **padded)], by_exponentials(words)
+    return [LinearCrossEntropyConfig("triton", half, block=2048, num_warps=8, **padded)], by_exponentials(tokens, words)
 
 
 def alike(fn: Callable[..., Any]) -> Callable[..., Any]:

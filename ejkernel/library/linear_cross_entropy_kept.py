@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from .arguments import ArgumentError
 from .linear_cross_entropy_chunks import by_tokens
 from .linear_cross_entropy_terms import Slopes, Sums, Terms
-from .linear_cross_entropy_ways import refuses_exponentials
-from .mosaic.tiles import PROCESSORS
+from .linear_cross_entropy_ways import LinearCrossEntropyConfig, refuses_exponentials
+from .mosaic.tiles import EXPONENTIALS, PROCESSORS
 from .narrow import rounded
 from .reverse import recomputed
+from .varying import varying_like
 
 # Tokens that are multiplied at a time where a token has several offsets, which is rare.
 _ROWS = 1024
@@ -38,9 +39,7 @@ def by_kept(
     *,
     terms: Terms,
     gradients: bool,
-    padded: int | None,
-    lead: int | None,
-    splits: int | None,
+    cfg: LinearCrossEntropyConfig,
     interpret: bool,
 ) -> tuple[jax.Array, Any]:
     """Losses of tokens, and, if asked for, the gradients of their sum weighted by `scales`, in the inputs' dtype.
@@ -48,13 +47,17 @@ def by_kept(
     In that dtype they are no larger than in float32, so that nothing is lost but what rounding takes.
     """
     words = weight.shape[0 if terms.vocab_first else 1]
-    refused = refuses_exponentials(hidden.shape, words + -words % (padded or 1), hidden.dtype)
+    refused = refuses_exponentials(cfg, hidden.shape, words, hidden.dtype)
     if refused:
         raise ArgumentError(f"mosaic_kept cannot compute this call: {refused}")
 
-    def kernel(*arrays: Any) -> Any:
-        how: dict[str, Any] = {"padded": padded, "lead": lead, "splits": splits, "interpret": interpret}
-        return _made(*arrays, terms=terms, gradients=gradients, **how)
+    def kernel(hidden: Any, weight: Any, labels: Any, scales: Any) -> Any:
+        how: dict[str, Any] = {"terms": terms, "gradients": gradients, "cfg": cfg, "interpret": interpret}
+        if not gradients or (cfg.chunk or hidden.shape[0]) == hidden.shape[0]:
+            losses, grads = _made(hidden, weight, labels, scales, **how)
+        else:
+            losses, grads = _by_chunks(hidden, weight, labels, scales, **how)
+        return losses, jax.tree.map(lambda x: x.astype(hidden.dtype), grads)
 
     def plain(hidden: Any, weight: Any, labels: Any, scales: Any) -> Any:
         chunk = min(_CHUNK, hidden.shape[0])
@@ -65,6 +68,22 @@ def by_kept(
     return made
 
 
+def _by_chunks(
+    hidden: Any, weight: Any, labels: Any, scales: Any, *, cfg: LinearCrossEntropyConfig, **how: Any
+) -> tuple[jax.Array, Any]:
+    """The same for some tokens at a time; the gradient of the weight is added up in float32."""
+    zeros = varying_like(jnp.zeros(weight.shape, jnp.float32), hidden, weight, labels, scales)
+
+    def step(found: jax.Array, some: Any) -> Any:
+        mine, label, scale = some
+        losses, (d_hidden, d_weight) = _made(mine, weight, label, scale, cfg=cfg, **how)
+        return found + d_weight, (losses, d_hidden)
+
+    chunks = tuple(x.reshape(-1, cfg.chunk, *x.shape[1:]) for x in (hidden, labels, scales))
+    d_weight, (losses, d_hidden) = jax.lax.scan(step, zeros, chunks)
+    return losses.reshape(-1), (d_hidden.reshape(hidden.shape), d_weight)
+
+
 def _made(
     hidden: Any,
     weight: Any,
@@ -73,18 +92,16 @@ def _made(
     *,
     terms: Terms,
     gradients: bool,
-    padded: int | None,
-    lead: int | None,
-    splits: int | None,
+    cfg: LinearCrossEntropyConfig,
     interpret: bool,
 ) -> Any:
     from .mosaic.exponentials import exponentials
 
     words = weight.shape[0 if terms.vocab_first else 1]
-    whole = terms.padded(weight, padded)
+    whole = terms.padded(weight, cfg.padded)
     how: dict[str, Any] = {"words": words, "vocab_first": terms.vocab_first, "total": bool(terms.smoothing)}
     expected = _expected(hidden, weight, terms) if gradients else None
-    kept, parts = exponentials(hidden, whole, labels, expected, **how, lead=lead, interpret=interpret)
+    kept, parts = exponentials(hidden, whole, labels, expected, **how, lead=cfg.lead, interpret=interpret)
     top = jnp.max(parts.offset, axis=0)
     factors = jnp.exp(parts.offset - top[None])
     total = 0.0 if parts.total is None else jnp.sum(parts.total, axis=0)
@@ -103,7 +120,7 @@ def _made(
     share = steepness / sums.norm
     kept, lost, exactly = _with_labels(kept, lost, labels, at, others, (1 - terms.smoothing) / steepness)
     slopes, factor = Slopes(kept, lost), share * scales * exactly
-    return losses, _gradients(hidden, weight, whole, slopes, factor, scales, terms, splits)
+    return losses, _gradients(hidden, weight, whole, slopes, factor, scales, terms, cfg)
 
 
 def _gradients(
@@ -114,14 +131,14 @@ def _gradients(
     factor: jax.Array,
     scales: jax.Array,
     terms: Terms,
-    splits: int | None,
+    cfg: LinearCrossEntropyConfig,
 ) -> tuple[jax.Array, jax.Array]:
     """Those of hidden states and weight, of slopes that each token's factor is to be multiplied with."""
     axis = 0 if terms.vocab_first else 1
     words, wide = weight.shape[axis], hidden.astype(jnp.float32)
     # Rounded as it is written: it is as large as the weight, and a pass over it takes a fiftieth of all time.
-    dtype = jnp.float32 if terms.smoothing else weight.dtype
-    count = splits or splits_of(*hidden.shape, slopes.values.shape[1])
+    dtype = jnp.float32 if terms.smoothing or cfg.chunk else weight.dtype
+    count = cfg.splits or splits_of(*hidden.shape, slopes.values.shape[1])
     d_hidden = _of_hidden(slopes, whole, terms.common(weight), terms, count) * factor[:, None]
     d_weight = terms.of_weight(slopes, (wide * factor[:, None]).astype(hidden.dtype), dtype)
     d_weight = terms.of_words(d_weight, words)
@@ -130,7 +147,7 @@ def _gradients(
         each = (scales * (terms.smoothing / words))[:, None]
         d_hidden = d_hidden - each * jnp.sum(weight, axis=axis, dtype=jnp.float32)[None]
         d_weight = d_weight - jnp.expand_dims(jnp.sum(wide * each, axis=0), axis)
-    return d_hidden.astype(hidden.dtype), d_weight.astype(weight.dtype)
+    return d_hidden, d_weight
 
 
 def splits_of(tokens: int, width: int, columns: int) -> int:
@@ -177,8 +194,6 @@ def _steepness(terms: Terms, sums: Sums) -> jax.Array:
 
 def _levelled(kept: jax.Array, offsets: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The exponentials with one offset a token, and what rounding took: in place, and where there are several alone."""
-    from .mosaic.exponentials import TILE
-
     tokens, columns = kept.shape
     rows = min(tokens, _ROWS)
 
@@ -190,7 +205,7 @@ def _levelled(kept: jax.Array, offsets: jax.Array, top: jax.Array) -> tuple[jax.
         # Each tile's factor, of these rows: that of all would be written, and is not needed but here.
         offset, highest = (jax.lax.dynamic_slice_in_dim(x, start, rows, axis=-1) for x in (offsets, top))
         by = jnp.where(is_new[:, None], jnp.exp(offset - highest[None]).T, 1.0)
-        by = jnp.repeat(by, TILE.n, axis=1)[:, :columns]
+        by = jnp.repeat(by, EXPONENTIALS.n, axis=1)[:, :columns]
         wide = jax.lax.dynamic_slice_in_dim(kept, start, rows).astype(jnp.float32) * by
         near = rounded(wide, kept.dtype)
         kept = jax.lax.dynamic_update_slice_in_dim(kept, near.astype(kept.dtype), start, 0)

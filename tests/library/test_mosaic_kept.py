@@ -5,6 +5,7 @@ Covers `library/linear_cross_entropy_kept.py` and `library/mosaic/exponentials.p
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import jax
@@ -24,6 +25,7 @@ from ejkernel.library import (
     linear_cross_entropy_kept,
 )
 from ejkernel.library.linear_cross_entropy_ways import by_exponentials
+from ejkernel.library.mosaic.tiles import EXPONENTIALS
 from ejkernel.ops import Invocation
 
 __all__ = ["races"]
@@ -130,6 +132,79 @@ def test_words_of_whole_tiles_may_be_padded_by_more(races, padded):
     compare(hidden, weight, labels, cfg, label_smoothing=0.1)
     found = jax.jit(lambda *given: linear_cross_entropy(*given, labels, cfg=cfg, executor=UNTUNED))(hidden, weight)
     close(found, truth(hidden, weight, labels, 1.0)[0].sum() / (TOKENS - 2))
+
+
+@needs_loops
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [(WORDS, {}), (300, {"label_smoothing": 0.1}), (WORDS, {"vocab_first": True})],
+    ids=["whole", "padded, with sums", "the other way round"],
+)
+def test_tiles_with_and_without_a_label_agree(races, words, options):
+    """All labels are among the first words of the first warpgroup's tokens, so most tiles are without one."""
+    hidden, weight, labels = inputs(words)
+    labels = np.where(np.arange(TOKENS) < 64, labels % 200, -100)
+    compare(
+        hidden,
+        weight.T if options.get("vocab_first") else weight,
+        labels,
+        KEPT if words % 64 == 0 else PADDED,
+        **options,
+    )
+
+
+@needs_loops
+def test_tiles_that_have_a_label_or_no_words_are_told_apart():
+    """Two tiles of rows and three of columns, the last of which has columns beyond the words."""
+    from ejkernel.library.mosaic import exponentials
+
+    labels = np.full(140, -100)
+    labels[[0, 70, 139]] = 3, 300, 600
+    found = exponentials._mixed(jnp.asarray(labels), 2, 3, 600, EXPONENTIALS).reshape(3, 4)
+    np.testing.assert_array_equal(found, [[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1]])
+
+
+@needs_loops
+@pytest.mark.parametrize("lead", [1, 3])
+def test_a_warpgroup_that_is_ahead_changes_nothing(races, lead):
+    """Of several tiles for each block, with fewer steps than it is ahead and with more."""
+    from ejkernel.library.mosaic import exponentials
+
+    hidden, weight, labels = inputs(4 * 256)
+    for depth in (DEPTH, 4 * DEPTH):
+        rows, matrix = jnp.tile(hidden, (1, depth // DEPTH)), jnp.tile(weight, (depth // DEPTH, 1)) / (depth // DEPTH)
+        given, how = (rows, matrix, jnp.asarray(labels), jnp.zeros(TOKENS)), {"words": 1024, "vocab_first": False}
+        run = functools.partial(exponentials.exponentials, total=False, interpret=True, blocks=1, **how)
+        one, other = (jax.jit(functools.partial(run, lead=at))(*given) for at in (None, lead))
+        for got, want in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+@needs_loops
+@pytest.mark.parametrize("vocab_first", [False, True])
+def test_parts_of_the_words_add_up_to_the_gradient_of_hidden_states(races, vocab_first):
+    """With either way that the weight may lie."""
+    hidden, weight, labels = inputs()
+    cfg = LinearCrossEntropyConfig("mosaic_kept", splits=2)
+    compare(hidden, weight.T if vocab_first else weight, labels, cfg, vocab_first=vocab_first)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "columns", "splits"),
+    [(8192, 768, 50304, 2), (4096, 3584, 152064, 2), (8192, 4096, 131072, 1), (4096, 4096, 32000, 1), (72, 64, 520, 1)],
+)
+def test_the_gradient_of_hidden_states_is_split_where_its_last_tiles_are_few(tokens, width, columns, splits):
+    """Where they would leave multiprocessors idle, and words have such parts."""
+    assert linear_cross_entropy_kept.splits_of(tokens, width, columns) == splits
+
+
+@needs_loops
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "reduction": "sum"}], ids=["mean", "all options"])
+def test_chunks_of_tokens_add_up(races, options):
+    """Exponentials of some tokens at a time; without a gradient there is nothing to keep."""
+    hidden, weight, labels = inputs(tokens=2 * TOKENS)
+    cfg = LinearCrossEntropyConfig("mosaic_kept", TOKENS)
+    compare(hidden, weight, labels, cfg, **options)
 
 
 @needs_loops
@@ -297,6 +372,10 @@ def test_what_cannot_run_says_why(monkeypatch):
     wide = LinearCrossEntropyConfig("mosaic_kept", wide=True)
     assert "in bfloat16 alone, not for float32" in judged(8192, 768, 32000, cfg=wide)
     assert "whole arrays alone" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", stacked=True))
+    assert "no such parts" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", splits=3))
+    assert "a lead of 4 steps" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", lead=4))
+    assert "no such chunks" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", 3000))
+    assert judged(16384, 4096, 131072, cfg=LinearCrossEntropyConfig("mosaic_kept", 8192)) is True
     hopper(monkeypatch, "10.0")
     assert "capability 9, not 10.0" in judged(8192, 4096, 131072)
     monkeypatch.setattr(sys.modules["ejkernel.library.mosaic.served"], "missing", lambda: "no Mosaic")
@@ -306,9 +385,39 @@ def test_what_cannot_run_says_why(monkeypatch):
         linear_cross_entropy(jnp.ones((8, 64)), jnp.ones((64, 64)), jnp.zeros(8, jnp.int32), cfg=KEPT)
 
 
-@pytest.mark.parametrize(("words", "cfg"), [(131072, KEPT), (152064, KEPT), (50257, PADDED)])
-def test_it_is_asked_for_by_hand(words, cfg):
-    """Words are padded where copies of tiles need it; it is no candidate, since it has not run on a GPU."""
-    assert by_exponentials(words) == cfg
-    found = list(LinearCrossEntropy().candidate_cfgs_gpu(Invocation("x", shaped(8192, 768, words), {})))
-    assert not any(one.implementation == "mosaic_kept" for one in found)
+@pytest.mark.parametrize(
+    ("tokens", "words", "cfg"),
+    [
+        (8192, 131072, KEPT),
+        (4096, 152064, KEPT),
+        (8192, 50257, PADDED),
+        (16384, 131072, LinearCrossEntropyConfig("mosaic_kept", 8192)),
+        (3 << 14, 131072, LinearCrossEntropyConfig("mosaic_kept", 12288)),
+        (8191, 131072, None),
+        (1 << 20, 131072, None),
+    ],
+)
+def test_exponentials_take_no_more_than_is_kept_of_logits(tokens, words, cfg):
+    """Words are padded where copies of tiles need it, and tokens come in equal chunks where all are too many."""
+    assert by_exponentials(tokens, words) == cfg
+
+
+@needs_loops
+def test_it_is_a_candidate_on_hopper_gpus_and_the_guess_where_it_was_faster(monkeypatch):
+    """By JAX 0.11 or later; elsewhere, for other dtypes and for small calls the guess is what it was."""
+
+    def chosen(*shape, **how):
+        inv, kernel = Invocation("x", shaped(*shape, **how), {}), LinearCrossEntropy()
+        candidates = [cfg.implementation for cfg in kernel.candidate_cfgs_gpu(inv)]
+        return kernel.heuristic_cfg_gpu(inv).implementation, "mosaic_kept" in candidates
+
+    hopper(monkeypatch)
+    guess = "mosaic_kept" if jax.__version_info__ >= (0, 11) else "chunked_tokens"
+    assert chosen(8192, 768, 50257) == (guess, True)
+    assert chosen(16384, 4096, 131072) == (guess, True)
+    assert chosen(1024, 768, 50304)[1]
+    assert chosen(1024, 768, 50304)[0] != "mosaic_kept"
+    assert "mosaic_kept" not in chosen(8192, 768, 50304, dtype=jnp.float16)
+    assert chosen(8192, 768, 50304, dtype=jnp.float16)[1] is False
+    hopper(monkeypatch, "10.0")
+    assert chosen(8192, 4096, 131072)[1] is False

@@ -21,9 +21,8 @@ from ..varying import varying_like
 from .launch import load, plgpu
 from .matmul import lines, turned
 from .rolling import StepTiles, TileWork, rolling
-from .tiles import CHUNK, PROCESSORS, SHARED_BYTES, WORKERS, Tile
+from .tiles import CHUNK, EXPONENTIALS, PROCESSORS, SHARED_BYTES, WORKERS, Tile
 
-TILE = Tile(128, 256, 64, 4)
 # An exponential may be this large, as a logarithm: times a sum of others and a gradient it stays within float32.
 _MOST = 40.0
 # Columns of tiles that rows of tiles share while these are in the cache.
@@ -78,7 +77,7 @@ def exponentials(
     maximum. Without `expected` it is the maximum in all tiles, and exponentials are not written. One warpgroup is
     `lead` steps ahead of the other, so that tensor cores multiply while either computes exponentials.
     """
-    tile = replace(TILE, lead=lead or 0)
+    tile = replace(EXPONENTIALS, lead=lead or 0)
     (rows, depth), columns = hidden.shape, weight.shape[0 if vocab_first else 1]
     is_kept = expected is not None
     high, across = pl.cdiv(rows, tile.m), pl.cdiv(columns, tile.n)
@@ -135,7 +134,7 @@ def exponentials(
 
         # Nothing reads them unmasked after this: registers have no room for both.
         values = [masked(at, product[:, at : at + CHUNK], -jnp.inf) for at in places]
-        offset = functools.reduce(jnp.maximum, [jnp.max(found, axis=1) for found in values])
+        offset = jnp.max(functools.reduce(jnp.maximum, values), axis=1)
         # Finite, so that what is infinite stays so, or becomes zero.
         offset = jnp.minimum(jnp.maximum(offset, -LARGEST), LARGEST)
         if is_kept:

@@ -48,6 +48,10 @@ class Tile:
         return ((self.m + self.n) * self.k * self.stages + self.m * (self.n if held is None else held)) * itemsize
 
 
+# Tiles whose exponentials are handed over: as rolling products have them.
+EXPONENTIALS = Tile(128, 256, 64, 4)
+
+
 def refuses(tile: tuple[int | None, ...], stages: int | None, dtype: Any, *, held: int | None = None) -> str:
     """The reason that tiles of these sizes cannot run; empty where they can."""
     m, n, k = tile
