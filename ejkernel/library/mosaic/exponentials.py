@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ..narrow import rounded
 from ..varying import varying_like
 from .launch import load, plgpu
 from .matmul import lines, turned
@@ -132,15 +131,24 @@ def exponentials(
                 return found
             return jnp.where(column < words - first - at, found, jnp.full_like(found, other))
 
+        chunks = [product[:, at : at + CHUNK] for at in places]
+        sums: dict[str, jax.Array] = {}
+
+        def add(name: str, found: jax.Array, *, at_once: bool) -> None:
+            found = jnp.sum(found, axis=1) if at_once else found
+            sums[name] = sums[name] + found if name in sums else found
+
+        if total:
+            for at, found in zip(places, chunks, strict=True):
+                add("total", masked(at, found, 0.0), at_once=True)
         # Nothing reads them unmasked after this: registers have no room for both.
-        values = [masked(at, product[:, at : at + CHUNK], -jnp.inf) for at in places]
+        values = [masked(at, found, -jnp.inf) for at, found in zip(places, chunks, strict=True)]
         offset = jnp.max(functools.reduce(jnp.maximum, values), axis=1)
         # Finite, so that what is infinite stays so, or becomes zero.
         offset = jnp.minimum(jnp.maximum(offset, -LARGEST), LARGEST)
         if is_kept:
             offset = jnp.where(offset > others[0] + _MOST, offset, others[0])
         below = along(offset * _BITS)
-        sums: dict[str, list[jax.Array]] = {name: [] for name in names}
         at_label = jnp.zeros_like(values[0])
         for number, (at, found) in enumerate(zip(places, values, strict=True)):
             # One operation and a power of two.
@@ -149,12 +157,12 @@ def exponentials(
                 is_label = column == along(label - first - at)
                 at_label = jnp.where(is_label, found, at_label)
                 powers = jnp.where(is_label, jnp.zeros_like(powers), powers)
-            sums["norm"].append(jnp.sum(powers, axis=1))
+            # Columns are added up at the end, if registers have room for their sums: threads meet once then.
+            add("norm", powers, at_once=is_mixed)
             if is_kept:
-                narrow = powers.astype(jnp.bfloat16)
-                # XLA, which interprets it, may take a conversion and one back away.
-                near = rounded(powers, jnp.bfloat16) if interpret else narrow.astype(jnp.float32)
-                sums["near"].append(jnp.sum(near, axis=1))
+                near = _rounded(powers)
+                narrow = near.astype(jnp.bfloat16)
+                add("near", near, at_once=is_mixed)
                 # What was there before has been read by now: by copies of this tile, all but the last few ones.
                 plgpu.wait_smem_to_gmem(held - 1 if number else 0, wait_read_only=True)
                 part = made[-1].at[number % held, pl.ds(group * tile.share, tile.share)]
@@ -162,13 +170,12 @@ def exponentials(
                 plgpu.commit_smem()
                 # Beyond the last column nothing is written.
                 plgpu.copy_smem_to_gmem(part, made[1].at[mine, pl.ds(first + at, CHUNK)])
-            if total:
-                sums["total"].append(jnp.sum(masked(at, found, 0.0), axis=1))
         nothing = jnp.zeros_like(offset)
         nothing = nothing if interpret else plgpu.layout_cast(nothing, plgpu.Layout.WGMMA.reduce(1))
-        sums |= {"offset": [offset], "label": [jnp.sum(at_label, axis=1) if is_mixed else nothing]}
+        found_sums = {name: jnp.sum(found, axis=1) if found.ndim > 1 else found for name, found in sums.items()}
+        found_sums |= {"offset": offset, "label": jnp.sum(at_label, axis=1) if is_mixed else nothing}
         for number, name in enumerate(names):
-            made[0][number, place.column, mine] = functools.reduce(jnp.add, sums[name])
+            made[0][number, place.column, mine] = found_sums[name]
 
     parts_shape = (len(names), across, high * tile.m)
     made = rolling(
@@ -191,6 +198,15 @@ def exponentials(
     lost = found["norm"] - found["near"] if is_kept else None
     parts = Parts(found["offset"], found["norm"], found["label"], lost, found.get("total"))
     return made[1] if is_kept else None, parts
+
+
+def _rounded(powers: jax.Array) -> jax.Array:
+    """Rounded to the bits of bfloat16, in float32.
+
+    Converted to bfloat16 and back they would be converted one by one, by the units that compute exponentials.
+    """
+    far = powers * (2.0**16 + 1)
+    return far - (far - powers)
 
 
 def _place(number: Any, high: int, across: int) -> _Place:
