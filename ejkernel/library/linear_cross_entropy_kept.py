@@ -7,6 +7,7 @@ label's is put in its place, and the factor multiplies what comes of the other p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -77,7 +78,7 @@ def _by_chunks(
     def step(found: jax.Array, some: Any) -> Any:
         mine, label, scale = some
         losses, (d_hidden, d_weight) = _made(mine, weight, label, scale, cfg=cfg, **how)
-        return found + d_weight, (losses, d_hidden)
+        return found + d_weight, (losses, d_hidden.astype(hidden.dtype))
 
     chunks = tuple(x.reshape(-1, cfg.chunk, *x.shape[1:]) for x in (hidden, labels, scales))
     d_weight, (losses, d_hidden) = jax.lax.scan(step, zeros, chunks)
@@ -105,15 +106,17 @@ def _made(
     top = jnp.max(parts.offset, axis=0)
     factors = jnp.exp(parts.offset - top[None])
     total = 0.0 if parts.total is None else jnp.sum(parts.total, axis=0)
-    others, at_label = jnp.sum(parts.norm * factors, axis=0), jnp.sum(parts.label, axis=0)
+    more = [] if parts.lost is None else [parts.lost * factors, parts.offset != top[None]]
+    others, at_label, *of_kept = _added(parts.norm * factors, parts.label, *more)
     # A label far above the rest would leave nothing of the loss but what its large logarithm was rounded to.
     peak = jnp.maximum(top, at_label)
     near = others * jnp.exp(top - peak) + jnp.exp(at_label - peak)
     losses = terms.losses(Sums(peak, near, at_label, total), words)
-    if kept is None or parts.lost is None:
+    if kept is None:
         return losses, None
-    kept, more = _levelled(kept, parts.offset, top)
-    lost = jnp.sum(parts.lost * factors, axis=0) + more
+    lost, several = of_kept
+    kept, beside = _levelled(kept, parts.offset, top, jnp.any(several > 0))
+    lost = lost + beside
     at, labels = jnp.exp(at_label - top), jnp.clip(labels, 0, words - 1)
     sums = Sums(top, others + at, at_label, total)
     steepness = _steepness(terms, sums)
@@ -138,7 +141,7 @@ def _gradients(
     words, wide = weight.shape[axis], hidden.astype(jnp.float32)
     # Rounded as it is written: it is as large as the weight, and a pass over it takes a fiftieth of all time.
     dtype = jnp.float32 if terms.smoothing or cfg.chunk else weight.dtype
-    count = cfg.splits or splits_of(*hidden.shape, slopes.values.shape[1])
+    count = cfg.splits or splits_of(hidden.shape[0], hidden.shape[1], slopes.values.shape[1])
     d_hidden = _of_hidden(slopes, whole, terms.common(weight), terms, count) * factor[:, None]
     d_weight = terms.of_weight(slopes, (wide * factor[:, None]).astype(hidden.dtype), dtype)
     d_weight = terms.of_words(d_weight, words)
@@ -192,8 +195,14 @@ def _steepness(terms: Terms, sums: Sums) -> jax.Array:
     return jnp.where(jnp.abs(found) < _LEAST_STEEPNESS, _LEAST_STEEPNESS, found)
 
 
-def _levelled(kept: jax.Array, offsets: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The exponentials with one offset a token, and what rounding took: in place, and where there are several alone."""
+def _added(*arrays: jax.Array) -> Sequence[jax.Array]:
+    """The sums of the arrays' columns in one pass: one after the other they would be as many programs on a GPU."""
+    made: jax.Array = jnp.sum(jnp.stack([x.astype(jnp.float32) for x in arrays]), axis=1)
+    return list(made)
+
+
+def _levelled(kept: jax.Array, offsets: jax.Array, top: jax.Array, is_needed: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The exponentials with one offset a token, and what rounding took: in place, and only where that is needed."""
     tokens, columns = kept.shape
     rows = min(tokens, _ROWS)
 
@@ -212,7 +221,7 @@ def _levelled(kept: jax.Array, offsets: jax.Array, top: jax.Array) -> tuple[jax.
         more = jax.lax.dynamic_slice_in_dim(lost, start, rows) + jnp.sum(wide - near, axis=1)
         return kept, jax.lax.dynamic_update_slice_in_dim(lost, more, start, 0)
 
-    count = jnp.where(jnp.all(offsets == top[None]), 0, -(-tokens // rows))
+    count = jnp.where(is_needed, -(-tokens // rows), 0)
     made: tuple[jax.Array, jax.Array] = jax.lax.fori_loop(0, count, step, (kept, jnp.zeros_like(top)))
     return made
 

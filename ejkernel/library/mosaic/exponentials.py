@@ -76,7 +76,7 @@ def exponentials(
     maximum. Without `expected` it is the maximum in all tiles, and exponentials are not written. One warpgroup is
     `lead` steps ahead of the other, so that tensor cores multiply while either computes exponentials.
     """
-    tile = replace(EXPONENTIALS, lead=lead or 0)
+    tile = EXPONENTIALS if lead is None else replace(EXPONENTIALS, lead=lead)
     (rows, depth), columns = hidden.shape, weight.shape[0 if vocab_first else 1]
     is_kept = expected is not None
     high, across = pl.cdiv(rows, tile.m), pl.cdiv(columns, tile.n)
