@@ -164,6 +164,33 @@ def test_tiles_that_have_a_label_or_no_words_are_told_apart():
     np.testing.assert_array_equal(found, [[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1]])
 
 
+def check_what_rounding_took(interpret):
+    """The sums of what is kept and of what rounding took from it are those of exponentials."""
+    from ejkernel.library.mosaic import exponentials
+
+    hidden, weight, labels = inputs()
+    run = functools.partial(exponentials.exponentials, words=WORDS, vocab_first=False, total=False, interpret=interpret)
+    kept, parts = jax.jit(run)(hidden, weight, jnp.asarray(labels), jnp.zeros(TOKENS))
+    assert np.all(np.asarray(parts.offset) == 0)
+    sums = np.asarray(kept, np.float64).reshape(TOKENS, -1, EXPONENTIALS.n).sum(axis=2).T
+    took = np.asarray(parts.norm, np.float64) - sums
+    assert np.abs(took).max() > 1e-3
+    np.testing.assert_allclose(parts.lost, took, atol=1e-4 * np.abs(sums).max())
+
+
+@needs_loops
+def test_what_rounding_took_is_known(races):
+    """As the interpreter computes it."""
+    check_what_rounding_took(True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(all(device.platform != "gpu" for device in jax.devices()), reason="there is no GPU here")
+def test_what_rounding_took_is_known_on_a_gpu():
+    """As compilers leave it, which may join products and sums."""
+    check_what_rounding_took(False)
+
+
 @needs_loops
 @pytest.mark.parametrize("lead", [1, 3])
 def test_a_warpgroup_that_is_ahead_changes_nothing(races, lead):

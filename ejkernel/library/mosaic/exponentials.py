@@ -203,10 +203,11 @@ def exponentials(
 def _rounded(powers: jax.Array) -> jax.Array:
     """Rounded to the bits of bfloat16, in float32.
 
-    Converted to bfloat16 and back they would be converted one by one, by the units that compute exponentials.
+    Converted to bfloat16 and back they would be converted one by one, by the units that compute exponentials. Here a
+    compiler may join a product and a sum: such a product is exact, so that nothing changes.
     """
-    far = powers * (2.0**16 + 1)
-    return far - (far - powers)
+    far = powers * 2.0**16
+    return (far + powers) - far
 
 
 def _place(number: Any, high: int, across: int) -> _Place:
