@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ..varying import varying_like
 from .launch import load, plgpu
 from .matmul import lines, turned
 from .rolling import StepTiles, TileWork, rolling
@@ -82,9 +81,9 @@ def exponentials(
     high, across = pl.cdiv(rows, tile.m), pl.cdiv(columns, tile.n)
     # What is copied is cut off at the last row, and what is loaded and stored is not.
     beyond = (0, high * tile.m - rows)
-    vectors = [jnp.pad(labels.astype(jnp.int32), beyond)]
+    vectors = [jnp.pad(labels.astype(jnp.int32), beyond, constant_values=-1)]
     vectors += [] if expected is None else [jnp.pad(expected, beyond)]
-    mixed = [_mixed(labels, high, across, words, tile)] if APART else []
+    mixed = [_mixed(vectors[0], across, words, tile)] if APART else []
     names = ["offset", "norm", "label", *["near"] * is_kept, *["total"] * total]
     places, given = range(0, tile.n, CHUNK), len(mixed) + len(vectors) + 2
     held = (SHARED_BYTES - tile.bytes(2, 0)) // (tile.m * CHUNK * 2)
@@ -222,15 +221,13 @@ def _place(number: Any, high: int, across: int) -> _Place:
     return _Place(row, jnp.where(is_last, whole, band * wide) + column)
 
 
-def _mixed(labels: jax.Array, high: int, across: int, words: int, tile: Tile) -> jax.Array:
+def _mixed(labels: jax.Array, across: int, words: int, tile: Tile) -> jax.Array:
     """For each warpgroup's share of each tile, 1 where it has a label or columns that are no words, by columns."""
-    row = jnp.arange(labels.shape[0], dtype=jnp.int32)
-    label, shares = labels.astype(jnp.int32), jnp.int32(high * WORKERS)
-    at = jax.lax.div(label, jnp.int32(tile.n)) * shares + jax.lax.div(row, jnp.int32(tile.share))
-    at = jnp.where((label >= 0) & (label < words), at, across * shares)
-    partly = jnp.arange(1, across + 1, dtype=jnp.int32) * tile.n > words
-    found = varying_like(jnp.repeat(partly.astype(jnp.int32), high * WORKERS), labels)
-    return found.at[at].set(1, mode="drop")
+    column = jnp.arange(across, dtype=jnp.int32)
+    owner = jnp.where(labels < 0, -1, jax.lax.div(labels, jnp.int32(tile.n))).reshape(1, -1, tile.share)
+    has_label = jnp.any(owner == column[:, None, None], axis=2)
+    found = has_label | ((column + 1) * tile.n > words)[:, None]
+    return found.astype(jnp.int32).reshape(-1)
 
 
 def _rows_of(ref: Any, interpret: bool) -> jax.Array:
