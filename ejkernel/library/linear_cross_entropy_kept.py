@@ -72,7 +72,7 @@ def by_kept(
 def _by_chunks(
     hidden: Any, weight: Any, labels: Any, scales: Any, *, cfg: LinearCrossEntropyConfig, **how: Any
 ) -> tuple[jax.Array, Any]:
-    """The same for some tokens at a time; the gradient of the weight is added up in float32."""
+    """Losses and gradients of some tokens at a time; the gradient of the weight is added up in float32."""
     zeros = varying_like(jnp.zeros(weight.shape, jnp.float32), hidden, weight, labels, scales)
 
     def step(found: jax.Array, some: Any) -> Any:
@@ -154,7 +154,7 @@ def _gradients(
 
 
 def splits_of(tokens: int, width: int, columns: int) -> int:
-    """Parts of the words whose products are added up for the gradient of hidden states.
+    """The number of parts of the words: their products are added up for the gradient of hidden states.
 
     Its tiles are few: where the last round of them leaves multiprocessors idle, more and shorter ones take less time.
     """

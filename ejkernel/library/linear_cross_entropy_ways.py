@@ -43,7 +43,7 @@ class LinearCrossEntropyConfig:
     # Words are padded with zeros to a multiple of this many; and all tokens' derivatives kept for one product.
     padded: int | None = None
     stacked: bool = False
-    # Steps that one warpgroup is ahead of the other; and parts of words whose products are added up for hidden states.
+    # Steps that one warpgroup is ahead of the other; parts of the words, products of which add up for hidden states.
     lead: int | None = None
     splits: int | None = None
 

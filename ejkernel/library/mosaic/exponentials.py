@@ -29,7 +29,7 @@ _BAND = 8
 LARGEST = float(jnp.finfo(jnp.float32).max) / 2
 # An exponential as a power of two.
 _BITS = 1 / math.log(2)
-# Are tiles without a label, all of whose columns are words, handed over without looking for any of these?
+# Are tiles without a label, with words alone as columns, handed over without looking for any of these?
 APART = True
 
 

@@ -48,7 +48,7 @@ class Tile:
         return ((self.m + self.n) * self.k * self.stages + self.m * (self.n if held is None else held)) * itemsize
 
 
-# Tiles whose exponentials are handed over: as rolling products have them.
+# Tiles of the product that hands exponentials over: as rolling products have them.
 EXPONENTIALS = Tile(128, 256, 64, 4)
 
 
