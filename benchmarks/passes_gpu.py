@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -39,7 +38,6 @@ from tuning_gpu import raced
 
 from ejkernel.library import LayerNorm, LayerNormConfig, LinearCrossEntropy, LinearCrossEntropyConfig
 from ejkernel.library.linear_cross_entropy_ways import by_exponentials
-from ejkernel.library.mosaic import exponentials
 
 FLOPS, TRAFFIC = 790e12, 4.3e12
 # Largest error over the largest value that bfloat16 explains.
@@ -128,26 +126,11 @@ def triton_and_kept(tokens: int, words: int) -> tuple[list[Any], Any]:
     return [LinearCrossEntropyConfig("triton", half, block=2048, num_warps=8, **padded)], by_exponentials(tokens, words)
 
 
-def alike(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function where every tile of exponentials is handed over as if it had a label, as all were at first."""
-
-    def run(*arrays: Any) -> Any:
-        with mock.patch.object(exponentials, "APART", False):
-            return fn(*arrays)
-
-    return run
-
-
 def cross_entropy(tokens: int, width: int, words: int) -> Study:
-    """With gradients: logits as they were, and exponentials that are kept.
-
-    Those with tiles that are alike, with others apart, one warpgroup ahead, and the gradient of hidden states in parts.
-    """
+    """With gradients: logits as they were, with derivatives kept where these are small, and exponentials kept."""
     kernel, (cfgs, kept) = LinearCrossEntropy(), triton_and_kept(tokens, words)
     if 2 * tokens * words < 1 << 30:
         cfgs += [replace(cfgs[0], stacked=True)]
-    one = replace(kept, splits=1)
-    cfgs += [one, *(replace(one, lead=lead) for lead in (1, 2, 3)), *(replace(one, splits=count) for count in (2, 3))]
 
     def by(cfg: LinearCrossEntropyConfig) -> Callable[..., Any]:
         def run(hidden: Any, weight: Any, labels: Any) -> Any:
@@ -156,8 +139,7 @@ def cross_entropy(tokens: int, width: int, words: int) -> Study:
 
         return run
 
-    ways = {short(cfg): by(cfg) for cfg in cfgs if cfg.splits is None or -(-words // 128) * 16 % cfg.splits == 0}
-    ways |= {f"{short(one)}, alike": alike(by(one))}
+    ways = {short(cfg): by(cfg) for cfg in [*cfgs, kept]}
     make, floor = tokens_and_words(tokens, width, words), 6.0 * tokens * width * words / FLOPS
     return Study(f"cross entropy {tokens}x{width} by {words} words, with gradients", ways, make, floor)
 
@@ -165,9 +147,8 @@ def cross_entropy(tokens: int, width: int, words: int) -> Study:
 def forward_cross_entropy(tokens: int, width: int, words: int) -> Study:
     """Without gradients: logits as they are without tuning, and no logits."""
     kernel, (cfgs, kept) = LinearCrossEntropy(), triton_and_kept(tokens, words)
-    cfgs += [replace(cfgs[0], implementation="mosaic"), kept, replace(kept, lead=3)]
+    cfgs += [replace(cfgs[0], implementation="mosaic"), kept]
     ways: dict[str, Callable[..., Any]] = {short(cfg): functools.partial(kernel.run, cfg=cfg) for cfg in cfgs}
-    ways |= {f"{short(kept)}, alike": alike(functools.partial(kernel.run, cfg=kept))}
     make, floor = tokens_and_words(tokens, width, words), 2.0 * tokens * width * words / FLOPS
     return Study(f"cross entropy {tokens}x{width} by {words} words, forward", ways, make, floor)
 

@@ -253,6 +253,11 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         tokens, words = _sizes(inv)
         return refuses_products(cfg, tokens * examples(inv), words, _named(inv)["hidden"].dtype.name)
 
+    def operations(self, inv: Invocation[Any, Any]) -> float:
+        """Each token times each word: of a product that is a kernel of its own, nothing else says what it computes."""
+        tokens, words = _sizes(inv)
+        return float(2 * tokens * words * _named(inv)["hidden"].shape[1])
+
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Labels of any word, where a trace hides the real ones."""
         given = _named(inv)

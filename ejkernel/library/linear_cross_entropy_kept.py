@@ -17,7 +17,7 @@ from .arguments import ArgumentError
 from .linear_cross_entropy_chunks import by_tokens
 from .linear_cross_entropy_terms import Slopes, Sums, Terms
 from .linear_cross_entropy_ways import LinearCrossEntropyConfig, refuses_exponentials
-from .mosaic.tiles import EXPONENTIALS, PROCESSORS
+from .mosaic.tiles import EXPONENTIALS
 from .narrow import rounded
 from .reverse import recomputed
 from .varying import varying_like
@@ -28,8 +28,6 @@ _ROWS = 1024
 _LEAST_STEEPNESS = 1e-6
 # Tokens of a chunk where gradients of gradients are asked for.
 _CHUNK = 512
-# A product's tile, and what adding up another part of one costs, as a part of multiplying it.
-_PRODUCT, _SUM = (128, 256), 0.02
 
 
 def by_kept(
@@ -102,7 +100,7 @@ def _made(
     whole = terms.padded(weight, cfg.padded)
     how: dict[str, Any] = {"words": words, "vocab_first": terms.vocab_first, "total": bool(terms.smoothing)}
     expected = _expected(hidden, weight, terms) if gradients else None
-    kept, parts = exponentials(hidden, whole, labels, expected, **how, lead=cfg.lead, interpret=interpret)
+    kept, parts = exponentials(hidden, whole, labels, expected, **how, interpret=interpret)
     top = jnp.max(parts.offset, axis=0)
     factors = jnp.exp(parts.offset - top[None])
     total = 0.0 if parts.total is None else jnp.sum(parts.total, axis=0)
@@ -141,8 +139,7 @@ def _gradients(
     words, wide = weight.shape[axis], hidden.astype(jnp.float32)
     # Rounded as it is written: it is as large as the weight, and a pass over it takes a fiftieth of all time.
     dtype = jnp.float32 if terms.smoothing or cfg.chunk else weight.dtype
-    count = cfg.splits or splits_of(hidden.shape[0], hidden.shape[1], slopes.values.shape[1])
-    d_hidden = _of_hidden(slopes, whole, terms.common(weight), terms, count) * factor[:, None]
+    d_hidden = _of_hidden(slopes, whole, terms.common(weight), terms) * factor[:, None]
     d_weight = terms.of_weight(slopes, (wide * factor[:, None]).astype(hidden.dtype), dtype)
     d_weight = terms.of_words(d_weight, words)
     if terms.smoothing:
@@ -153,30 +150,10 @@ def _gradients(
     return d_hidden, d_weight
 
 
-def splits_of(tokens: int, width: int, columns: int) -> int:
-    """The number of parts of the words: their products are added up for the gradient of hidden states.
-
-    Its tiles are few: where the last round of them leaves multiprocessors idle, more and shorter ones take less time.
-    """
-    tiles = -(-tokens // _PRODUCT[0]) * -(-width // _PRODUCT[1])
-
-    def cost(count: int) -> float:
-        return -(-tiles * count // PROCESSORS) / count + _SUM * tiles / PROCESSORS * (count - 1)
-
-    return min((count for count in (1, 2, 3) if columns % (8 * count) == 0), key=cost)
-
-
-def _of_hidden(slopes: Slopes, whole: Any, common: Any, terms: Terms, splits: int) -> jax.Array:
+def _of_hidden(slopes: Slopes, whole: Any, common: Any, terms: Terms) -> jax.Array:
     """The gradient of hidden states from that of logits, without tokens' factors."""
-    values, (tokens, columns) = slopes.values, slopes.values.shape
-    shape, form = (whole.shape[0], splits, columns // splits), "tsv,dsv->std"
-    if terms.vocab_first:
-        shape, form = (splits, columns // splits, whole.shape[1]), "tsv,svd->std"
-    parts = values.reshape(tokens, splits, columns // splits), whole.reshape(shape)
-    made = jnp.einsum(form, *parts, preferred_element_type=jnp.float32)
-    # Else the products would begin with what is added here, which is as large as their result.
-    made = jax.lax.optimization_barrier(made)
-    made = jnp.sum(made, axis=0) if splits > 1 else made[0]
+    # Else the product would begin with what is added here, which is as large as its result.
+    made: jax.Array = jax.lax.optimization_barrier(terms.of_hidden(Slopes(slopes.values), whole, None))
     return made if slopes.lost is None else made + slopes.lost[:, None] * common[None, :]
 
 

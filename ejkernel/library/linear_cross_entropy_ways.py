@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .mosaic.tiles import CHUNK, EXPONENTIALS, lead_refuses, shapes_refuse
+from .mosaic.tiles import CHUNK, shapes_refuse
 
 # All logits at once only where they are as small as a chunk would be: in float32, this many bytes.
 WHOLE_BYTES = 64 << 20
@@ -43,9 +43,6 @@ class LinearCrossEntropyConfig:
     # Words are padded with zeros to a multiple of this many; and all tokens' derivatives kept for one product.
     padded: int | None = None
     stacked: bool = False
-    # Steps that one warpgroup is ahead of the other; parts of the words, products of which add up for hidden states.
-    lead: int | None = None
-    splits: int | None = None
 
 
 def by_chunks(tokens: int, words: int, sizes: Sequence[int] = GPU_BYTES) -> LinearCrossEntropyConfig:
@@ -109,8 +106,6 @@ def whole_products_first(
 
 def refuses_products(cfg: LinearCrossEntropyConfig, tokens: int, words: int, dtype: str) -> str:
     """The reason that words cannot be padded so, or derivatives kept; empty where they can."""
-    if cfg.implementation != "mosaic_kept" and (cfg.lead, cfg.splits) != (None, None):
-        return f"{cfg.implementation} has neither lead nor splits"
     if not cfg.padded and not cfg.stacked:
         return ""
     if cfg.implementation not in ("chunked_tokens", "triton", "mosaic", "mosaic_kept"):
@@ -141,10 +136,7 @@ def refuses_exponentials(
     size = 2 * chunk * columns * examples
     if size > STACK_BYTES:
         return f"all exponentials take {size >> 20} MiB, over {STACK_BYTES >> 20}"
-    if cfg.splits is not None and (cfg.splits < 1 or columns % (8 * cfg.splits)):
-        return f"splits={cfg.splits}: {columns} columns are no such parts, each a multiple of 8"
-    refused = lead_refuses(cfg.lead, EXPONENTIALS.stages)
-    return refused or shapes_refuse(chunk, shape[1], columns, CHUNK, dtype)
+    return shapes_refuse(chunk, shape[1], columns, CHUNK, dtype)
 
 
 def launch_of(cfg: LinearCrossEntropyConfig) -> tuple[int, int]:

@@ -143,7 +143,6 @@ def test_derivatives_that_are_kept_give_the_same_gradients(way, reduction):
         (LinearCrossEntropyConfig("triton", 512, stacked=True), "float16", 32000, "bfloat16 alone"),
         (LinearCrossEntropyConfig("triton", 512, wide=True, stacked=True), "bfloat16", 32000, "not for float32"),
         (LinearCrossEntropyConfig("triton", 512, stacked=True), "bfloat16", 300_000, "over 3072"),
-        (LinearCrossEntropyConfig("triton", 512, splits=2), "bfloat16", 32000, "neither lead nor splits"),
     ],
 )
 def test_products_that_gain_nothing_are_refused(cfg, dtype, words, reason):

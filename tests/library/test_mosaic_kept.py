@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fakes_execution import Picking, executor_with
 from fakes_library import UNTUNED, normal
 from fakes_mosaic import hopper, lowered_by_mosaic, needs_loops, needs_mosaic, races
 from jax.sharding import Mesh
@@ -27,6 +29,8 @@ from ejkernel.library import (
 from ejkernel.library.linear_cross_entropy_ways import by_exponentials
 from ejkernel.library.mosaic.tiles import EXPONENTIALS
 from ejkernel.ops import Invocation
+from ejkernel.ops.programs.budget_split import share_of
+from ejkernel.ops.programs.find import find
 
 __all__ = ["races"]
 pytestmark = needs_mosaic
@@ -192,37 +196,22 @@ def test_what_rounding_took_is_known_on_a_gpu():
 
 
 @needs_loops
-@pytest.mark.parametrize("lead", [1, 3])
-def test_a_warpgroup_that_is_ahead_changes_nothing(races, lead):
-    """Of several tiles for each block, with fewer steps than it is ahead and with more."""
+@pytest.mark.parametrize("depth", [DEPTH, 4 * DEPTH], ids=["one step", "four steps"])
+def test_a_warpgroup_that_is_ahead_changes_nothing(races, monkeypatch, depth):
+    """Of several tiles for each block, with as many steps as it is ahead and with more."""
     from ejkernel.library.mosaic import exponentials
 
     hidden, weight, labels = inputs(4 * 256)
-    for depth in (DEPTH, 4 * DEPTH):
-        rows, matrix = jnp.tile(hidden, (1, depth // DEPTH)), jnp.tile(weight, (depth // DEPTH, 1)) / (depth // DEPTH)
-        given, how = (rows, matrix, jnp.asarray(labels), jnp.zeros(TOKENS)), {"words": 1024, "vocab_first": False}
+    rows, matrix = jnp.tile(hidden, (1, depth // DEPTH)), jnp.tile(weight, (depth // DEPTH, 1)) / (depth // DEPTH)
+    given, how = (rows, matrix, jnp.asarray(labels), jnp.zeros(TOKENS)), {"words": 1024, "vocab_first": False}
+    found = []
+    for lead in (EXPONENTIALS.lead, 0):
+        monkeypatch.setattr(exponentials, "EXPONENTIALS", replace(EXPONENTIALS, lead=lead))
         run = functools.partial(exponentials.exponentials, total=False, interpret=True, blocks=1, **how)
-        one, other = (jax.jit(functools.partial(run, lead=at))(*given) for at in (None, lead))
-        for got, want in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-            np.testing.assert_array_equal(got, want)
-
-
-@needs_loops
-@pytest.mark.parametrize("vocab_first", [False, True])
-def test_parts_of_the_words_add_up_to_the_gradient_of_hidden_states(races, vocab_first):
-    """With either way that the weight may lie."""
-    hidden, weight, labels = inputs()
-    cfg = LinearCrossEntropyConfig("mosaic_kept", splits=2)
-    compare(hidden, weight.T if vocab_first else weight, labels, cfg, vocab_first=vocab_first)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "width", "columns", "splits"),
-    [(8192, 768, 50304, 2), (4096, 3584, 152064, 2), (8192, 4096, 131072, 1), (4096, 4096, 32000, 1), (72, 64, 520, 1)],
-)
-def test_the_gradient_of_hidden_states_is_split_where_its_last_tiles_are_few(tokens, width, columns, splits):
-    """Where they would leave multiprocessors idle, and words have such parts."""
-    assert linear_cross_entropy_kept.splits_of(tokens, width, columns) == splits
+        found.append(jax.tree.leaves(jax.jit(run)(*given)))
+    assert EXPONENTIALS.lead > 0
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @needs_loops
@@ -378,6 +367,31 @@ def test_it_relies_on_no_promotion(setting):
         jax.eval_shape(passes, *shaped(128, 64, 300))
 
 
+@needs_loops
+@pytest.mark.parametrize(
+    "cfg", [LinearCrossEntropyConfig("chunked_tokens", 64), KEPT], ids=lambda cfg: cfg.implementation
+)
+def test_its_part_of_a_budget_does_not_depend_on_the_guess(monkeypatch, cfg):
+    """A product that is a kernel of its own is worth as much as XLA's, and three times that with gradients."""
+    monkeypatch.setattr(LinearCrossEntropy, "valid_cfg", lambda *asked: True)
+    monkeypatch.setattr(LinearCrossEntropy, "heuristic_cfg_cpu", lambda *asked: cfg)
+    executor, tokens, words = executor_with(Picking()), 256, 1024
+    arrays = normal(tokens, 512, dtype="bfloat16"), normal(512, words, dtype="bfloat16")
+    labels = jnp.zeros(tokens, jnp.int32)
+
+    def loss(hidden, weight):
+        return linear_cross_entropy(hidden, weight, labels, executor=executor)
+
+    def worth(fn):
+        (call,) = find(fn, arrays, {}).calls
+        return share_of(call.tuned_for("auto")).cost
+
+    # Of a CPU: twenty operations while a byte is moved.
+    wanted = 2 * tokens * 512 * words / 20
+    assert worth(loss) == wanted
+    assert worth(jax.grad(loss, (0, 1))) == 3 * wanted
+
+
 def test_what_cannot_run_says_why(monkeypatch):
     """By dtype, sizes, memory, GPU and JAX; a cfg by hand is refused with a sentence."""
 
@@ -399,8 +413,6 @@ def test_what_cannot_run_says_why(monkeypatch):
     wide = LinearCrossEntropyConfig("mosaic_kept", wide=True)
     assert "in bfloat16 alone, not for float32" in judged(8192, 768, 32000, cfg=wide)
     assert "whole arrays alone" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", stacked=True))
-    assert "no such parts" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", splits=3))
-    assert "a lead of 4 steps" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", lead=4))
     assert "no such chunks" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", 3000))
     assert judged(16384, 4096, 131072, cfg=LinearCrossEntropyConfig("mosaic_kept", 8192)) is True
     hopper(monkeypatch, "10.0")

@@ -29,8 +29,6 @@ _BAND = 8
 LARGEST = float(jnp.finfo(jnp.float32).max) / 2
 # An exponential as a power of two.
 _BITS = 1 / math.log(2)
-# Are tiles without a label, with words alone as columns, handed over without looking for any of these?
-APART = True
 
 
 class Parts(NamedTuple):
@@ -65,7 +63,6 @@ def exponentials(
     vocab_first: bool,
     total: bool,
     interpret: bool,
-    lead: int | None = None,
     blocks: int = PROCESSORS,
 ) -> tuple[jax.Array | None, Parts]:
     """`exp(hidden @ weight - offset)` in bfloat16, and its parts; columns beyond so many words count for nothing.
@@ -73,9 +70,9 @@ def exponentials(
     A label's exponential is 0, so that the sum is that of the others, and a more exact one can be added to it.
     The offset of a row is `expected`, but in tiles with elements that are over `_MOST` above it: there it is their
     maximum. Without `expected` it is the maximum in all tiles, and exponentials are not written. One warpgroup is
-    `lead` steps ahead of the other, so that tensor cores multiply while either computes exponentials.
+    ahead of the other, so that tensor cores multiply while either computes exponentials.
     """
-    tile = EXPONENTIALS if lead is None else replace(EXPONENTIALS, lead=lead)
+    tile = EXPONENTIALS
     (rows, depth), columns = hidden.shape, weight.shape[0 if vocab_first else 1]
     is_kept = expected is not None
     high, across = pl.cdiv(rows, tile.m), pl.cdiv(columns, tile.n)
@@ -83,17 +80,17 @@ def exponentials(
     beyond = (0, high * tile.m - rows)
     vectors = [jnp.pad(labels.astype(jnp.int32), beyond, constant_values=-1)]
     vectors += [] if expected is None else [jnp.pad(expected, beyond)]
-    mixed = [_mixed(vectors[0], across, words, tile)] if APART else []
+    mixed = _mixed(vectors[0], across, words, tile)
     names = ["offset", "norm", "label", *["near"] * is_kept, *["total"] * total]
-    places, given = range(0, tile.n, CHUNK), len(mixed) + len(vectors) + 2
+    places, given = range(0, tile.n, CHUNK), len(vectors) + 3
     held = (SHARED_BYTES - tile.bytes(2, 0)) // (tile.m * CHUNK * 2)
 
     def read(number: Any, *refs: Any) -> list[Any]:
         place, group = _place(number, high, across), jnp.minimum(jax.lax.axis_index("group"), WORKERS - 1)
-        return [ref[(place.column * high + place.row) * WORKERS + group] for ref in refs[: len(mixed)]]
+        return [refs[0][(place.column * high + place.row) * WORKERS + group]]
 
-    def find(number: Any, *is_mixed: Any) -> tuple[_Place, Any, Any]:
-        place = replace(_place(number, high, across), is_mixed=is_mixed[0] if is_mixed else None)
+    def find(number: Any, is_mixed: Any) -> tuple[_Place, Any, Any]:
+        place = replace(_place(number, high, across), is_mixed=is_mixed)
         return place, number >= 0, jnp.int32(depth // tile.k)
 
     def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
@@ -108,9 +105,6 @@ def exponentials(
         plgpu.wgmma(totals[0], step.left.at[mine], turned(step.right[0]) if vocab_first else step.right[0])
 
     def write(place: _Place, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
-        if place.is_mixed is None:
-            hand_over(place, totals[0], refs, is_mixed=True)
-            return
         pl.when(place.is_mixed == 0)(lambda: hand_over(place, totals[0], refs, is_mixed=False))
         pl.when(place.is_mixed != 0)(lambda: hand_over(place, totals[0], refs, is_mixed=True))
 
@@ -118,7 +112,7 @@ def exponentials(
         made = refs[given:]
         group, first = jax.lax.axis_index("group"), place.column * tile.n
         mine = pl.ds(place.row * tile.m + group * tile.share, tile.share)
-        label, *others = (_rows_of(ref.at[mine], interpret) for ref in refs[len(mixed) : given - 2])
+        label, *others = (_rows_of(ref.at[mine], interpret) for ref in refs[1 : given - 2])
         column = jax.lax.broadcasted_iota("int32", (tile.share, CHUNK), 1)
         column = column if interpret else plgpu.layout_cast(column, plgpu.Layout.WGMMA)
 
@@ -179,7 +173,7 @@ def exponentials(
     parts_shape = (len(names), across, high * tile.m)
     made = rolling(
         TileWork(high * across, read, find, fill, multiply, write),
-        [*mixed, *vectors, hidden, weight],
+        [mixed, *vectors, hidden, weight],
         out=[
             jax.ShapeDtypeStruct(parts_shape, jnp.float32),
             *([jax.ShapeDtypeStruct((rows, columns), jnp.bfloat16)] * is_kept),
