@@ -34,7 +34,7 @@ case $part in
         run 80 benchmarks/program_gpu.py --only decode --budget 60 --rounds 8
         ;;
     kernels)
-        run 130 benchmarks/passes_gpu.py cross_entropy --only 0 2 3 --seconds 110
+        run 140 benchmarks/passes_gpu.py cross_entropy --seconds 120 --kernels 12
         run 120 benchmarks/ragged_gpu.py --only 3 2 5
         run 260 benchmarks/moe_gpu.py --only back layer layer-gradient --kernels 8 --seconds 200
         ;;

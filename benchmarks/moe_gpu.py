@@ -10,13 +10,10 @@ fails or is wrong.
 from __future__ import annotations
 
 import argparse
-import collections
 import concurrent.futures
 import functools
-import glob
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cases.moe
 import cases.moe_dispatch
 import in_turns
+from device_kernels import kernels_of
 from in_turns import turn
 from library_programs import lowered
 from ragged_gpu import distances, named
@@ -222,24 +220,6 @@ def made(shapes: list[Any]) -> tuple[Any, ...]:
         else:
             found.append((jax.random.normal(key, shape) * scale).astype(dtype))
     return tuple(jax.block_until_ready(found))
-
-
-def kernels_of(programs: dict[int, Any], arrays: Any, tag: str, most: int) -> dict[int, list[str]]:
-    """The largest kernels of each program, from one trace."""
-    if not most:
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            for program in programs.values():
-                jax.block_until_ready(program(*arrays))
-        taken: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        for path in glob.glob(os.path.join(folder, "**", "*.xplane.pb"), recursive=True):
-            planes = [p for p in jax.profiler.ProfileData.from_file(path).planes if p.name.startswith("/device:GPU")]
-            for event in (e for p in planes for line in p.lines if line.name.startswith("Stream") for e in line.events):
-                module = next((str(value) for name, value in event.stats if name == "hlo_module"), "")
-                taken[module.removeprefix("jit_")][event.name[:48]] += event.duration_ns * 1e-3
-    lines = {at: taken[f"{tag}_{at}"].most_common(most) for at in programs}
-    return {at: [f"{took:10.1f}      {name}" for name, took in found] for at, found in lines.items()}
 
 
 def study(name: str, lock: str, most: int) -> bool:

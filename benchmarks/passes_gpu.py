@@ -1,12 +1,12 @@
-"""On a Hopper GPU: norms by rows that stream through blocks that stay, and cross entropy with whole products.
+"""On a Hopper GPU: norms by rows that stream through blocks that stay, and cross entropy of kept exponentials.
 
 A process a case, and they take turns on the device. Norms compile before their turn, all at once; cross entropy in it,
-since XLA times its products. A line a way: device time over interleaved rounds,
-its ratio to the floor, and how far it is off: norms beside plain JAX in float32, cross entropy beside its first way,
-the guess. Exit code 1 where a way fails, is wrong, or a case does not end in time.
+since XLA times its products. A line a way: device time over interleaved rounds, its ratio to the floor, and how far it
+is off: norms beside plain JAX in float32, cross entropy beside its first way, of logits in halves. With `--kernels`
+where the time of the two best ways goes. Exit code 1 where a way fails, is wrong, or a case does not end in time.
 
     python benchmarks/passes_gpu.py norms --seconds 60
-    python benchmarks/passes_gpu.py cross_entropy --seconds 90
+    python benchmarks/passes_gpu.py cross_entropy --only 0 1 2 3 --seconds 90 --kernels 12
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parent))
 import in_turns
+from device_kernels import kernels_of
 from in_turns import turn
 from library_programs import both_passes, lowered
 from mosaic_gpu import distances, short, told
@@ -124,19 +125,17 @@ def norm_gradient(rows: int, width: int) -> Study:
     return Study(f"gradient of layer_norm {rows}x{width}", {short(cfg): by(cfg) for cfg in cfgs}, make, floor, plain)
 
 
+def triton_and_kept(tokens: int, words: int) -> tuple[list[Any], Any]:
+    """Triton's passes over half of the logits, as the guess was before and as it is where odd words are not padded."""
+    half, padded = -(-tokens // 256) * 128, {"padded": 128} if words % 8 else {}
+    return [LinearCrossEntropyConfig("triton", half, block=2048, num_warps=8, **padded)], by_exponentials(tokens, words)
+
+
 def cross_entropy(tokens: int, width: int, words: int) -> Study:
-    """With gradients: chunks as the guess has them, padded words, derivatives or exponentials kept, Mosaic's passes."""
-    kernel, half = LinearCrossEntropy(), -(-tokens // 256) * 128
-    launch: dict[str, Any] = {"block": 2048, "num_warps": 8}
-    config = LinearCrossEntropyConfig
-    padded: dict[str, Any] = {"padded": 128} if words % 8 else {}
-    # The smaller chunk where all derivatives are large, and Mosaic's passes where there is time for them.
-    large = 2 * tokens * words >= 1 << 30
-    cfgs = [config("triton", half, **launch)]
-    cfgs += [config("triton", half, **launch, **padded)] if padded else []
-    cfgs += [config("triton", size, **launch, **padded, stacked=True) for size in (half, half // 2)[: 1 + large]]
-    cfgs += [by_exponentials(words)]
-    cfgs += [] if large else [config("mosaic", half, **launch, **padded)]
+    """With gradients: logits as they were, with derivatives kept where these are small, and exponentials kept."""
+    kernel, (cfgs, kept) = LinearCrossEntropy(), triton_and_kept(tokens, words)
+    if 2 * tokens * words < 1 << 30:
+        cfgs += [replace(cfgs[0], stacked=True)]
 
     def by(cfg: LinearCrossEntropyConfig) -> Callable[..., Any]:
         def run(hidden: Any, weight: Any, labels: Any) -> Any:
@@ -145,14 +144,29 @@ def cross_entropy(tokens: int, width: int, words: int) -> Study:
 
         return run
 
+    ways = {short(cfg): by(cfg) for cfg in [*cfgs, kept]}
+    make, floor = tokens_and_words(tokens, width, words), 6.0 * tokens * width * words / FLOPS
+    return Study(f"cross entropy {tokens}x{width} by {words} words, with gradients", ways, make, floor)
+
+
+def forward_cross_entropy(tokens: int, width: int, words: int) -> Study:
+    """Without gradients: logits as they are without tuning, and no logits."""
+    kernel, (cfgs, kept) = LinearCrossEntropy(), triton_and_kept(tokens, words)
+    cfgs += [replace(cfgs[0], implementation="mosaic"), kept]
+    ways: dict[str, Callable[..., Any]] = {short(cfg): functools.partial(kernel.run, cfg=cfg) for cfg in cfgs}
+    make, floor = tokens_and_words(tokens, width, words), 2.0 * tokens * width * words / FLOPS
+    return Study(f"cross entropy {tokens}x{width} by {words} words, forward", ways, make, floor)
+
+
+def tokens_and_words(tokens: int, width: int, words: int) -> Callable[[], tuple[Any, ...]]:
+    """What makes hidden states, a weight and labels."""
+
     def make() -> tuple[Any, ...]:
         hidden, weight = drawn(((tokens, width), "bfloat16"), ((width, words), "bfloat16"))
         labels = jax.random.randint(jax.random.key(1), (tokens,), 0, words)
         return hidden, weight * jnp.bfloat16(0.02), labels
 
-    floor = 6.0 * tokens * width * words / FLOPS
-    ways = {short(cfg): by(cfg) for cfg in cfgs}
-    return Study(f"cross entropy {tokens}x{width} by {words} words, with gradients", ways, make, floor)
+    return make
 
 
 STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
@@ -169,11 +183,13 @@ STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
         lambda: cross_entropy(4096, 4096, 32000),
         lambda: cross_entropy(4096, 3584, 152064),
         lambda: cross_entropy(8192, 768, 50257),
+        lambda: forward_cross_entropy(8192, 4096, 131072),
+        lambda: forward_cross_entropy(8192, 768, 50257),
     ),
 }
 
 
-def here(kind: str, number: int, lock: str, as_is: bool) -> bool:
+def here(kind: str, number: int, lock: str, as_is: bool, most: int) -> bool:
     """Prints the lines of a case; False where a way fails or is wrong."""
     study = STUDIES[kind][number]()
     abstract = jax.eval_shape(study.make)
@@ -219,10 +235,13 @@ def here(kind: str, number: int, lock: str, as_is: bool) -> bool:
                 del built[at]
         del wanted
         times = raced(built, arrays, f"case{number}", rounds=ROUNDS[kind])
+        best = sorted(times, key=times.__getitem__)[:2]
+        parts = kernels_of({at: built[at] for at in best}, arrays, f"case{number}", most)
     print(f"{study.name}: floor {study.floor * 1e6:.1f} us")
     for at in sorted(times, key=times.__getitem__):
         ratio = f"{times[at] / study.floor:.3f} of the floor"
         print(f"   {times[at] * 1e6:9.1f} us  {ratio}  {names[at]}  off {off[at]:.1e}")
+        print("".join(f"   {line}\n" for line in parts.get(at, [])), end="")
     print("\n".join(said), flush=True)
     return not said
 
@@ -233,13 +252,15 @@ def main() -> int:
     parser.add_argument("kind", choices=sorted(STUDIES))
     parser.add_argument("--only", nargs="*", type=int, help="numbers of cases")
     parser.add_argument("--as-is", action="store_true", help="products by any of XLA's compilers, not by cuBLAS alone")
+    parser.add_argument("--kernels", type=int, default=0, help="so many device kernels of the two best ways")
     options = in_turns.asked_for(parser, seconds=90.0)
     numbers = range(len(STUDIES[options.kind])) if options.only is None else options.only
 
     def study(case: str, lock: str) -> bool:
-        return here(options.kind, int(case), lock, options.as_is)
+        return here(options.kind, int(case), lock, options.as_is, options.kernels)
 
-    return in_turns.run(options, numbers, study, [options.kind, *["--as-is"] * options.as_is])
+    words = [options.kind, *["--as-is"] * options.as_is, "--kernels", str(options.kernels)]
+    return in_turns.run(options, numbers, study, words)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,11 @@ from .linear_cross_entropy_chunks import at_once, by_tokens, by_words, gradients
 from .linear_cross_entropy_terms import Terms
 from .linear_cross_entropy_ways import (
     CPU_BYTES,
+    KEPT_FROM,
     WHOLE_BYTES,
     LinearCrossEntropyConfig,
     by_chunks,
+    by_exponentials,
     by_kernel,
     by_xla,
     launch_of,
@@ -170,7 +172,11 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         return by_chunks(*_sizes(inv))
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
-        """The kernel, in as few chunks as may be, on NVIDIA GPUs; elsewhere chunks, or all at once where small."""
+        """The kernel, in as few chunks as may be, on NVIDIA GPUs; elsewhere chunks, or all at once where small.
+
+        Exponentials are kept on Hopper GPUs. Whether a gradient is asked for is not known here; without one the same
+        product writes sums alone.
+        """
         from .triton.rows import is_measured
 
         sizes = _sizes(inv)
@@ -180,7 +186,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             # Where there is no Triton: the same passes over logits took 0.4 to 1.0 of XLA's time.
             mosaic = by_kernel(*sizes, "mosaic")[:3]
             ways[-1:-1] = [*whole_products_first(mosaic[:1], *sizes), *mosaic]
-            ways = [*whole_products_first(ways[:1], *sizes), *ways]
+            ways = [*self._exponentials(inv, KEPT_FROM), *whole_products_first(ways[:1], *sizes), *ways]
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
@@ -200,7 +206,7 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         firsts = [cfg for cfg in triton if (cfg.block, cfg.num_warps) == (triton[0].block, triton[0].num_warps)][:2]
         whole = [cfg for cfg in with_whole_products(firsts, _sizes(inv)[1]) if not self._refuses_products(inv, cfg)]
         whole += [cfg for cfg in with_whole_products(mosaic[:1], _sizes(inv)[1]) if not cfg.stacked]
-        return [*by_xla(*_sizes(inv)), *triton, *mosaic, *whole]
+        return [*by_xla(*_sizes(inv)), *triton, *mosaic, *whole, *self._exponentials(inv)]
 
     def candidate_cfgs_cpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
         """Smaller chunks than elsewhere, for narrow inputs in float32 too: not every CPU has narrow products."""
@@ -220,8 +226,9 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         if cfg.implementation == "mosaic_kept":
             shape, columns = _named(inv)["hidden"].shape, words + -words % (cfg.padded or 1)
             dtype = jnp.dtype(jnp.float32) if cfg.wide else _named(inv)["hidden"].dtype
-            refused = refused or refuses_exponentials(shape, columns, dtype, examples(inv))
-            return refused or served.refuses(inv, tokens * columns, shape[1] * columns, hopper=True) or True
+            refused = refused or refuses_exponentials(cfg, shape, words, dtype, examples(inv))
+            kept = (cfg.chunk or tokens) * columns
+            return refused or served.refuses(inv, kept, shape[1] * columns, hopper=True) or True
         if refused or not is_kernel:
             return refused or True
         if get_device_platform(device_of(inv)) != "gpu":
@@ -236,9 +243,20 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
 
         return refuses(block, num_warps) or too_large(inv, logits) or True
 
+    def _exponentials(self, inv: Invocation[Any, Any], least: int = 0) -> list[LinearCrossEntropyConfig]:
+        """The cfg that keeps exponentials, where it can run and they take so many bytes."""
+        tokens, words = _sizes(inv)
+        found = by_exponentials(tokens, words) if 2 * tokens * words >= least else None
+        return [found] if found is not None and self.valid_cfg(inv, found) is True else []
+
     def _refuses_products(self, inv: Invocation[Any, Any], cfg: LinearCrossEntropyConfig) -> str:
         tokens, words = _sizes(inv)
         return refuses_products(cfg, tokens * examples(inv), words, _named(inv)["hidden"].dtype.name)
+
+    def operations(self, inv: Invocation[Any, Any]) -> float:
+        """Each token times each word: of a product that is a kernel of its own, nothing else says what it computes."""
+        tokens, words = _sizes(inv)
+        return float(2 * tokens * words * _named(inv)["hidden"].shape[1])
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
         """Labels of any word, where a trace hides the real ones."""
@@ -402,7 +420,7 @@ def _way(cfg: LinearCrossEntropyConfig, tokens: int, interpret: bool) -> Callabl
     if cfg.implementation == "mosaic_kept":
         from .linear_cross_entropy_kept import by_kept
 
-        return functools.partial(by_kept, padded=cfg.padded, interpret=interpret)
+        return functools.partial(by_kept, cfg=cfg, interpret=interpret)
     way = functools.partial(by_tokens, padded=cfg.padded, stacked=cfg.stacked)
     if cfg.implementation in ("triton", "mosaic"):
         from .linear_cross_entropy_kernel import passes

@@ -7,6 +7,7 @@ label's is put in its place, and the factor multiplies what comes of the other p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,9 +16,11 @@ import jax.numpy as jnp
 from .arguments import ArgumentError
 from .linear_cross_entropy_chunks import by_tokens
 from .linear_cross_entropy_terms import Slopes, Sums, Terms
-from .linear_cross_entropy_ways import refuses_exponentials
+from .linear_cross_entropy_ways import LinearCrossEntropyConfig, refuses_exponentials
+from .mosaic.tiles import EXPONENTIALS
 from .narrow import rounded
 from .reverse import recomputed
+from .varying import varying_like
 
 # Tokens that are multiplied at a time where a token has several offsets, which is rare.
 _ROWS = 1024
@@ -35,7 +38,7 @@ def by_kept(
     *,
     terms: Terms,
     gradients: bool,
-    padded: int | None,
+    cfg: LinearCrossEntropyConfig,
     interpret: bool,
 ) -> tuple[jax.Array, Any]:
     """Losses of tokens, and, if asked for, the gradients of their sum weighted by `scales`, in the inputs' dtype.
@@ -43,12 +46,17 @@ def by_kept(
     In that dtype they are no larger than in float32, so that nothing is lost but what rounding takes.
     """
     words = weight.shape[0 if terms.vocab_first else 1]
-    refused = refuses_exponentials(hidden.shape, words + -words % (padded or 1), hidden.dtype)
+    refused = refuses_exponentials(cfg, hidden.shape, words, hidden.dtype)
     if refused:
         raise ArgumentError(f"mosaic_kept cannot compute this call: {refused}")
 
-    def kernel(*arrays: Any) -> Any:
-        return _made(*arrays, terms=terms, gradients=gradients, padded=padded, interpret=interpret)
+    def kernel(hidden: Any, weight: Any, labels: Any, scales: Any) -> Any:
+        how: dict[str, Any] = {"terms": terms, "gradients": gradients, "cfg": cfg, "interpret": interpret}
+        if not gradients or (cfg.chunk or hidden.shape[0]) == hidden.shape[0]:
+            losses, grads = _made(hidden, weight, labels, scales, **how)
+        else:
+            losses, grads = _by_chunks(hidden, weight, labels, scales, **how)
+        return losses, jax.tree.map(lambda x: x.astype(hidden.dtype), grads)
 
     def plain(hidden: Any, weight: Any, labels: Any, scales: Any) -> Any:
         chunk = min(_CHUNK, hidden.shape[0])
@@ -59,6 +67,22 @@ def by_kept(
     return made
 
 
+def _by_chunks(
+    hidden: Any, weight: Any, labels: Any, scales: Any, *, cfg: LinearCrossEntropyConfig, **how: Any
+) -> tuple[jax.Array, Any]:
+    """Losses and gradients of some tokens at a time; the gradient of the weight is added up in float32."""
+    zeros = varying_like(jnp.zeros(weight.shape, jnp.float32), hidden, weight, labels, scales)
+
+    def step(found: jax.Array, some: Any) -> Any:
+        mine, label, scale = some
+        losses, (d_hidden, d_weight) = _made(mine, weight, label, scale, cfg=cfg, **how)
+        return found + d_weight, (losses, d_hidden.astype(hidden.dtype))
+
+    chunks = tuple(x.reshape(-1, cfg.chunk, *x.shape[1:]) for x in (hidden, labels, scales))
+    d_weight, (losses, d_hidden) = jax.lax.scan(step, zeros, chunks)
+    return losses.reshape(-1), (d_hidden.reshape(hidden.shape), d_weight)
+
+
 def _made(
     hidden: Any,
     weight: Any,
@@ -67,45 +91,55 @@ def _made(
     *,
     terms: Terms,
     gradients: bool,
-    padded: int | None,
+    cfg: LinearCrossEntropyConfig,
     interpret: bool,
 ) -> Any:
     from .mosaic.exponentials import exponentials
 
     words = weight.shape[0 if terms.vocab_first else 1]
-    whole = terms.padded(weight, padded)
+    whole = terms.padded(weight, cfg.padded)
     how: dict[str, Any] = {"words": words, "vocab_first": terms.vocab_first, "total": bool(terms.smoothing)}
     expected = _expected(hidden, weight, terms) if gradients else None
     kept, parts = exponentials(hidden, whole, labels, expected, **how, interpret=interpret)
     top = jnp.max(parts.offset, axis=0)
     factors = jnp.exp(parts.offset - top[None])
     total = 0.0 if parts.total is None else jnp.sum(parts.total, axis=0)
-    others, at_label = jnp.sum(parts.norm * factors, axis=0), jnp.sum(parts.label, axis=0)
+    more = [] if parts.lost is None else [parts.lost * factors, parts.offset != top[None]]
+    others, at_label, *of_kept = _added(parts.norm * factors, parts.label, *more)
     # A label far above the rest would leave nothing of the loss but what its large logarithm was rounded to.
     peak = jnp.maximum(top, at_label)
     near = others * jnp.exp(top - peak) + jnp.exp(at_label - peak)
     losses = terms.losses(Sums(peak, near, at_label, total), words)
-    if kept is None or parts.lost is None:
+    if kept is None:
         return losses, None
-    kept, more = _levelled(kept, factors)
-    lost = jnp.sum(parts.lost * factors, axis=0) + more
+    lost, several = of_kept
+    kept, beside = _levelled(kept, parts.offset, top, jnp.any(several > 0))
+    lost = lost + beside
     at, labels = jnp.exp(at_label - top), jnp.clip(labels, 0, words - 1)
     sums = Sums(top, others + at, at_label, total)
     steepness = _steepness(terms, sums)
     share = steepness / sums.norm
     kept, lost, exactly = _with_labels(kept, lost, labels, at, others, (1 - terms.smoothing) / steepness)
-    return losses, _gradients(hidden, weight, whole, Slopes(kept, lost), share * scales * exactly, scales, terms)
+    slopes, factor = Slopes(kept, lost), share * scales * exactly
+    return losses, _gradients(hidden, weight, whole, slopes, factor, scales, terms, cfg)
 
 
 def _gradients(
-    hidden: Any, weight: Any, whole: Any, slopes: Slopes, factor: jax.Array, scales: jax.Array, terms: Terms
+    hidden: Any,
+    weight: Any,
+    whole: Any,
+    slopes: Slopes,
+    factor: jax.Array,
+    scales: jax.Array,
+    terms: Terms,
+    cfg: LinearCrossEntropyConfig,
 ) -> tuple[jax.Array, jax.Array]:
     """Those of hidden states and weight, of slopes that each token's factor is to be multiplied with."""
     axis = 0 if terms.vocab_first else 1
     words, wide = weight.shape[axis], hidden.astype(jnp.float32)
     # Rounded as it is written: it is as large as the weight, and a pass over it takes a fiftieth of all time.
-    dtype = jnp.float32 if terms.smoothing else weight.dtype
-    d_hidden = terms.of_hidden(slopes, whole, terms.common(weight)) * factor[:, None]
+    dtype = jnp.float32 if terms.smoothing or cfg.chunk else weight.dtype
+    d_hidden = _of_hidden(slopes, whole, terms.common(weight), terms) * factor[:, None]
     d_weight = terms.of_weight(slopes, (wide * factor[:, None]).astype(hidden.dtype), dtype)
     d_weight = terms.of_words(d_weight, words)
     if terms.smoothing:
@@ -113,14 +147,22 @@ def _gradients(
         each = (scales * (terms.smoothing / words))[:, None]
         d_hidden = d_hidden - each * jnp.sum(weight, axis=axis, dtype=jnp.float32)[None]
         d_weight = d_weight - jnp.expand_dims(jnp.sum(wide * each, axis=0), axis)
-    return d_hidden.astype(hidden.dtype), d_weight.astype(weight.dtype)
+    return d_hidden, d_weight
+
+
+def _of_hidden(slopes: Slopes, whole: Any, common: Any, terms: Terms) -> jax.Array:
+    """The gradient of hidden states from that of logits, without tokens' factors."""
+    # Else the product would begin with what is added here, which is as large as its result.
+    made: jax.Array = jax.lax.optimization_barrier(terms.of_hidden(Slopes(slopes.values), whole, None))
+    return made if slopes.lost is None else made + slopes.lost[:, None] * common[None, :]
 
 
 def _expected(hidden: Any, weight: Any, terms: Terms) -> jax.Array:
     """The largest logit among some words: no exponential is far too large once it is taken off, nor all too small."""
+    from .mosaic.exponentials import LARGEST
+
     highest = jnp.max(terms.logits(hidden, terms.sampled(weight)), axis=1)
-    finite = jnp.finfo(jnp.float32)
-    return jnp.clip(highest, finite.min, finite.max)
+    return jnp.clip(highest, -LARGEST, LARGEST)
 
 
 def _steepness(terms: Terms, sums: Sums) -> jax.Array:
@@ -130,10 +172,14 @@ def _steepness(terms: Terms, sums: Sums) -> jax.Array:
     return jnp.where(jnp.abs(found) < _LEAST_STEEPNESS, _LEAST_STEEPNESS, found)
 
 
-def _levelled(kept: jax.Array, factors: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The exponentials times their tiles' factors, and what rounding took: in place, and where one is not 1 alone."""
-    from .mosaic.exponentials import TILE
+def _added(*arrays: jax.Array) -> Sequence[jax.Array]:
+    """The sums of the arrays' columns in one pass: one after the other they would be as many programs on a GPU."""
+    made: jax.Array = jnp.sum(jnp.stack([x.astype(jnp.float32) for x in arrays]), axis=1)
+    return list(made)
 
+
+def _levelled(kept: jax.Array, offsets: jax.Array, top: jax.Array, is_needed: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The exponentials with one offset a token, and what rounding took: in place, and only where that is needed."""
     tokens, columns = kept.shape
     rows = min(tokens, _ROWS)
 
@@ -142,16 +188,18 @@ def _levelled(kept: jax.Array, factors: jax.Array) -> tuple[jax.Array, jax.Array
         # The last rows begin early enough to be whole, so some of them have been multiplied before.
         start = jnp.minimum(number * rows, tokens - rows)
         is_new = start + jnp.arange(rows) >= number * rows
-        by = jnp.where(is_new[:, None], jax.lax.dynamic_slice_in_dim(factors, start, rows, axis=1).T, 1.0)
-        by = jnp.repeat(by, TILE.n, axis=1)[:, :columns]
+        # Each tile's factor, of these rows: that of all would be written, and is not needed but here.
+        offset, highest = (jax.lax.dynamic_slice_in_dim(x, start, rows, axis=-1) for x in (offsets, top))
+        by = jnp.where(is_new[:, None], jnp.exp(offset - highest[None]).T, 1.0)
+        by = jnp.repeat(by, EXPONENTIALS.n, axis=1)[:, :columns]
         wide = jax.lax.dynamic_slice_in_dim(kept, start, rows).astype(jnp.float32) * by
         near = rounded(wide, kept.dtype)
         kept = jax.lax.dynamic_update_slice_in_dim(kept, near.astype(kept.dtype), start, 0)
         more = jax.lax.dynamic_slice_in_dim(lost, start, rows) + jnp.sum(wide - near, axis=1)
         return kept, jax.lax.dynamic_update_slice_in_dim(lost, more, start, 0)
 
-    count = jnp.where(jnp.all(factors == 1), 0, -(-tokens // rows))
-    made: tuple[jax.Array, jax.Array] = jax.lax.fori_loop(0, count, step, (kept, jnp.zeros_like(factors[0])))
+    count = jnp.where(is_needed, -(-tokens // rows), 0)
+    made: tuple[jax.Array, jax.Array] = jax.lax.fori_loop(0, count, step, (kept, jnp.zeros_like(top)))
     return made
 
 

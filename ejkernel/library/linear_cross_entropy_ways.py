@@ -21,6 +21,9 @@ _HALF_BYTES = 2 << 30
 STACK_BYTES = 3 << 30
 # Without tuning those of all tokens are kept while they take no more.
 _KEPT_BYTES = 1 << 30
+# Exponentials are kept without tuning from this size on, and chunks of tokens are at most so many: each adds up the
+# gradient of the weight.
+KEPT_FROM, _MOST_CHUNKS = 250_000_000, 16
 # Words of a product's tile, and of half of one.
 PADDED = 128
 # The kernel's block of words and its warps, the first where none are given: the fastest of nine for four sizes of
@@ -68,12 +71,18 @@ def by_kernel(tokens: int, words: int, backend: str = "triton") -> list[LinearCr
     return [LinearCrossEntropyConfig(backend, chunk, block=b, num_warps=w) for chunk, b, w in tried]
 
 
-def by_exponentials(words: int) -> LinearCrossEntropyConfig:
+def by_exponentials(tokens: int, words: int) -> LinearCrossEntropyConfig | None:
     """The cfg that keeps exponentials of all logits, with words padded where copies of tiles need it.
 
-    It is no candidate before it has run on a GPU: a kernel that fails there could take down a call that tunes.
+    In equal chunks of tokens where those of all are too large, or none where tokens have no such parts. What is kept
+    takes no more than the logits and derivatives of half of the tokens do.
     """
-    return LinearCrossEntropyConfig("mosaic_kept", padded=PADDED if words % CHUNK else None)
+    padded = PADDED if words % CHUNK else None
+    most = STACK_BYTES // (2 * (words + -words % (padded or 1)))
+    for count in range(1, _MOST_CHUNKS + 1):
+        if tokens % (8 * count) == 0 and tokens // count <= most:
+            return LinearCrossEntropyConfig("mosaic_kept", None if count == 1 else tokens // count, padded=padded)
+    return None
 
 
 def with_whole_products(cfgs: Sequence[LinearCrossEntropyConfig], words: int) -> list[LinearCrossEntropyConfig]:
@@ -113,16 +122,21 @@ def refuses_products(cfg: LinearCrossEntropyConfig, tokens: int, words: int, dty
     return f"all derivatives take {size >> 20} MiB, over {STACK_BYTES >> 20}" if size > STACK_BYTES else ""
 
 
-def refuses_exponentials(shape: tuple[int, ...], columns: int, dtype: Any, examples: int = 1) -> str:
-    """The reason that exponentials cannot be kept, of hidden states of this shape by so many columns; else empty."""
+def refuses_exponentials(
+    cfg: LinearCrossEntropyConfig, shape: tuple[int, ...], words: int, dtype: Any, examples: int = 1
+) -> str:
+    """The reason that exponentials cannot be kept, of hidden states of this shape by so many words; else empty."""
+    columns, chunk = words + -words % (cfg.padded or 1), cfg.chunk or shape[0]
     if jax.__version_info__ < (0, 10, 2):
         return "JAX 0.10.0 cannot take a part of what tensor cores read"
     if dtype.name != "bfloat16":
         return f"exponentials are kept in bfloat16 alone, not for {dtype.name}"
-    size = 2 * shape[0] * columns * examples
+    if chunk < 1 or shape[0] % chunk:
+        return f"chunk={chunk}: {shape[0]} tokens are no such chunks, all equal"
+    size = 2 * chunk * columns * examples
     if size > STACK_BYTES:
         return f"all exponentials take {size >> 20} MiB, over {STACK_BYTES >> 20}"
-    return shapes_refuse(shape[0], shape[1], columns, CHUNK, dtype)
+    return shapes_refuse(chunk, shape[1], columns, CHUNK, dtype)
 
 
 def launch_of(cfg: LinearCrossEntropyConfig) -> tuple[int, int]:

@@ -5,12 +5,15 @@ Covers `library/linear_cross_entropy_kept.py` and `library/mosaic/exponentials.p
 
 from __future__ import annotations
 
+import functools
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fakes_execution import Picking, executor_with
 from fakes_library import UNTUNED, normal
 from fakes_mosaic import hopper, lowered_by_mosaic, needs_loops, needs_mosaic, races
 from jax.sharding import Mesh
@@ -24,7 +27,10 @@ from ejkernel.library import (
     linear_cross_entropy_kept,
 )
 from ejkernel.library.linear_cross_entropy_ways import by_exponentials
+from ejkernel.library.mosaic.tiles import EXPONENTIALS
 from ejkernel.ops import Invocation
+from ejkernel.ops.programs.budget_split import share_of
+from ejkernel.ops.programs.find import find
 
 __all__ = ["races"]
 pytestmark = needs_mosaic
@@ -97,10 +103,11 @@ def test_logits_far_above_those_of_some_words_agree(races, high):
 def test_each_exponential_is_multiplied_once(monkeypatch):
     """Some tokens at a time, of which the last ones are among those before."""
     monkeypatch.setattr(linear_cross_entropy_kept, "_ROWS", 16)
-    kept, factors = normal(TOKENS, WORDS, dtype="bfloat16"), jnp.abs(normal(2, TOKENS, seed=1))
-    wide = np.asarray(kept, np.float32) * np.repeat(np.asarray(factors).T, WORDS // 2, axis=1)
+    kept, offsets = normal(TOKENS, WORDS, dtype="bfloat16"), normal(2, TOKENS, seed=1)
+    top = jnp.max(offsets, axis=0)
+    wide = np.asarray(kept, np.float32) * np.repeat(np.exp(offsets - top[None]).T, WORDS // 2, axis=1)
 
-    made, lost = jax.jit(linear_cross_entropy_kept._levelled)(kept, factors)
+    made, lost = jax.jit(linear_cross_entropy_kept._levelled)(kept, offsets, top, jnp.any(offsets != top[None]))
 
     np.testing.assert_allclose(np.asarray(made, np.float32), wide, rtol=2**-8)
     np.testing.assert_allclose(lost, (wide - np.asarray(made, np.float32)).sum(axis=1), atol=1e-4)
@@ -130,6 +137,91 @@ def test_words_of_whole_tiles_may_be_padded_by_more(races, padded):
     compare(hidden, weight, labels, cfg, label_smoothing=0.1)
     found = jax.jit(lambda *given: linear_cross_entropy(*given, labels, cfg=cfg, executor=UNTUNED))(hidden, weight)
     close(found, truth(hidden, weight, labels, 1.0)[0].sum() / (TOKENS - 2))
+
+
+@needs_loops
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [(WORDS, {}), (300, {"label_smoothing": 0.1}), (WORDS, {"vocab_first": True})],
+    ids=["whole", "padded, with sums", "the other way round"],
+)
+def test_tiles_with_and_without_a_label_agree(races, words, options):
+    """All labels are among the first words of the first warpgroup's tokens, so most tiles are without one."""
+    hidden, weight, labels = inputs(words)
+    labels = np.where(np.arange(TOKENS) < 64, labels % 200, -100)
+    compare(
+        hidden,
+        weight.T if options.get("vocab_first") else weight,
+        labels,
+        KEPT if words % 64 == 0 else PADDED,
+        **options,
+    )
+
+
+@needs_loops
+def test_tiles_that_have_a_label_or_no_words_are_told_apart():
+    """Two tiles of rows and three of columns, the last of which has columns beyond the words."""
+    from ejkernel.library.mosaic import exponentials
+
+    labels = np.full(256, -100, np.int32)
+    labels[[0, 70, 139]] = 3, 300, 600
+    found = exponentials._mixed(jnp.asarray(labels), 3, 600, EXPONENTIALS).reshape(3, 4)
+    np.testing.assert_array_equal(found, [[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1]])
+
+
+def check_what_rounding_took(interpret):
+    """The sums of what is kept and of what rounding took from it are those of exponentials."""
+    from ejkernel.library.mosaic import exponentials
+
+    hidden, weight, labels = inputs()
+    run = functools.partial(exponentials.exponentials, words=WORDS, vocab_first=False, total=False, interpret=interpret)
+    kept, parts = jax.jit(run)(hidden, weight, jnp.asarray(labels), jnp.zeros(TOKENS))
+    assert np.all(np.asarray(parts.offset) == 0)
+    sums = np.asarray(kept, np.float64).reshape(TOKENS, -1, EXPONENTIALS.n).sum(axis=2).T
+    took = np.asarray(parts.norm, np.float64) - sums
+    assert np.abs(took).max() > 1e-3
+    np.testing.assert_allclose(parts.lost, took, atol=1e-4 * np.abs(sums).max())
+
+
+@needs_loops
+def test_what_rounding_took_is_known(races):
+    """As the interpreter computes it."""
+    check_what_rounding_took(True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(all(device.platform != "gpu" for device in jax.devices()), reason="there is no GPU here")
+def test_what_rounding_took_is_known_on_a_gpu():
+    """As compilers leave it, which may join products and sums."""
+    check_what_rounding_took(False)
+
+
+@needs_loops
+@pytest.mark.parametrize("depth", [DEPTH, 4 * DEPTH], ids=["one step", "four steps"])
+def test_a_warpgroup_that_is_ahead_changes_nothing(races, monkeypatch, depth):
+    """Of several tiles for each block, with as many steps as it is ahead and with more."""
+    from ejkernel.library.mosaic import exponentials
+
+    hidden, weight, labels = inputs(4 * 256)
+    rows, matrix = jnp.tile(hidden, (1, depth // DEPTH)), jnp.tile(weight, (depth // DEPTH, 1)) / (depth // DEPTH)
+    given, how = (rows, matrix, jnp.asarray(labels), jnp.zeros(TOKENS)), {"words": 1024, "vocab_first": False}
+    found = []
+    for lead in (EXPONENTIALS.lead, 0):
+        monkeypatch.setattr(exponentials, "EXPONENTIALS", replace(EXPONENTIALS, lead=lead))
+        run = functools.partial(exponentials.exponentials, total=False, interpret=True, blocks=1, **how)
+        found.append(jax.tree.leaves(jax.jit(run)(*given)))
+    assert EXPONENTIALS.lead > 0
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@needs_loops
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "reduction": "sum"}], ids=["mean", "all options"])
+def test_chunks_of_tokens_add_up(races, options):
+    """Exponentials of some tokens at a time; without a gradient there is nothing to keep."""
+    hidden, weight, labels = inputs(tokens=2 * TOKENS)
+    cfg = LinearCrossEntropyConfig("mosaic_kept", TOKENS)
+    compare(hidden, weight, labels, cfg, **options)
 
 
 @needs_loops
@@ -276,6 +368,31 @@ def test_it_relies_on_no_promotion(setting):
         jax.eval_shape(passes, *shaped(128, 64, 300))
 
 
+@needs_loops
+@pytest.mark.parametrize(
+    "cfg", [LinearCrossEntropyConfig("chunked_tokens", 64), KEPT], ids=lambda cfg: cfg.implementation
+)
+def test_its_part_of_a_budget_does_not_depend_on_the_guess(monkeypatch, cfg):
+    """A product that is a kernel of its own is worth as much as XLA's, and three times that with gradients."""
+    monkeypatch.setattr(LinearCrossEntropy, "valid_cfg", lambda *asked: True)
+    monkeypatch.setattr(LinearCrossEntropy, "heuristic_cfg_cpu", lambda *asked: cfg)
+    executor, tokens, words = executor_with(Picking()), 256, 1024
+    arrays = normal(tokens, 512, dtype="bfloat16"), normal(512, words, dtype="bfloat16")
+    labels = jnp.zeros(tokens, jnp.int32)
+
+    def loss(hidden, weight):
+        return linear_cross_entropy(hidden, weight, labels, executor=executor)
+
+    def worth(fn):
+        (call,) = find(fn, arrays, {}).calls
+        return share_of(call.tuned_for("auto")).cost
+
+    # Of a CPU: twenty operations while a byte is moved.
+    wanted = 2 * tokens * 512 * words / 20
+    assert worth(loss) == wanted
+    assert worth(jax.grad(loss, (0, 1))) == 3 * wanted
+
+
 def test_what_cannot_run_says_why(monkeypatch):
     """By dtype, sizes, memory, GPU and JAX; a cfg by hand is refused with a sentence."""
 
@@ -297,6 +414,8 @@ def test_what_cannot_run_says_why(monkeypatch):
     wide = LinearCrossEntropyConfig("mosaic_kept", wide=True)
     assert "in bfloat16 alone, not for float32" in judged(8192, 768, 32000, cfg=wide)
     assert "whole arrays alone" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", stacked=True))
+    assert "no such chunks" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", 3000))
+    assert judged(16384, 4096, 131072, cfg=LinearCrossEntropyConfig("mosaic_kept", 8192)) is True
     hopper(monkeypatch, "10.0")
     assert "capability 9, not 10.0" in judged(8192, 4096, 131072)
     monkeypatch.setattr(sys.modules["ejkernel.library.mosaic.served"], "missing", lambda: "no Mosaic")
@@ -306,9 +425,39 @@ def test_what_cannot_run_says_why(monkeypatch):
         linear_cross_entropy(jnp.ones((8, 64)), jnp.ones((64, 64)), jnp.zeros(8, jnp.int32), cfg=KEPT)
 
 
-@pytest.mark.parametrize(("words", "cfg"), [(131072, KEPT), (152064, KEPT), (50257, PADDED)])
-def test_it_is_asked_for_by_hand(words, cfg):
-    """Words are padded where copies of tiles need it; it is no candidate, since it has not run on a GPU."""
-    assert by_exponentials(words) == cfg
-    found = list(LinearCrossEntropy().candidate_cfgs_gpu(Invocation("x", shaped(8192, 768, words), {})))
-    assert not any(one.implementation == "mosaic_kept" for one in found)
+@pytest.mark.parametrize(
+    ("tokens", "words", "cfg"),
+    [
+        (8192, 131072, KEPT),
+        (4096, 152064, KEPT),
+        (8192, 50257, PADDED),
+        (16384, 131072, LinearCrossEntropyConfig("mosaic_kept", 8192)),
+        (3 << 14, 131072, LinearCrossEntropyConfig("mosaic_kept", 12288)),
+        (8191, 131072, None),
+        (1 << 20, 131072, None),
+    ],
+)
+def test_exponentials_take_no_more_than_is_kept_of_logits(tokens, words, cfg):
+    """Words are padded where copies of tiles need it, and tokens come in equal chunks where all are too many."""
+    assert by_exponentials(tokens, words) == cfg
+
+
+@needs_loops
+def test_it_is_a_candidate_on_hopper_gpus_and_the_guess_where_it_was_faster(monkeypatch):
+    """By JAX 0.11 or later; elsewhere, for other dtypes and for small calls the guess is what it was."""
+
+    def chosen(*shape, **how):
+        inv, kernel = Invocation("x", shaped(*shape, **how), {}), LinearCrossEntropy()
+        candidates = [cfg.implementation for cfg in kernel.candidate_cfgs_gpu(inv)]
+        return kernel.heuristic_cfg_gpu(inv).implementation, "mosaic_kept" in candidates
+
+    hopper(monkeypatch)
+    guess = "mosaic_kept" if jax.__version_info__ >= (0, 11) else "chunked_tokens"
+    assert chosen(8192, 768, 50257) == (guess, True)
+    assert chosen(16384, 4096, 131072) == (guess, True)
+    assert chosen(1024, 768, 50304)[1]
+    assert chosen(1024, 768, 50304)[0] != "mosaic_kept"
+    assert "mosaic_kept" not in chosen(8192, 768, 50304, dtype=jnp.float16)
+    assert chosen(8192, 768, 50304, dtype=jnp.float16)[1] is False
+    hopper(monkeypatch, "10.0")
+    assert chosen(8192, 4096, 131072)[1] is False

@@ -7,26 +7,28 @@ bfloat16, once each row's offset is taken off, and a few numbers of each row of 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ..narrow import rounded
 from .launch import load, plgpu
 from .matmul import lines, turned
 from .rolling import StepTiles, TileWork, rolling
-from .tiles import CHUNK, PROCESSORS, SHARED_BYTES, Tile
+from .tiles import CHUNK, EXPONENTIALS, PROCESSORS, SHARED_BYTES, WORKERS, Tile
 
-TILE = Tile(128, 256, 64, 4)
 # An exponential may be this large, as a logarithm: times a sum of others and a gradient it stays within float32.
 _MOST = 40.0
 # Columns of tiles that rows of tiles share while these are in the cache.
 _BAND = 8
-_LARGEST = float(jnp.finfo(jnp.float32).max)
+# The largest offset, so that it is finite as a power of two as well.
+LARGEST = float(jnp.finfo(jnp.float32).max) / 2
+# An exponential as a power of two.
+_BITS = 1 / math.log(2)
 
 
 class Parts(NamedTuple):
@@ -47,6 +49,8 @@ class Parts(NamedTuple):
 class _Place:
     row: Any
     column: Any
+    # Has the warpgroup's share of it a label, or columns that are no words?
+    is_mixed: Any = None
 
 
 def exponentials(
@@ -65,24 +69,32 @@ def exponentials(
 
     A label's exponential is 0, so that the sum is that of the others, and a more exact one can be added to it.
     The offset of a row is `expected`, but in tiles with elements that are over `_MOST` above it: there it is their
-    maximum. Without `expected` it is the maximum in all tiles, and exponentials are not written.
+    maximum. Without `expected` it is the maximum in all tiles, and exponentials are not written. One warpgroup is
+    ahead of the other, so that tensor cores multiply while either computes exponentials.
     """
-    tile, (rows, depth), columns = TILE, hidden.shape, weight.shape[0 if vocab_first else 1]
+    tile = EXPONENTIALS
+    (rows, depth), columns = hidden.shape, weight.shape[0 if vocab_first else 1]
     is_kept = expected is not None
     high, across = pl.cdiv(rows, tile.m), pl.cdiv(columns, tile.n)
     # What is copied is cut off at the last row, and what is loaded and stored is not.
     beyond = (0, high * tile.m - rows)
-    vectors = [jnp.pad(labels.astype(jnp.int32), beyond)]
+    vectors = [jnp.pad(labels.astype(jnp.int32), beyond, constant_values=-1)]
     vectors += [] if expected is None else [jnp.pad(expected, beyond)]
+    mixed = _mixed(vectors[0], across, words, tile)
     names = ["offset", "norm", "label", *["near"] * is_kept, *["total"] * total]
-    places = range(0, tile.n, CHUNK)
+    places, given = range(0, tile.n, CHUNK), len(vectors) + 3
     held = (SHARED_BYTES - tile.bytes(2, 0)) // (tile.m * CHUNK * 2)
 
-    def find(number: Any) -> tuple[_Place, Any, Any]:
-        return _place(number, high, across), number >= 0, jnp.int32(depth // tile.k)
+    def read(number: Any, *refs: Any) -> list[Any]:
+        place, group = _place(number, high, across), jnp.minimum(jax.lax.axis_index("group"), WORKERS - 1)
+        return [refs[0][(place.column * high + place.row) * WORKERS + group]]
+
+    def find(number: Any, is_mixed: Any) -> tuple[_Place, Any, Any]:
+        place = replace(_place(number, high, across), is_mixed=is_mixed)
+        return place, number >= 0, jnp.int32(depth // tile.k)
 
     def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
-        hidden_ref, weight_ref = refs[len(vectors) : len(vectors) + 2]
+        hidden_ref, weight_ref = refs[given - 2 : given]
         inner, there = pl.ds(at * tile.k, tile.k), pl.ds(place.column * tile.n, tile.n)
         plgpu.copy_gmem_to_smem(hidden_ref.at[pl.ds(place.row * tile.m, tile.m), inner], step.left, step.full)
         right = weight_ref.at[there, inner] if vocab_first else weight_ref.at[inner, there]
@@ -93,10 +105,14 @@ def exponentials(
         plgpu.wgmma(totals[0], step.left.at[mine], turned(step.right[0]) if vocab_first else step.right[0])
 
     def write(place: _Place, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
-        given, made = refs[: len(vectors)], refs[len(vectors) + 2 :]
+        pl.when(place.is_mixed == 0)(lambda: hand_over(place, totals[0], refs, is_mixed=False))
+        pl.when(place.is_mixed != 0)(lambda: hand_over(place, totals[0], refs, is_mixed=True))
+
+    def hand_over(place: _Place, product: jax.Array, refs: Sequence[Any], *, is_mixed: bool) -> None:
+        made = refs[given:]
         group, first = jax.lax.axis_index("group"), place.column * tile.n
         mine = pl.ds(place.row * tile.m + group * tile.share, tile.share)
-        label, *others = (_rows_of(ref.at[mine], interpret) for ref in given)
+        label, *others = (_rows_of(ref.at[mine], interpret) for ref in refs[1 : given - 2])
         column = jax.lax.broadcasted_iota("int32", (tile.share, CHUNK), 1)
         column = column if interpret else plgpu.layout_cast(column, plgpu.Layout.WGMMA)
 
@@ -104,30 +120,42 @@ def exponentials(
             return jax.lax.broadcast_in_dim(numbers, column.shape, (0,))
 
         def masked(at: int, found: jax.Array, other: float) -> jax.Array:
-            if words == across * tile.n:
+            if words == across * tile.n or not is_mixed:
                 return found
             return jnp.where(column < words - first - at, found, jnp.full_like(found, other))
 
+        chunks = [product[:, at : at + CHUNK] for at in places]
+        sums: dict[str, jax.Array] = {}
+
+        def add(name: str, found: jax.Array, *, at_once: bool) -> None:
+            found = jnp.sum(found, axis=1) if at_once else found
+            sums[name] = sums[name] + found if name in sums else found
+
+        if total:
+            for at, found in zip(places, chunks, strict=True):
+                add("total", masked(at, found, 0.0), at_once=True)
         # Nothing reads them unmasked after this: registers have no room for both.
-        values = [masked(at, totals[0][:, at : at + CHUNK], -jnp.inf) for at in places]
-        offset = functools.reduce(jnp.maximum, [jnp.max(found, axis=1) for found in values])
+        values = [masked(at, found, -jnp.inf) for at, found in zip(places, chunks, strict=True)]
+        offset = jnp.max(functools.reduce(jnp.maximum, values), axis=1)
         # Finite, so that what is infinite stays so, or becomes zero.
-        offset = jnp.minimum(jnp.maximum(offset, -_LARGEST), _LARGEST)
+        offset = jnp.minimum(jnp.maximum(offset, -LARGEST), LARGEST)
         if is_kept:
             offset = jnp.where(offset > others[0] + _MOST, offset, others[0])
-        sums: dict[str, list[jax.Array]] = {name: [] for name in names}
+        below = along(offset * _BITS)
         at_label = jnp.zeros_like(values[0])
         for number, (at, found) in enumerate(zip(places, values, strict=True)):
-            is_label = column == along(label - first - at)
-            at_label = jnp.where(is_label, found, at_label)
-            powers = jnp.exp(found - along(offset))
-            powers = jnp.where(is_label, jnp.zeros_like(powers), powers)
-            sums["norm"].append(jnp.sum(powers, axis=1))
+            # One operation and a power of two.
+            powers = jnp.exp2(found * _BITS - below)
+            if is_mixed:
+                is_label = column == along(label - first - at)
+                at_label = jnp.where(is_label, found, at_label)
+                powers = jnp.where(is_label, jnp.zeros_like(powers), powers)
+            # Columns are added up at the end, if registers have room for their sums: threads meet once then.
+            add("norm", powers, at_once=is_mixed)
             if is_kept:
-                narrow = powers.astype(jnp.bfloat16)
-                # XLA, which interprets it, may take a conversion and one back away.
-                near = rounded(powers, jnp.bfloat16) if interpret else narrow.astype(jnp.float32)
-                sums["near"].append(jnp.sum(near, axis=1))
+                near = _rounded(powers)
+                narrow = near.astype(jnp.bfloat16)
+                add("near", near, at_once=is_mixed)
                 # What was there before has been read by now: by copies of this tile, all but the last few ones.
                 plgpu.wait_smem_to_gmem(held - 1 if number else 0, wait_read_only=True)
                 part = made[-1].at[number % held, pl.ds(group * tile.share, tile.share)]
@@ -135,16 +163,17 @@ def exponentials(
                 plgpu.commit_smem()
                 # Beyond the last column nothing is written.
                 plgpu.copy_smem_to_gmem(part, made[1].at[mine, pl.ds(first + at, CHUNK)])
-            if total:
-                sums["total"].append(jnp.sum(masked(at, found, 0.0), axis=1))
-        sums |= {"offset": [offset], "label": [jnp.sum(at_label, axis=1)]}
+        nothing = jnp.zeros_like(offset)
+        nothing = nothing if interpret else plgpu.layout_cast(nothing, plgpu.Layout.WGMMA.reduce(1))
+        found_sums = {name: jnp.sum(found, axis=1) if found.ndim > 1 else found for name, found in sums.items()}
+        found_sums |= {"offset": offset, "label": jnp.sum(at_label, axis=1) if is_mixed else nothing}
         for number, name in enumerate(names):
-            made[0][number, place.column, mine] = functools.reduce(jnp.add, sums[name])
+            made[0][number, place.column, mine] = found_sums[name]
 
     parts_shape = (len(names), across, high * tile.m)
     made = rolling(
-        TileWork(high * across, lambda number, *refs: [], find, fill, multiply, write),
-        [*vectors, hidden, weight],
+        TileWork(high * across, read, find, fill, multiply, write),
+        [mixed, *vectors, hidden, weight],
         out=[
             jax.ShapeDtypeStruct(parts_shape, jnp.float32),
             *([jax.ShapeDtypeStruct((rows, columns), jnp.bfloat16)] * is_kept),
@@ -164,6 +193,16 @@ def exponentials(
     return made[1] if is_kept else None, parts
 
 
+def _rounded(powers: jax.Array) -> jax.Array:
+    """Rounded to the bits of bfloat16, in float32.
+
+    Converted to bfloat16 and back they would be converted one by one, by the units that compute exponentials. Here a
+    compiler may join a product and a sum: such a product is exact, so that nothing changes.
+    """
+    far = powers * 2.0**16
+    return (far + powers) - far
+
+
 def _place(number: Any, high: int, across: int) -> _Place:
     """The tile of this number: columns of tiles in bands, of which the last may be narrower."""
     wide = min(_BAND, across)
@@ -174,6 +213,15 @@ def _place(number: Any, high: int, across: int) -> _Place:
     line, column = jax.lax.div(number, width), jax.lax.rem(number, width)
     row, band = jax.lax.rem(line, jnp.int32(high)), jax.lax.div(line, jnp.int32(high))
     return _Place(row, jnp.where(is_last, whole, band * wide) + column)
+
+
+def _mixed(labels: jax.Array, across: int, words: int, tile: Tile) -> jax.Array:
+    """For each warpgroup's share of each tile, 1 where it has a label or columns that are no words, by columns."""
+    column = jnp.arange(across, dtype=jnp.int32)
+    owner = jnp.where(labels < 0, -1, jax.lax.div(labels, jnp.int32(tile.n))).reshape(1, -1, tile.share)
+    has_label = jnp.any(owner == column[:, None, None], axis=2)
+    found = has_label | ((column + 1) * tile.n > words)[:, None]
+    return found.astype(jnp.int32).reshape(-1)
 
 
 def _rows_of(ref: Any, interpret: bool) -> jax.Array:

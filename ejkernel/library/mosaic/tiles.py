@@ -48,6 +48,11 @@ class Tile:
         return ((self.m + self.n) * self.k * self.stages + self.m * (self.n if held is None else held)) * itemsize
 
 
+# Tiles of the product that hands exponentials over: as rolling products have them. With a warpgroup that is one step
+# ahead four calls on an H200, with gradients, took 0.95 to 1.02 of the time of two that begin together.
+EXPONENTIALS = Tile(128, 256, 64, 4, lead=1)
+
+
 def refuses(tile: tuple[int | None, ...], stages: int | None, dtype: Any, *, held: int | None = None) -> str:
     """The reason that tiles of these sizes cannot run; empty where they can."""
     m, n, k = tile

@@ -103,7 +103,7 @@ class Kernel(Generic[Cfg, Out]):
 
     @absent
     def operations(self, inv: Invocation[Cfg, Out]) -> float:
-        """Operations of a forward pass, where the reference computes more than the call needs."""
+        """Operations of a forward pass, where the reference computes more than it needs, or they do not show."""
         raise NotImplementedError
 
     def valid_cfg(self, inv: Invocation[Cfg, Out], cfg: Any) -> bool | str:
