@@ -43,10 +43,10 @@ def outer(
         each = jnp.int32(high * columns)
         return jax.lax.div(number, each), jax.lax.rem(number, each)
 
-    def read(number: Any, start_ref: Any, stop_ref: Any, *refs: Any) -> list[Any]:
+    def read(known: Any, number: Any, start_ref: Any, stop_ref: Any, *refs: Any) -> list[Any]:
         return [ref[spot(number)[0]] for ref in (start_ref, stop_ref)]
 
-    def find(number: Any, start: Any, stop: Any) -> tuple[_Place, Any, Any]:
+    def find(known: Any, number: Any, part: Any, start: Any, stop: Any) -> tuple[_Place, Any, Any]:
         owner, rest = spot(number)
         row, column = (op(rest, jnp.int32(columns)) for op in (jax.lax.div, jax.lax.rem))
         first = jax.lax.div(start, jnp.int32(tile.k))

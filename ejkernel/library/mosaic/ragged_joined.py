@@ -17,7 +17,7 @@ from ..gate import joined, pulled
 from .handover import copy_rows, copy_whole
 from .launch import load, plgpu
 from .matmul import lines
-from .ragged_rolling import GroupTile, grouped, matrix
+from .ragged_rolling import GroupTile, copy_tall, grouped, matrix
 from .rolling import StepTiles
 from .tiles import CHUNK, Tile
 
@@ -65,16 +65,16 @@ def _joined(
     (rows, depth), width, dtype = lhs.shape, rhs.shape[1 if transposed else 2], lhs.dtype
     steps = depth // tile.k
 
-    # References: four numbers of a tile, `lhs`, `rhs`, those given, both results, parts of tiles, and whole ones.
+    # References: the table of slots, `lhs`, `rhs`, those given, both results, parts of tiles, and whole ones.
     def fill(place: GroupTile, at: Any, step: StepTiles, *refs: Any) -> None:
-        tall, first = pl.ds(place.start, tile.m), place.column * tile.n
+        first = place.column * tile.n
 
         @pl.when(at < steps)
         def _() -> None:
             inner, columns = pl.ds(at * tile.k, tile.k), pl.ds(first, tile.n)
             there = (columns, inner) if transposed else (inner, columns)
-            plgpu.copy_gmem_to_smem(refs[4].at[tall, inner], step.left, step.full)
-            plgpu.copy_gmem_to_smem(refs[5].at[matrix(place, rhs), *there], step.right[0], step.full)
+            copy_tall(place, tile, refs[1].at[:, inner], step)
+            plgpu.copy_gmem_to_smem(refs[2].at[matrix(place, rhs), *there], step.right[0], step.full)
 
         @pl.when(at >= steps)
         def _() -> None:
@@ -83,13 +83,13 @@ def _joined(
             for number in range(2):
                 which, low = number % len(given), number * (tile.m - each)
                 buffer = rooms(step)[which].at[pl.ds(low, each)]
-                plgpu.copy_gmem_to_smem(refs[6 + which].at[pl.ds(place.start + low, each), columns], buffer, step.full)
+                plgpu.copy_gmem_to_smem(refs[3 + which].at[pl.ds(place.start + low, each), columns], buffer, step.full)
 
     def rooms(step: StepTiles) -> list[Any]:
         return [step.left, step.right[0]][: len(given)]
 
     def write(place: GroupTile, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
-        share, (*made_refs, pieces, staged) = place.share(tile), refs[6 + len(given) :]
+        share, (*made_refs, pieces, staged) = place.share(tile), refs[3 + len(given) :]
         for number, step in enumerate(later):
             at, buffers = number * CHUNK, [room.at[share.mine] for room in rooms(step)]
             there = pl.ds(place.column * tile.n + at, CHUNK)

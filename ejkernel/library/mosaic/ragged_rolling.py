@@ -14,11 +14,10 @@ from ..gate import joined
 from .handover import Columns, OwnRows, by_group, share_of
 from .launch import plgpu
 from .matmul import lines, turned
-from .ragged_dot import holding, visits_of
+from .ragged_dot import holding
+from .ragged_slots import Order, slots_of
 from .rolling import StepTiles, TileWork, rolling
-from .tiles import CHUNK, LINE_ROWS, Tile, buffers
-
-_WIDEST_BAND = 8
+from .tiles import CHUNK, LINE_ROWS, PROCESSORS, Tile, buffers, visits
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,11 @@ def product(
     def fill(place: GroupTile, at: Any, step: StepTiles, *refs: Any) -> None:
         columns = pl.ds(place.column * tile.n, tile.n)
         for number in range(len(lhs)):
-            left, right = refs[4 + number], refs[4 + len(lhs) + number]
+            left, right = refs[1 + number], refs[1 + len(lhs) + number]
             inner = pl.ds((at - number * each) * tile.k, tile.k)
 
             def copy(left: Any = left, right: Any = right, inner: Any = inner) -> None:
-                plgpu.copy_gmem_to_smem(left.at[pl.ds(place.start, tile.m), inner], step.left, step.full)
+                copy_tall(place, tile, left.at[:, inner], step)
                 there = (columns, inner) if transposed else (inner, columns)
                 plgpu.copy_gmem_to_smem(right.at[matrix(place, rhs[0]), *there], step.right[0], step.full)
 
@@ -99,8 +98,8 @@ def gated(
 
     def fill(place: GroupTile, at: Any, step: StepTiles, *refs: Any) -> None:
         inner, columns = pl.ds(at * tile.k, tile.k), pl.ds(place.column * half, half)
-        plgpu.copy_gmem_to_smem(refs[4].at[pl.ds(place.start, tile.m), inner], step.left, step.full)
-        for ref, there in zip(refs[5:7], step.right, strict=True):
+        copy_tall(place, tile, refs[1].at[:, inner], step)
+        for ref, there in zip(refs[2:4], step.right, strict=True):
             plgpu.copy_gmem_to_smem(ref.at[matrix(place, gate), inner, columns], there, step.full)
 
     def chunk(totals: Sequence[jax.Array], at: int) -> jax.Array:
@@ -127,7 +126,7 @@ def _one(
     tall, width = columns
 
     def write(place: GroupTile, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
-        o_ref, staged, pieces = refs[4 + len(lhs) + len(rhs) :]
+        o_ref, staged, pieces = refs[1 + len(lhs) + len(rhs) :]
 
         def made(at: int) -> jax.Array:
             return place.own(rhs[0].shape[0], chunk(totals, at)).astype(dtype)
@@ -160,33 +159,29 @@ def grouped(
     name: str,
     more: Sequence[jax.Array] = (),
     later: int = 0,
+    blocks: int = PROCESSORS,
     **launched: Any,
 ) -> Sequence[jax.Array]:
-    """Tiles of all groups; references are those of four numbers of each, `lhs`, `rhs`, `more`, results and scratch.
+    """Tiles of all groups; references are the table of slots, `lhs`, `rhs`, `more`, results and scratch.
 
     `columns`: those of a tile, and of all.
     """
     rows = lhs[0].shape[0]
     across = pl.cdiv(columns[1], columns[0])
-    # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
-    bands = pl.cdiv(across, _WIDEST_BAND)
-    wide = pl.cdiv(across, bands)
-    tiles = visits_of(sizes, rows, tile.m)
-    count = tiles[0].shape[0]
+    count = visits(rows, sizes.shape[0], tile.m) * across
+    order = Order(across, min(blocks, count), tile.m, tile.even)
 
-    def spot(number: Any) -> tuple[Any, Any]:
-        band, rest = (op(number, jnp.int32(count * wide)) for op in (jax.lax.div, jax.lax.rem))
-        visit, column = (op(rest, jnp.int32(wide)) for op in (jax.lax.div, jax.lax.rem))
-        return visit, band * wide + column
+    def known(table: Any, *refs: Any) -> tuple[Any, Any]:
+        return order.known(table)
 
-    def read(number: Any, *refs: Any) -> list[Any]:
-        return [ref[spot(number)[0]] for ref in refs[:4]]
+    def read(known: Any, number: Any, table: Any, *refs: Any) -> list[Any]:
+        return order.read(known, number, table)
 
-    def find(number: Any, owner: Any, line: Any, first: Any, last: Any) -> tuple[GroupTile, Any, Any]:
-        _, column = spot(number)
+    def find(known: Any, number: Any, part: Any, *numbers: Any) -> tuple[GroupTile, Any, Any]:
+        owner, line, first, last = order.tile(known, number, part, *numbers)
         # The compiler sees that a tile starts where lines do.
-        place = GroupTile(owner, line * LINE_ROWS, first, last, column)
-        return place, (first < last) & (column < across), jnp.int32(steps)
+        place = GroupTile(owner, line * LINE_ROWS, first, last, order.spot(known, number)[1])
+        return place, first < last, jnp.int32(steps)
 
     def is_idle(place: GroupTile) -> Any:
         share = place.share(tile)
@@ -198,15 +193,30 @@ def grouped(
             plgpu.wgmma(total, step.left.at[mine], turned(part) if transposed else part)
 
     return rolling(
-        TileWork(count * bands * wide, read, find, fill, multiply, write, is_idle, later),
-        [*tiles, *lhs, *rhs, *more],
+        TileWork(count, read, find, fill, multiply, write, is_idle, later, known, order.parts if tile.even else None),
+        [slots_of(sizes, rows, tile.m, paired=tile.even), *lhs, *rhs, *more],
         left=(tile.m, tile.k),
         right=right,
         tile=tile,
         name=name,
         fast=True,
+        blocks=order.blocks,
         **launched,
     )
+
+
+def copy_tall(place: GroupTile, tile: Tile, ref: Any, step: StepTiles) -> None:
+    """Starts a copy of the tile's rows of a step, of half of them where the others are not the group's."""
+    middle = place.start + tile.share
+    is_low, is_high = place.last <= middle, place.first >= middle
+
+    def copy(first: int, count: int) -> None:
+        rows, there = pl.ds(place.start + first, count), pl.ds(first, count)
+        plgpu.copy_gmem_to_smem(ref.at[rows], step.left.at[there], step.full)
+
+    pl.when(is_low)(lambda: copy(0, tile.share))
+    pl.when(is_high)(lambda: copy(tile.share, tile.share))
+    pl.when(jnp.logical_not(is_low | is_high))(lambda: copy(0, tile.m))
 
 
 def matrix(place: GroupTile, rhs: jax.Array) -> Any:

@@ -1,0 +1,133 @@
+"""The order in which blocks that stay take a grouped product's tiles, so that all of them end at about the same time.
+
+A group's last tile often has rows for one warpgroup alone, and takes about half as long as another: two of them are one
+slot, as long as a whole tile, and slots are dealt out in turns. Of a last round that is at most half full, each block
+takes half of a slot. For 32 groups of some 1,024 rows and 132 blocks that is 12.0 or 12.5 rounds where whole tiles take
+13, and 6.0 or 6.5 where they take 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from ..counting import ended_before, running_sums
+from ..ragged_dot_tiles import starts_of
+from .tiles import LINE_ROWS, visits
+
+# Of each of two tiles the group, the first line, the first and last of its rows that are the group's; and all slots.
+_EACH = 4
+_FIELDS = 2 * _EACH + 1
+# Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
+_WIDEST_BAND = 8
+
+
+def slots_of(sizes: jax.Array, rows: int, tile: int, *, paired: bool = True) -> jax.Array:
+    """The slots one after the other, `_FIELDS` numbers each; the second tile of most, and of those unused both, is empty.
+
+    A group's tiles follow each other from the line of rows that its first one is in: copies start at lines. One more
+    group has the rows that belong to none. Without `paired` each tile is a slot.
+    """
+    starts, stops = starts_of(sizes, rows)
+    starts, stops = jnp.append(starts, stops[-1]), jnp.append(stops, rows)
+    begins = starts // LINE_ROWS * LINE_ROWS
+    tiles = jnp.where(starts < stops, -(-(stops - begins) // tile), 0)
+
+    def rows_of(group: Any, at: Any, is_there: Any) -> list[Any]:
+        place = begins[group] + at * tile
+        # The last tile of all does not reach over the last row: it has rows of the tile before.
+        line = jnp.clip(place, 0, max(0, rows - tile)) // LINE_ROWS
+        low = jnp.maximum(starts[group], place)
+        return [group, line, low, jnp.where(is_there, jnp.minimum(stops[group], place + tile), low)]
+
+    everyone = jnp.arange(tiles.shape[0], dtype=jnp.int32)
+    _, line, low, high = rows_of(everyone, tiles - 1, tiles > 0)
+    middle = line * LINE_ROWS + tile // 2
+    is_low = (tiles > 0) & ((high <= middle) | (low >= middle)) & paired
+    ranks = running_sums(is_low.astype(jnp.int32))
+    # Of the low tiles every second one makes a slot, with the one before it; a last one without another has its own.
+    pairs = (is_low & (ranks % 2 == 0)).astype(jnp.int32)
+    whole = jnp.append(tiles - is_low, 0)
+    each = whole + jnp.append(pairs, ranks[-1] % 2)
+    ends = running_sums(each)
+    number = jnp.arange(visits(rows, sizes.shape[0], tile), dtype=jnp.int32)
+    section = jnp.minimum(ended_before(ends, number), tiles.shape[0])
+    at, is_used = number - (ends - each)[section], number < ends[-1]
+    is_pair = at >= whole[section]
+    # The group of the low tile before that of this group.
+    before = jnp.minimum(ended_before(ranks, jnp.append(ranks, ranks[-1] + 1) - 2), tiles.shape[0] - 1)
+    own = jnp.minimum(section, tiles.shape[0] - 1)
+    first = jnp.where(is_pair, before[section], own)
+    one = rows_of(first, jnp.where(is_pair, tiles[first] - 1, at), is_used)
+    other = rows_of(own, tiles[own] - 1, is_used & is_pair & (section < tiles.shape[0]))
+    fields = [*one, *other, jnp.broadcast_to(ends[-1], number.shape)]
+    return jnp.stack([x.astype(jnp.int32) for x in fields], axis=1).reshape(-1)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a launch's blocks read once: how many slots there are, all tiles, and the first that is taken by halves."""
+
+    slots: Any
+    tiles: Any
+    halved: Any
+
+
+@dataclass(frozen=True)
+class Order:
+    """Slots by blocks of columns; `even`: the tiles of a last round that is at most half full are taken by halves."""
+
+    across: int
+    blocks: int
+    high: int
+    even: bool
+
+    def known(self, table: Any) -> tuple[Known, Any]:
+        """What is read once, and how many turns of single blocks there are."""
+        slots = table[_FIELDS - 1]
+        tiles = slots * self.across
+        if not self.even:
+            return Known(slots, tiles, tiles), tiles
+        left = jax.lax.rem(tiles, jnp.int32(self.blocks))
+        halves = jnp.where(2 * left <= self.blocks, left, 0)
+        return Known(slots, tiles, tiles - halves), tiles + halves
+
+    def spot(self, known: Known, number: Any) -> tuple[Any, Any]:
+        """The slot and the block of columns of a turn."""
+        beyond = number - known.halved
+        at = jnp.where(beyond < 0, number, known.halved + jax.lax.div(beyond, jnp.int32(2)))
+        bands = pl.cdiv(self.across, _WIDEST_BAND)
+        wide = pl.cdiv(self.across, bands)
+        if bands == 1:
+            return jax.lax.div(at, jnp.int32(wide)), jax.lax.rem(at, jnp.int32(wide))
+        each = known.slots * wide
+        band = jnp.minimum(jax.lax.div(at, each), bands - 1)
+        rest, width = at - band * each, jnp.minimum(wide, self.across - band * wide)
+        return jax.lax.div(rest, width), band * wide + jax.lax.rem(rest, width)
+
+    def read(self, known: Known, number: Any, table: Any) -> list[Any]:
+        """The numbers of both tiles of a slot."""
+        begin = self.spot(known, number)[0] * _FIELDS
+        return [table[begin + at] for at in range(2 * _EACH)]
+
+    def parts(self, known: Known, number: Any, *numbers: Any) -> Any:
+        """How many tiles a turn has."""
+        return jnp.where((number < known.halved) & (numbers[_EACH + 2] < numbers[_EACH + 3]), 2, 1)
+
+    def tile(self, known: Known, number: Any, part: Any, *numbers: Any) -> Sequence[Any]:
+        """The group, the first line, the first row and the one after the last of a turn's tile."""
+        one, other = numbers[:_EACH], numbers[_EACH:]
+        beyond = number - known.halved
+        is_whole, has_two = beyond < 0, other[2] < other[3]
+        is_second = jnp.where(is_whole, part, jax.lax.rem(beyond, jnp.int32(2))) == 1
+        owner, line, low, high = (jnp.where(has_two & is_second, y, x) for x, y in zip(one, other, strict=True))
+        if self.even:
+            middle, is_half = line * LINE_ROWS + self.high // 2, jnp.logical_not(is_whole | has_two)
+            low = jnp.where(is_half & is_second, jnp.maximum(low, middle), low)
+            high = jnp.where(is_half & jnp.logical_not(is_second), jnp.minimum(high, middle), high)
+        return owner, line, low, high
