@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,13 @@ from tuning_gpu import raced
 
 from ejkernel import library
 from ejkernel.library import MoeCombineConfig, MoeConfig, MoeDispatchConfig, RaggedDotConfig
-from ejkernel.library.gate import pulled
+from ejkernel.library.gate import joined, pulled
 from ejkernel.library.moe_combine import combined
+from ejkernel.library.mosaic import outer_rolling, ragged_rolling
 from ejkernel.library.mosaic.ragged_joined import gated_back
 from ejkernel.library.mosaic.tiles import Tile
-from ejkernel.library.ragged_dot_ways import outer, product
-from ejkernel.library.ragged_gated import RaggedGated, from_products
+from ejkernel.library.ragged_dot_ways import product
+from ejkernel.library.ragged_gated import RaggedGated
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor
 
 TOKENS, WIDTH, INNER, COUNT, K = 8192, 2048, 768, 32, 4
@@ -78,9 +80,9 @@ SHAPES: dict[str, list[Any]] = {
 NAMES = [*SHAPES, *(f"{name}-gradient" for name in SHAPES if name != "back")]
 
 
-def block(way: str, columns: int = 256, stages: int = 4, lead: int | None = None) -> RaggedDotConfig:
+def block(way: str, columns: int = 256, stages: int = 4) -> RaggedDotConfig:
     """A cfg of a kernel for Hopper GPUs."""
-    return RaggedDotConfig(way, 128, columns, 64, None, stages, lead)
+    return RaggedDotConfig(way, 128, columns, 64, None, stages)
 
 
 def rows_ways() -> dict[str, Callable[..., Any]]:
@@ -97,53 +99,74 @@ def layer_ways(backward: bool) -> dict[str, Callable[..., Any]]:
     """Whole layers: one part after the other by the newer ways."""
     moved = {"dispatch": MoeDispatchConfig("mosaic"), "combine": MoeCombineConfig("mosaic")}
     kept = {"dispatch": MoeDispatchConfig("count"), "combine": MoeCombineConfig("unrolled")}
-    old, (rolling, gated) = block("mosaic"), (block(way, 256, 3) for way in ("mosaic_rolling", "mosaic_gated"))
+    old, rolling = block("mosaic"), block("mosaic_rolling")
     cfgs = {
         "old rows, mosaic": MoeConfig(up=old, down=old, **kept),
-        "rows, mosaic": MoeConfig(up=old, down=old, **moved),
         "rows, rolling": MoeConfig(up=rolling, down=rolling, **moved),
-        "rows, gated, rolling": MoeConfig(up=gated, down=rolling, **moved),
-        "rows, gated 4, rolling 4": MoeConfig(up=block("mosaic_gated"), down=block("mosaic_rolling"), **moved),
+        "rows, gated 4, rolling 4": MoeConfig(up=block("mosaic_gated"), down=rolling, **moved),
     }
-    # Forward, products that are joined are those that are gated.
-    more = [("gated", 4, 2), ("gated", 3, 1), *([("joined", 4, None), ("joined", 4, 2)] if backward else [])]
-    whole = {}
-    for way, stages, lead in more:
-        up, down = (block(f"mosaic_{one}", 256, stages, lead) for one in (way, "rolling"))
-        name = f"rows, {way} {stages}, rolling {stages}, lead {lead}"
-        cfgs[name] = MoeConfig(up=up, down=down, **moved)
-        if backward and stages == 4:
-            how = {"up_cfg": up, "down_cfg": down, "back": Tile(128, 256, 64, 4, lead or 0), **moved}
-            whole[f"{name}, product and pass back in one"] = functools.partial(joined_layer, **how)
     ours = functools.partial(library.moe, k=K, executor=UNTUNED)
-    return {name: functools.partial(ours, cfg=cfg) for name, cfg in cfgs.items()} | whole
+    ways = {name: functools.partial(ours, cfg=cfg) for name, cfg in cfgs.items()}
+    tile = Tile(128, 256, 64, 4)
+    in_order = replace(tile, even=False)
+    if not backward:
+        tiles = {"tiles in order": in_order, "even": tile, "even, lead 2": replace(tile, lead=2)}
+        tiles |= {"even 3": replace(tile, stages=3)}
+        return ways | {name: functools.partial(parted_layer, tile=one) for name, one in tiles.items()}
+    low = Tile(128, 128, 64, 6, 2)
+    parts = {
+        "tiles in order": (in_order, None, False),
+        "tiles in order, back in one 128x128": (in_order, replace(low, even=False), False),
+        "even": (tile, None, False),
+        "even, back in one 128x128": (tile, low, False),
+        "even, back in one 128x256": (tile, tile, False),
+        "even, back in one 128x256, lead 2": (tile, replace(tile, lead=2), False),
+        "even, back in one 128x128, matrices in one": (tile, low, True),
+        "even, back in one 128x256, matrices in one": (tile, tile, True),
+    }
+    for name, (one, back, is_joint) in parts.items():
+        ways[name] = functools.partial(parted_layer, tile=one, back=back, is_joint=is_joint)
+    return ways
 
 
-def joined_layer(
-    x: Any, logits: Any, *matrices: Any, up_cfg: Any, down_cfg: Any, back: Tile, dispatch: Any, combine: Any
+def parted_layer(
+    x: Any, logits: Any, *matrices: Any, tile: Tile, back: Tile | None = None, is_joint: bool = False
 ) -> Any:
-    """`moe` with one kernel for the product with the last matrices and the pass over its result, in its gradient."""
-    sent = library.moe_dispatch(x, logits, k=K, cfg=dispatch, executor=UNTUNED)
+    """`moe` by Mosaic, its products by this tile.
+
+    In its gradient `back` is the tile of one kernel for the product with the last matrices and the pass over its
+    result; `is_joint`: the gradients of all matrices are one launch.
+    """
+    sent = library.moe_dispatch(x, logits, k=K, cfg=MoeDispatchConfig("mosaic"), executor=UNTUNED)
+    how: dict[str, Any] = {"tile": tile, "dtype": x.dtype, "interpret": False}
 
     @jax.custom_vjp
     def experts(rows: Any, gate: Any, up: Any, down: Any, sizes: Any) -> Any:
-        inner = RaggedGated().run(rows, gate, up, sizes, cfg=up_cfg)
-        return library.RaggedDot().run(inner, down, sizes, cfg=down_cfg)
+        inner = ragged_rolling.gated(rows, gate, up, sizes, tile=tile, interpret=False)
+        return ragged_rolling.product([inner], [down], sizes, transposed=False, **how)
 
     def forward(rows: Any, gate: Any, up: Any, down: Any, sizes: Any) -> Any:
-        inner, products = RaggedGated().fwd_with_residuals(rows, gate, up, sizes, cfg=up_cfg)
-        out = library.RaggedDot().run(inner, down, sizes, cfg=down_cfg)
-        return out, (products, inner, rows, gate, up, down, sizes)
+        pair = [ragged_rolling.product([rows], [one], sizes, transposed=False, **how) for one in (gate, up)]
+        inner = joined(*(one.astype(jnp.float32) for one in pair)).astype(rows.dtype)
+        out = ragged_rolling.product([inner], [down], sizes, transposed=False, **how)
+        return out, (pair, inner, rows, gate, up, down, sizes)
 
     def backward(kept: Any, dy: Any) -> Any:
-        products, inner, rows, gate, up, down, sizes = kept
-        towards = gated_back(dy, down, *products, sizes, tile=back, interpret=False)
-        d_down = outer(down_cfg, False)(inner, dy, sizes, dtype=down.dtype)
-        return *from_products(towards, rows, gate, up, sizes, cfg=up_cfg, interpret=False), d_down, None
+        pair, inner, rows, gate, up, down, sizes = kept
+        if back:
+            towards = gated_back(dy, down, *pair, sizes, tile=back, interpret=False)
+        else:
+            middle = ragged_rolling.product([dy], [down], sizes, transposed=True, **how)
+            towards = [x.astype(dy.dtype) for x in pulled(*(x.astype(jnp.float32) for x in (*pair, middle)))]
+        factors = [(inner, dy), *((rows, one) for one in towards)]
+        groups = [factors] if is_joint else [[one] for one in factors]
+        d_down, d_gate, d_up = (x for some in groups for x in outer_rolling.outers(some, sizes, **how))
+        d_rows = ragged_rolling.product(towards, [gate, up], sizes, transposed=True, **how)
+        return d_rows, d_gate, d_up, d_down, None
 
     experts.defvjp(forward, backward)
     rows = experts(sent.rows, *matrices, sent.group_sizes)
-    return combined(rows, sent.weights, sent.places, cfg=combine, executor=UNTUNED)
+    return combined(rows, sent.weights, sent.places, cfg=MoeCombineConfig("mosaic"), executor=UNTUNED)
 
 
 def apart(cfg: RaggedDotConfig, dy: Any, down: Any, opened: Any, raised: Any, sizes: Any) -> Any:
@@ -155,10 +178,18 @@ def apart(cfg: RaggedDotConfig, dy: Any, down: Any, opened: Any, raised: Any, si
 
 def back_ways() -> dict[str, Callable[..., Any]]:
     """The product and a pass over its result, and both in one kernel."""
-    cfgs = [block("mosaic_rolling", 256, *how) for how in ((4,), (3,), (4, 2))]
-    ways = {f"{named(cfg)}, and a pass": functools.partial(apart, cfg) for cfg in cfgs}
-    for tile in (Tile(128, 256, 64, 4), Tile(128, 256, 64, 4, 2), Tile(128, 256, 64, 4, 1), Tile(128, 128, 64, 6, 2)):
-        name = f"product and pass in one {tile.m}x{tile.n}, {tile.stages}, lead {tile.lead}"
+    ways = {f"{named(cfg)}, and a pass": functools.partial(apart, cfg) for cfg in [block("mosaic_rolling")]}
+    low, high = Tile(128, 128, 64, 6, 2), Tile(128, 256, 64, 4)
+    for tile in (
+        high,
+        replace(high, lead=2),
+        replace(high, even=False),
+        low,
+        replace(low, lead=0),
+        replace(low, even=False),
+    ):
+        order = "" if tile.even else ", tiles in order"
+        name = f"product and pass in one {tile.m}x{tile.n}, {tile.stages}, lead {tile.lead}{order}"
         ways[name] = lambda *arrays, tile=tile: tuple(gated_back(*arrays, tile=tile, interpret=False))
     return ways
 
@@ -178,12 +209,10 @@ def of_case(name: str, backward: bool = False) -> tuple[dict[str, Callable[..., 
     cfgs = [block("mosaic"), block("mosaic_rolling"), block("mosaic_rolling", 256, 3), block("mosaic_rolling", 128, 5)]
     if name == "back":
         return back_ways(), functools.partial(apart, TILED)
-    leads = [(256, 4, 2), (256, 4, 1), (256, 3, 1)]
     if name == "down":
-        cfgs += [*(block("mosaic_rolling", *how) for how in leads), RaggedDotConfig("triton", 128, 128, 64, 4, 3)]
+        cfgs += [RaggedDotConfig("triton", 128, 128, 64, 4, 3)]
         return product_ways(library.RaggedDot(), cfgs), ragged
-    cfgs += [block("mosaic_joined", 256, 4, lead) for lead in (None, 2)]
-    cfgs += [block("mosaic_gated", *how) for how in ((256, 4), (256, 3), (128, 5), *leads)]
+    cfgs += [block("mosaic_gated", *how) for how in ((256, 4), (256, 3), (128, 5))]
     return product_ways(RaggedGated(), cfgs), functools.partial(UNTUNED, RaggedGated(), cfg=TILED)
 
 

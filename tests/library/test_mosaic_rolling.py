@@ -181,3 +181,16 @@ def test_joined_products_are_lowered_for_a_gpu(name, dtype):
     arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     fn = functools.partial(getattr(ragged_joined, name), tile=Tile(128, 256, 64, 4, 2), interpret=False)
     assert f"library_ragged_{name}" in lowered_by_mosaic(fn, *arrays, jax.ShapeDtypeStruct((8,), "int32"))
+
+
+@pytest.mark.parametrize("sizes", [(70, 0, 110), pytest.param((1, 1, 1), marks=pytest.mark.slow)])
+def test_gradients_of_several_matrices_are_one_launch(races, sizes):
+    """Each is what it is by itself, whatever the shape of the others."""
+    from ejkernel.library.mosaic.outer_rolling import outer, outers
+
+    one, other, narrow = (normal(192, width, dtype="bfloat16", seed=seed) for seed, width in enumerate((128, 128, 64)))
+    how = {"tile": Tile(128, 64, 64, 2), "dtype": NARROW, "interpret": True, "blocks": 2}
+    pairs, sizes = [(one, narrow), (one, other)], jnp.asarray(sizes, jnp.int32)
+    found = jax.jit(lambda *a: outers(pairs, *a, **how))(sizes)
+    for pair, made in zip(pairs, found, strict=True):
+        np.testing.assert_array_equal(made, jax.jit(lambda *a: outer(*a, **how))(*pair, sizes))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ..counting import ended_before, running_sums
+from ..counting import ended_before
 from ..ragged_dot_tiles import starts_of
 from .tiles import LINE_ROWS, visits
 
@@ -25,6 +25,8 @@ _EACH = 4
 _FIELDS = 2 * _EACH + 1
 # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
 _WIDEST_BAND = 8
+# Pairs of groups that are compared at once.
+_FEW_PAIRS = 1 << 23
 
 
 def slots_of(sizes: jax.Array, rows: int, tile: int, *, paired: bool = True) -> jax.Array:
@@ -35,38 +37,56 @@ def slots_of(sizes: jax.Array, rows: int, tile: int, *, paired: bool = True) -> 
     """
     starts, stops = starts_of(sizes, rows)
     starts, stops = jnp.append(starts, stops[-1]), jnp.append(stops, rows)
-    begins = starts // LINE_ROWS * LINE_ROWS
-    tiles = jnp.where(starts < stops, -(-(stops - begins) // tile), 0)
+    # By shifts, which are cheap enough for XLA to repeat them: a division had a launch of its own.
+    begins, log = starts & -LINE_ROWS, tile.bit_length() - 1
+    tiles = jnp.where(starts < stops, (stops - begins + (tile - 1)) >> log, 0)
 
-    def rows_of(group: Any, at: Any, is_there: Any) -> list[Any]:
-        place = begins[group] + at * tile
+    def rows_of(begin: Any, start: Any, stop: Any, at: Any) -> list[Any]:
+        place = begin + at * tile
         # The last tile of all does not reach over the last row: it has rows of the tile before.
-        line = jnp.clip(place, 0, max(0, rows - tile)) // LINE_ROWS
-        low = jnp.maximum(starts[group], place)
-        return [group, line, low, jnp.where(is_there, jnp.minimum(stops[group], place + tile), low)]
+        line = jnp.clip(place, 0, max(0, rows - tile)) >> (LINE_ROWS.bit_length() - 1)
+        return [line, jnp.maximum(start, place), jnp.minimum(stop, place + tile)]
+
+    def tile_of(group: Any, at: Any, is_there: Any) -> list[Any]:
+        line, low, high = rows_of(begins[group], starts[group], stops[group], at)
+        return [group, line, low, jnp.where(is_there, high, low)]
 
     everyone = jnp.arange(tiles.shape[0], dtype=jnp.int32)
-    _, line, low, high = rows_of(everyone, tiles - 1, tiles > 0)
+    line, low, high = rows_of(begins, starts, stops, tiles - 1)
     middle = line * LINE_ROWS + tile // 2
     is_low = (tiles > 0) & ((high <= middle) | (low >= middle)) & paired
-    ranks = running_sums(is_low.astype(jnp.int32))
     # Of the low tiles every second one makes a slot, with the one before it; a last one without another has its own.
-    pairs = (is_low & (ranks % 2 == 0)).astype(jnp.int32)
-    whole = jnp.append(tiles - is_low, 0)
-    each = whole + jnp.append(pairs, ranks[-1] % 2)
-    ends = running_sums(each)
+    sums, ranks, latest = _along(tiles - is_low, is_low.astype(jnp.int32), jnp.where(is_low, everyone, 0))
+    ends = sums + (ranks >> 1)
+    whole, ends = jnp.append(sums - jnp.append(0, sums[:-1]), 0), jnp.append(ends, ends[-1] + (ranks[-1] & 1))
+    begun = jnp.append(0, ends[:-1])
     number = jnp.arange(visits(rows, sizes.shape[0], tile), dtype=jnp.int32)
     section = jnp.minimum(ended_before(ends, number), tiles.shape[0])
-    at, is_used = number - (ends - each)[section], number < ends[-1]
+    at, is_used = number - begun[section], number < ends[-1]
     is_pair = at >= whole[section]
     # The group of the low tile before that of this group.
-    before = jnp.minimum(ended_before(ranks, jnp.append(ranks, ranks[-1] + 1) - 2), tiles.shape[0] - 1)
+    before = jnp.append(0, latest)
     own = jnp.minimum(section, tiles.shape[0] - 1)
     first = jnp.where(is_pair, before[section], own)
-    one = rows_of(first, jnp.where(is_pair, tiles[first] - 1, at), is_used)
-    other = rows_of(own, tiles[own] - 1, is_used & is_pair & (section < tiles.shape[0]))
+    one = tile_of(first, jnp.where(is_pair, tiles[first] - 1, at), is_used)
+    other = tile_of(own, tiles[own] - 1, is_used & is_pair & (section < tiles.shape[0]))
     fields = [*one, *other, jnp.broadcast_to(ends[-1], number.shape)]
     return jnp.stack([x.astype(jnp.int32) for x in fields], axis=1).reshape(-1)
+
+
+def _along(one: jax.Array, other: jax.Array, most: jax.Array) -> Sequence[jax.Array]:
+    """Running sums of two vectors, and the running maximum of one without negative numbers: on a GPU in one launch."""
+    size = one.shape[0]
+    if size * size > _FEW_PAIRS:
+        return [jnp.cumsum(one), jnp.cumsum(other), jax.lax.cummax(most)]
+    place = jnp.arange(size)
+    pairs = [jnp.where(place[None] <= place[:, None], x[None], 0) for x in (one, other, most)]
+
+    def join(x: Any, y: Any) -> Any:
+        return x[0] + y[0], x[1] + y[1], jnp.maximum(x[2], y[2])
+
+    made: Sequence[jax.Array] = jax.lax.reduce(pairs, [jnp.zeros((), x.dtype) for x in pairs], join, (1,))
+    return made
 
 
 @dataclass(frozen=True)
