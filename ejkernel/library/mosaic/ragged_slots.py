@@ -30,7 +30,7 @@ _FEW_PAIRS = 1 << 23
 
 
 def slots_of(sizes: jax.Array, rows: int, tile: int, *, paired: bool = True) -> jax.Array:
-    """The slots one after the other, `_FIELDS` numbers each; the second tile of most, and of those unused both, is empty.
+    """The slots one after the other, `_FIELDS` numbers each; most have no second tile, and those unused no tile.
 
     A group's tiles follow each other from the line of rows that its first one is in: copies start at lines. One more
     group has the rows that belong to none. Without `paired` each tile is a slot.
