@@ -41,11 +41,11 @@ from ejkernel import library
 from ejkernel.library import MoeCombineConfig, MoeConfig, MoeDispatchConfig, RaggedDotConfig
 from ejkernel.library.gate import joined, pulled
 from ejkernel.library.moe_combine import combined
+from ejkernel.library.moe_experts import MoeExperts
 from ejkernel.library.mosaic import outer_rolling, ragged_rolling
-from ejkernel.library.mosaic.ragged_joined import gated_back
+from ejkernel.library.mosaic.gated_back import gated_back
 from ejkernel.library.mosaic.tiles import Tile
 from ejkernel.library.ragged_dot_ways import product
-from ejkernel.library.ragged_gated import RaggedGated
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor
 
 TOKENS, WIDTH, INNER, COUNT, K = 8192, 2048, 768, 32, 4
@@ -60,7 +60,7 @@ TILED = RaggedDotConfig("tiled", block_m=256)
 ROW, PRODUCT = 2 * TOKENS * WIDTH / TRAFFIC, 2 * TOKENS * K * WIDTH * INNER / FLOPS
 # Forward 1 and k rows in, k and 1 out; backward k and 1 and once more k in, 1 and k out.
 FLOORS = {"rows": (ROW * (2 * K + 2), ROW * (5 * K + 4)), "layer": (3 * PRODUCT, 9 * PRODUCT)}
-FLOORS |= {"gated": (2 * PRODUCT, 6 * PRODUCT), "down": (PRODUCT, 3 * PRODUCT), "back": (PRODUCT, PRODUCT)}
+FLOORS |= {"experts": (3 * PRODUCT, 9 * PRODUCT), "down": (PRODUCT, 3 * PRODUCT), "back": (PRODUCT, PRODUCT)}
 X, LOGITS = ((TOKENS, WIDTH), "bfloat16", 1.0), ((TOKENS, COUNT), "float32", 1.0)
 UPWARDS = ((COUNT, WIDTH, INNER), "bfloat16", WIDTH**-0.5)
 DOWN = ((COUNT, INNER, WIDTH), "bfloat16", INNER**-0.5)
@@ -72,7 +72,7 @@ ROWS, BETWEEN, SIZES = (
 SHAPES: dict[str, list[Any]] = {
     "rows": [X, LOGITS, ROWS],
     "layer": [X, LOGITS, UPWARDS, UPWARDS, DOWN],
-    "gated": [ROWS, UPWARDS, UPWARDS, SIZES],
+    "experts": [ROWS, UPWARDS, UPWARDS, DOWN, SIZES],
     "down": [BETWEEN, DOWN, SIZES],
     # The gradients of a gated pair's products, from those of the rows that come back.
     "back": [ROWS, DOWN, BETWEEN, BETWEEN, SIZES],
@@ -99,11 +99,10 @@ def layer_ways(backward: bool) -> dict[str, Callable[..., Any]]:
     """Whole layers: one part after the other by the newer ways."""
     moved = {"dispatch": MoeDispatchConfig("mosaic"), "combine": MoeCombineConfig("mosaic")}
     kept = {"dispatch": MoeDispatchConfig("count"), "combine": MoeCombineConfig("unrolled")}
-    old, rolling = block("mosaic"), block("mosaic_rolling")
     cfgs = {
-        "old rows, mosaic": MoeConfig(up=old, down=old, **kept),
-        "rows, rolling": MoeConfig(up=rolling, down=rolling, **moved),
-        "rows, gated 4, rolling 4": MoeConfig(up=block("mosaic_gated"), down=rolling, **moved),
+        "old rows, mosaic": MoeConfig(experts=block("mosaic"), **kept),
+        "rows, rolling": MoeConfig(experts=block("mosaic_rolling"), **moved),
+        "rows, gated": MoeConfig(experts=block("mosaic_gated"), **moved),
     }
     ours = functools.partial(library.moe, k=K, executor=UNTUNED)
     ways = {name: functools.partial(ours, cfg=cfg) for name, cfg in cfgs.items()}
@@ -216,7 +215,7 @@ def of_case(name: str, backward: bool = False) -> tuple[dict[str, Callable[..., 
         cfgs += [RaggedDotConfig("triton", 128, 128, 64, 4, 3)]
         return product_ways(library.RaggedDot(), cfgs), ragged
     cfgs += [block("mosaic_gated", *how) for how in ((256, 4), (256, 3), (128, 5))]
-    return product_ways(RaggedGated(), cfgs), functools.partial(UNTUNED, RaggedGated(), cfg=TILED)
+    return product_ways(MoeExperts(), cfgs), functools.partial(UNTUNED, MoeExperts(), cfg=TILED)
 
 
 def with_gradient(fn: Callable[..., Any], count: int) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
 """Products by blocks that stay on their multiprocessors, interpreted and lowered for a Hopper GPU.
 
-Covers `library/gate.py`, `library/mosaic/ragged_joined.py`, `library/mosaic/handover.py`,
-`library/mosaic/outer_rolling.py`, `library/mosaic/ragged_rolling.py` and `library/mosaic/rolling.py`.
+Covers `library/gate.py`, `library/mosaic/gated_back.py`, `library/mosaic/handover.py`,
+`library/mosaic/outer_rolling.py`, `library/mosaic/ragged_rolling.py`, `library/mosaic/ragged_slots.py` and
+`library/mosaic/rolling.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,20 @@ pytestmark = [needs_mosaic, needs_loops]
 NARROW = jnp.dtype("bfloat16")
 
 
+@pytest.mark.parametrize("blocks", [2, 5])
+def test_whole_tiles_of_a_short_last_round_are_taken_by_halves(races, blocks):
+    """And two tiles with few rows by one block; the numbers are those of tiles in order."""
+    from ejkernel.library.mosaic.ragged_rolling import product
+
+    lhs, rhs = normal(512, 64, dtype="bfloat16"), normal(5, 64, 64, dtype="bfloat16", seed=1)
+    sizes, how = jnp.asarray((30, 128, 0, 40, 250)), {"transposed": False, "dtype": NARROW, "interpret": True}
+    ways = (functools.partial(product, tile=Tile(128, 64, 64, 2, even=even), **how) for even in (True, False))
+    one, other = (
+        jax.jit(lambda *a, way=way: way([a[0]], [a[1]], a[2], blocks=blocks))(lhs, rhs, sizes) for way in ways
+    )
+    np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("sizes", [(70, 0, 100), pytest.param((0, 1, 191), marks=pytest.mark.slow)])
 def test_blocks_go_from_tile_to_tile(races, sizes):
     """Rows of several groups in a tile, an empty group and rows of none, for the sum of two products."""
@@ -42,6 +57,54 @@ def test_blocks_go_from_tile_to_tile(races, sizes):
     how["dtype"] = jnp.dtype("float32")
     wanted = masked(one, near, sizes, **how) + masked(other, far, sizes, **how)
     assert_near(made, wide(wanted), "bfloat16")
+
+
+def taken(sizes, rows, across, blocks, even):
+    """Of each row and block of columns how often it is computed, and for each block how many half tiles it has."""
+    from ejkernel.library.mosaic.ragged_slots import Order, slots_of
+
+    order = Order(across, blocks, 128, even)
+    table = jax.jit(lambda sizes: slots_of(sizes, rows, 128, paired=even))(jnp.asarray(sizes, jnp.int32))
+    known, count = order.known(table)
+
+    @jax.vmap
+    def read(number):
+        numbers = order.read(known, number, table)
+        parts = [jnp.stack(order.tile(known, number, part, *numbers)) for part in (0, 1)]
+        return order.spot(known, number)[1], order.parts(known, number, *numbers), jnp.stack(parts)
+
+    found, spent = np.zeros((across, rows), int), np.zeros(blocks, int)
+    owners = np.repeat(np.arange(len(sizes) + 1), [*sizes, rows - sum(sizes)])
+    for number, (column, parts, tiles) in enumerate(zip(*map(np.asarray, read(jnp.arange(count))), strict=True)):
+        for group, line, low, high in tiles[:parts]:
+            if low < high:
+                assert line * 8 <= low <= high <= line * 8 + 128 <= rows
+                assert (owners[low:high] == group).all()
+                found[column, low:high] += 1
+                spent[number % blocks] += 1 if high <= line * 8 + 64 or low >= line * 8 + 64 else 2
+    return found, spent
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_every_row_is_in_one_tile_of_its_group_whatever_the_order(even):
+    """Of groups without rows, rows without a group, and several bands of columns."""
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        rows = int(rng.integers(16, 80)) * 8
+        sizes = rng.multinomial(rng.integers(0, rows + 1), rng.dirichlet([0.7] * 6))
+        found, _ = taken(sizes, rows, int(rng.integers(1, 20)), int(rng.integers(1, 12)), even)
+        np.testing.assert_array_equal(found, 1)
+
+
+def test_blocks_have_equal_shares_of_the_work():
+    """The one with the most has no more than is left after all have the same: half a tile."""
+    sizes = np.random.default_rng(0).multinomial(32768, np.full(32, 1 / 32))
+    for across in (3, 6, 8):
+        _, spent = taken(sizes, 32768, across, 132, True)
+        assert spent.max() <= -(-spent.sum() // 132)
+        _, before = taken(sizes, 32768, across, 132, False)
+        assert before.sum() == spent.sum()
+        assert before.max() > spent.max()
 
 
 def led(way, tile):
@@ -125,30 +188,8 @@ def pulled_apart(dy, down, opened, raised, sizes):
 @pytest.mark.parametrize(
     ("sizes", "tile"),
     [
-        ((100, 0, 150, 5), Tile(128, 256, 64, 3, 2)),
-        pytest.param((3, 2, 270, 0), Tile(128, 256, 64, 4), marks=pytest.mark.slow),
-        pytest.param((1, 1, 1, 1), Tile(128, 128, 64, 2, 1), marks=pytest.mark.slow),
-    ],
-)
-def test_a_second_product_is_joined_with_the_first(races, sizes, tile):
-    """The gated result and the product itself, each in its rows alone."""
-    from ejkernel.library.mosaic.ragged_joined import gated_up
-
-    lhs, up = normal(280, 128, dtype="bfloat16"), normal(4, 128, 256, dtype="bfloat16", seed=1)
-    opened, sizes = normal(280, 256, dtype="bfloat16", seed=2), jnp.asarray(sizes, jnp.int32)
-    raised = masked(lhs, up, sizes, transposed=False, dtype=NARROW)
-    wanted = joined(opened.astype(jnp.float32), raised.astype(jnp.float32))
-    how = {"tile": tile, "interpret": True, "blocks": 2}
-    found = jax.jit(lambda *a: gated_up(*a, **how))(lhs, up, opened, sizes)
-    for one, other in zip(found, (wanted, raised), strict=True):
-        assert_near(one, wide(other), "bfloat16", slack=0.5)
-
-
-# Four chunks of columns, and two; more of them than stages, as many, and fewer.
-@pytest.mark.parametrize(
-    ("sizes", "tile"),
-    [
-        ((100, 0, 150, 5), Tile(128, 256, 64, 4, 2)),
+        ((100, 0, 150, 5), Tile(128, 128, 64, 6, 2)),
+        pytest.param((100, 0, 150, 5), Tile(128, 256, 64, 4, 2), marks=pytest.mark.slow),
         pytest.param((3, 2, 270, 0), Tile(128, 256, 64, 3), marks=pytest.mark.slow),
         pytest.param((128, 136, 0, 1), Tile(128, 128, 64, 4, 2), marks=pytest.mark.slow),
         pytest.param((1, 1, 1, 1), Tile(128, 128, 64, 2), marks=pytest.mark.slow),
@@ -156,7 +197,7 @@ def test_a_second_product_is_joined_with_the_first(races, sizes, tile):
 )
 def test_a_product_makes_the_gradients_of_a_gated_pair(races, sizes, tile):
     """Whole shares and parts of them, a block's several tiles, and zeros for rows of no group, whatever they hold."""
-    from ejkernel.library.mosaic.ragged_joined import gated_back
+    from ejkernel.library.mosaic.gated_back import gated_back
 
     dy, down = normal(280, 128, dtype="bfloat16"), normal(4, 256, 128, dtype="bfloat16", seed=1)
     opened, raised = (normal(280, 256, dtype="bfloat16", seed=seed) for seed in (2, 3))
@@ -170,17 +211,15 @@ def test_a_product_makes_the_gradients_of_a_gated_pair(races, sizes, tile):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["gated_up", "gated_back"])
-def test_joined_products_are_lowered_for_a_gpu(name, dtype):
-    """With four stages of the widest tiles."""
-    from ejkernel.library.mosaic import ragged_joined
+@pytest.mark.parametrize("tile", [None, Tile(128, 256, 64, 4, 2)])
+def test_gradients_of_a_gated_pair_are_lowered_for_a_gpu(tile, dtype):
+    """By the tile that is used, and with four stages of the widest ones."""
+    from ejkernel.library.mosaic.gated_back import TILE, gated_back
 
     shapes = [(1024, 512), (8, 768, 512), (1024, 768), (1024, 768)]
-    if name == "gated_up":
-        shapes = [(1024, 512), (8, 512, 768), (1024, 768)]
     arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-    fn = functools.partial(getattr(ragged_joined, name), tile=Tile(128, 256, 64, 4, 2), interpret=False)
-    assert f"library_ragged_{name}" in lowered_by_mosaic(fn, *arrays, jax.ShapeDtypeStruct((8,), "int32"))
+    fn = functools.partial(gated_back, tile=tile or TILE, interpret=False)
+    assert "library_ragged_gated_back" in lowered_by_mosaic(fn, *arrays, jax.ShapeDtypeStruct((8,), "int32"))
 
 
 @pytest.mark.parametrize("sizes", [(70, 0, 110), pytest.param((1, 1, 1), marks=pytest.mark.slow)])
