@@ -157,9 +157,9 @@ class MoeExperts(Kernel[RaggedDotConfig, jax.Array]):
     def reference(self, rows: Any, gate: Any, up: Any, down: Any, group_sizes: Any) -> jax.Array:
         """Group by group in float32."""
         with jax.default_matmul_precision("highest"):
-            wide = (x.astype(jnp.float32) for x in (rows, gate, up))
-            inner = _pair(*wide, group_sizes)[0]
-            return masked(inner, down.astype(jnp.float32), group_sizes, transposed=False, dtype=rows.dtype)
+            lhs, *upwards, last = (x.astype(jnp.float32) for x in (rows, gate, up, down))
+            inner = _pair(lhs, upwards[0], upwards[1], group_sizes)[0]
+            return masked(inner, last, group_sizes, transposed=False, dtype=rows.dtype)
 
 
 @planned()

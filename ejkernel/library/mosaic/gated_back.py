@@ -61,8 +61,8 @@ def gated_back(
             at, buffers = number * CHUNK, [room.at[share.mine] for room in (step.left, step.right[0])]
             there = pl.ds(place.column * tile.n + at, CHUNK)
             plgpu.barrier_wait(step.full)
-            products = [load(x, plgpu.Layout.WGMMA, interpret=interpret).astype(jnp.float32) for x in buffers]
-            values = pulled(*products, totals[0][:, at : at + CHUNK])
+            one, other = (load(x, plgpu.Layout.WGMMA, interpret=interpret).astype(jnp.float32) for x in buffers)
+            values = pulled(one, other, totals[0][:, at : at + CHUNK])
             made = list(zip((place.own(down.shape[0], x).astype(dtype) for x in values), made_refs, strict=True))
 
             @pl.when(share.is_whole)
