@@ -96,7 +96,7 @@ def rows_ways() -> dict[str, Callable[..., Any]]:
 
 
 def layer_ways(backward: bool) -> dict[str, Callable[..., Any]]:
-    """Whole layers: one part after the other by the newer ways."""
+    """Whole layers: one part after the other by the newer ways; "rows, gated" has all of them."""
     moved = {"dispatch": MoeDispatchConfig("mosaic"), "combine": MoeCombineConfig("mosaic")}
     kept = {"dispatch": MoeDispatchConfig("count"), "combine": MoeCombineConfig("unrolled")}
     cfgs = {
@@ -122,9 +122,7 @@ def layer_ways(backward: bool) -> dict[str, Callable[..., Any]]:
         "even": (tile, None, False),
         "even, back in one 128x128": (tile, low, False),
         "even, back in one 128x256": (tile, tile, False),
-        "even, back in one 128x256, lead 2": (tile, replace(tile, lead=2), False),
         "even, back in one 128x128, matrices in one": (tile, low, True),
-        "even, back in one 128x256, matrices in one": (tile, tile, True),
     }
     for name, (one, back, is_joint) in parts.items():
         ways[name] = functools.partial(parted_layer, tile=one, back=back, is_joint=is_joint)

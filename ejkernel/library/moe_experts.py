@@ -83,7 +83,7 @@ class MoeExperts(Kernel[RaggedDotConfig, jax.Array]):
         took 439 us on an H200 where two products and a pass over them take 356.
         """
         dot = product(_rolling(cfg), interpret)
-        kept = _pair(rows, gate, up, group_sizes, dot=dot)
+        kept = _products(cfg, interpret, dot)(rows, gate, up, group_sizes)
         return dot(kept[0], down, group_sizes, transposed=False, dtype=rows.dtype), kept
 
     def fwd_with_residuals_cpu(self, *args: Any, cfg: RaggedDotConfig, **kwargs: Any) -> tuple[jax.Array, Any]:
@@ -201,6 +201,19 @@ def _pair(lhs: Any, gate: Any, up: Any, sizes: Any, *, dot: Any = masked) -> tup
     opened, raised = (dot(lhs, one, sizes, transposed=False, dtype=lhs.dtype) for one in (gate, up))
     made = joined(opened.astype(jnp.float32), raised.astype(jnp.float32))
     return made.astype(lhs.dtype), opened, raised
+
+
+def _products(cfg: RaggedDotConfig, interpret: bool, dot: Any) -> Any:
+    """`f(rows, gate, up, sizes)`: what is joined, and both products."""
+    if cfg.implementation != _FUSED:
+        return functools.partial(_pair, dot=dot)
+    from .mosaic import ragged_rolling
+
+    def by_mosaic(rows: Any, gate: Any, up: Any, sizes: Any) -> tuple[jax.Array, ...]:
+        both = ragged_rolling.pair(rows, gate, up, sizes, tile=mosaic_tile(cfg), interpret=interpret)
+        return joined(*(x.astype(jnp.float32) for x in both)).astype(rows.dtype), *both
+
+    return recomputed(by_mosaic, _pair)
 
 
 def _towards(cfg: RaggedDotConfig, interpret: bool) -> Any:

@@ -174,7 +174,7 @@ def test_experts_and_their_gradients_are_lowered_for_a_gpu(x64):
     upwards, down = ((8, 512, 768), NARROW), ((8, 768, 512), NARROW)
     with jax.enable_x64(x64):
         text = lowered_by_mosaic(both, *shaped(((1024, 512), NARROW), upwards, upwards, down, ((8,), "int32")))
-    for name in ("gated", "gated_back", "dot_rolling", "dot_outer_rolling"):
+    for name in ("gated", "pair", "gated_back", "dot_rolling", "dot_outer_rolling"):
         assert f"library_ragged_{name}" in text
 
 

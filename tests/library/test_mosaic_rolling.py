@@ -156,6 +156,20 @@ def test_a_gate_is_joined_with_what_it_opens(races):
     assert_near(made, wide(jax.nn.silu(one) * other), "bfloat16", slack=0.5)
 
 
+@pytest.mark.parametrize("sizes", [(70, 0, 100), pytest.param((0, 1, 191), marks=pytest.mark.slow)])
+def test_both_products_of_a_pair_are_one_launch(races, sizes):
+    """Each is what it is by itself, in whole tiles and in parts of them."""
+    from ejkernel.library.mosaic.ragged_rolling import pair, product
+
+    lhs, sizes = normal(192, 64, dtype="bfloat16"), jnp.asarray(sizes, jnp.int32)
+    matrices = [normal(3, 64, 128, dtype="bfloat16", seed=seed) for seed in (1, 2)]
+    how = {"tile": Tile(128, 64, 64, 2), "interpret": True, "blocks": 3}
+    found = jax.jit(lambda *a: pair(*a, **how))(lhs, *matrices, sizes)
+    one = functools.partial(product, transposed=False, dtype=NARROW, **how)
+    for matrix, made in zip(matrices, found, strict=True):
+        np.testing.assert_array_equal(made, jax.jit(lambda *a: one([a[0]], [a[1]], a[2]))(lhs, matrix, sizes))
+
+
 def test_the_last_tiles_of_a_gradient_may_be_parts(races):
     """Matrices that are no whole number of tiles: what is left at their ends is written too, and nothing beyond."""
     from ejkernel.library.mosaic.outer_rolling import outer

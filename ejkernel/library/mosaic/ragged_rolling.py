@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from ..gate import joined
-from .handover import Columns, OwnRows, by_group, share_of
+from .handover import Columns, Either, OwnRows, by_group, share_of
 from .launch import plgpu
 from .matmul import lines, turned
 from .ragged_dot import holding
@@ -109,6 +109,70 @@ def gated(
     how |= {"steps": lhs.shape[1] // tile.k, "right": [(tile.k, half)] * 2, "dtype": dtype, "transposed": False}
     how |= {"tile": holding(tile, dtype, dtype), "interpret": interpret, "name": "library_ragged_gated"}
     return _one([lhs], [gate, up], sizes, **how, **launched)
+
+
+def pair(
+    lhs: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    sizes: jax.Array,
+    *,
+    tile: Tile,
+    interpret: bool,
+    **launched: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """`lhs @ gate` and `lhs @ up` of each row with its group's matrices, whose columns are whole tiles.
+
+    The columns of the second follow those of the first: rows are read for both, and there is one last round.
+    """
+    (rows, depth), width, dtype = lhs.shape, gate.shape[2], lhs.dtype
+    each = width // tile.n
+    if width % tile.n:
+        raise ValueError(f"{width} columns of either matrix must be whole tiles of {tile.n}")
+
+    def fill(place: GroupTile, at: Any, step: StepTiles, *refs: Any) -> None:
+        inner = pl.ds(at * tile.k, tile.k)
+        copy_tall(place, tile, refs[1].at[:, inner], step)
+
+        def copy(ref: Any, begin: int) -> None:
+            columns = pl.ds((place.column - begin) * tile.n, tile.n)
+            plgpu.copy_gmem_to_smem(ref.at[matrix(place, gate), inner, columns], step.right[0], step.full)
+
+        pl.when(place.column < each)(lambda: copy(refs[2], 0))
+        pl.when(place.column >= each)(lambda: copy(refs[3], each))
+
+    def write(place: GroupTile, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
+        *made_refs, staged, pieces = refs[4:]
+
+        def made(at: int) -> jax.Array:
+            return place.own(gate.shape[0], totals[0][:, at : at + CHUNK]).astype(dtype)
+
+        is_first = place.column < each
+        there = Columns(jnp.where(is_first, place.column, place.column - each) * tile.n, tile.n, width)
+        by_group(place.share(tile), [(made, Either(is_first, *made_refs))], there, staged, pieces, settled=False)
+
+    held = buffers(tile, jnp.dtype(dtype).itemsize, tile.n)
+    one, other = grouped(
+        [lhs],
+        [gate, up],
+        sizes,
+        fill=fill,
+        write=write,
+        columns=(tile.n, 2 * width),
+        steps=depth // tile.k,
+        right=[(tile.k, tile.n)],
+        transposed=False,
+        tile=tile,
+        out=[jax.ShapeDtypeStruct((rows, width), dtype)] * 2,
+        scratch=[
+            plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype)),
+            plgpu.SMEM((tile.m, CHUNK), dtype),
+        ],
+        interpret=interpret,
+        name="library_ragged_pair",
+        **launched,
+    )
+    return one, other
 
 
 def _one(

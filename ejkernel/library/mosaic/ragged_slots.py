@@ -20,13 +20,16 @@ from ..counting import ended_before
 from ..ragged_dot_tiles import starts_of
 from .tiles import LINE_ROWS, visits
 
-# Of each of two tiles the group, the first line, the first and last of its rows that are the group's; and all slots.
-_EACH = 4
+# Of each of two tiles the group, the first line, which of its rows are the group's; and how many slots there are.
+_EACH = 3
 _FIELDS = 2 * _EACH + 1
 # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
 _WIDEST_BAND = 8
 # Pairs of groups that are compared at once.
 _FEW_PAIRS = 1 << 23
+_LINE_LOG = LINE_ROWS.bit_length() - 1
+# The first row of a tile that is its group's, and the one after the last, are one number: fewer registers hold them.
+_HALF = 16
 
 
 def slots_of(sizes: jax.Array, rows: int, tile: int, *, paired: bool = True) -> jax.Array:
@@ -44,12 +47,13 @@ def slots_of(sizes: jax.Array, rows: int, tile: int, *, paired: bool = True) -> 
     def rows_of(begin: Any, start: Any, stop: Any, at: Any) -> list[Any]:
         place = begin + at * tile
         # The last tile of all does not reach over the last row: it has rows of the tile before.
-        line = jnp.clip(place, 0, max(0, rows - tile)) >> (LINE_ROWS.bit_length() - 1)
+        line = jnp.clip(place, 0, max(0, rows - tile)) >> _LINE_LOG
         return [line, jnp.maximum(start, place), jnp.minimum(stop, place + tile)]
 
     def tile_of(group: Any, at: Any, is_there: Any) -> list[Any]:
         line, low, high = rows_of(begins[group], starts[group], stops[group], at)
-        return [group, line, low, jnp.where(is_there, high, low)]
+        begin = line << _LINE_LOG
+        return [group, line, jnp.where(is_there, (low - begin) << _HALF | (high - begin), 0)]
 
     everyone = jnp.arange(tiles.shape[0], dtype=jnp.int32)
     line, low, high = rows_of(begins, starts, stops, tiles - 1)
@@ -137,17 +141,19 @@ class Order:
 
     def parts(self, known: Known, number: Any, *numbers: Any) -> Any:
         """How many tiles a turn has."""
-        return jnp.where((number < known.halved) & (numbers[_EACH + 2] < numbers[_EACH + 3]), 2, 1)
+        return jnp.where((number < known.halved) & (numbers[-1] != 0), 2, 1)
 
     def tile(self, known: Known, number: Any, part: Any, *numbers: Any) -> Sequence[Any]:
         """The group, the first line, the first row and the one after the last of a turn's tile."""
         one, other = numbers[:_EACH], numbers[_EACH:]
         beyond = number - known.halved
-        is_whole, has_two = beyond < 0, other[2] < other[3]
+        is_whole, has_two = beyond < 0, other[-1] != 0
         is_second = jnp.where(is_whole, part, jax.lax.rem(beyond, jnp.int32(2))) == 1
-        owner, line, low, high = (jnp.where(has_two & is_second, y, x) for x, y in zip(one, other, strict=True))
+        owner, line, span = (jnp.where(has_two & is_second, y, x) for x, y in zip(one, other, strict=True))
+        begin = line * LINE_ROWS
+        low, high = begin + (span >> _HALF), begin + (span & ((1 << _HALF) - 1))
         if self.even:
-            middle, is_half = line * LINE_ROWS + self.high // 2, jnp.logical_not(is_whole | has_two)
+            middle, is_half = begin + self.high // 2, jnp.logical_not(is_whole | has_two)
             low = jnp.where(is_half & is_second, jnp.maximum(low, middle), low)
             high = jnp.where(is_half & jnp.logical_not(is_second), jnp.minimum(high, middle), high)
         return owner, line, low, high
