@@ -26,7 +26,7 @@ pytestmark = [needs_mosaic, needs_loops]
 NARROW = jnp.dtype("bfloat16")
 
 
-@pytest.mark.parametrize("blocks", [2, 5])
+@pytest.mark.parametrize("blocks", [2, pytest.param(5, marks=pytest.mark.slow), 9])
 def test_whole_tiles_of_a_short_last_round_are_taken_by_halves(races, blocks):
     """And two tiles with few rows by one block; the numbers are those of tiles in order."""
     from ejkernel.library.mosaic.ragged_rolling import product
@@ -94,6 +94,16 @@ def test_every_row_is_in_one_tile_of_its_group_whatever_the_order(even):
         sizes = rng.multinomial(rng.integers(0, rows + 1), rng.dirichlet([0.7] * 6))
         found, _ = taken(sizes, rows, int(rng.integers(1, 20)), int(rng.integers(1, 12)), even)
         np.testing.assert_array_equal(found, 1)
+
+
+def test_many_groups_are_added_up_in_steps(monkeypatch):
+    """With the same slots: to compare all with all would take more than it saves."""
+    from ejkernel.library.mosaic import ragged_slots
+
+    sizes = jnp.asarray(np.random.default_rng(0).multinomial(1000, np.full(9, 1 / 9)), jnp.int32)
+    wanted = ragged_slots.slots_of(sizes, 1024, 128)
+    monkeypatch.setattr(ragged_slots, "_FEW_PAIRS", 0)
+    np.testing.assert_array_equal(ragged_slots.slots_of(sizes, 1024, 128), wanted)
 
 
 def test_blocks_have_equal_shares_of_the_work():

@@ -95,10 +95,9 @@ def _along(one: jax.Array, other: jax.Array, most: jax.Array) -> Sequence[jax.Ar
 
 @dataclass(frozen=True)
 class Known:
-    """What a launch's blocks read once: how many slots there are, all tiles, and the first that is taken by halves."""
+    """What a launch's blocks read once: how many slots there are, and the first turn that is half of one."""
 
     slots: Any
-    tiles: Any
     halved: Any
 
 
@@ -116,10 +115,10 @@ class Order:
         slots = table[_FIELDS - 1]
         tiles = slots * self.across
         if not self.even:
-            return Known(slots, tiles, tiles), tiles
+            return Known(slots, tiles), tiles
         left = jax.lax.rem(tiles, jnp.int32(self.blocks))
         halves = jnp.where(2 * left <= self.blocks, left, 0)
-        return Known(slots, tiles, tiles - halves), tiles + halves
+        return Known(slots, tiles - halves), tiles + halves
 
     def spot(self, known: Known, number: Any) -> tuple[Any, Any]:
         """The slot and the block of columns of a turn."""
