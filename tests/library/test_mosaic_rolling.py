@@ -61,9 +61,9 @@ def test_blocks_go_from_tile_to_tile(races, sizes):
 
 def taken(sizes, rows, across, blocks, even):
     """Of each row and block of columns how often it is computed, and for each block how many half tiles it has."""
-    from ejkernel.library.mosaic.ragged_slots import Order, slots_of
+    from ejkernel.library.mosaic.ragged_slots import SlotOrder, slots_of
 
-    order = Order(across, blocks, 128, even)
+    order = SlotOrder(across, blocks, 128, even)
     table = jax.jit(lambda sizes: slots_of(sizes, rows, 128, paired=even))(jnp.asarray(sizes, jnp.int32))
     known, count = order.known(table)
 

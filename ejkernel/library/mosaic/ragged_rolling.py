@@ -15,7 +15,7 @@ from .handover import Columns, Either, OwnRows, by_group, share_of
 from .launch import plgpu
 from .matmul import lines, turned
 from .ragged_dot import holding
-from .ragged_slots import Order, slots_of
+from .ragged_slots import SlotOrder, slots_of
 from .rolling import StepTiles, TileWork, rolling
 from .tiles import CHUNK, LINE_ROWS, PROCESSORS, Tile, buffers, visits
 
@@ -233,7 +233,7 @@ def grouped(
     rows = lhs[0].shape[0]
     across = pl.cdiv(columns[1], columns[0])
     count = visits(rows, sizes.shape[0], tile.m) * across
-    order = Order(across, min(blocks, count), tile.m, tile.even)
+    order = SlotOrder(across, min(blocks, count), tile.m, tile.even)
 
     def known(table: Any, *refs: Any) -> tuple[Any, Any]:
         return order.known(table)

@@ -94,7 +94,7 @@ def _along(one: jax.Array, other: jax.Array, most: jax.Array) -> Sequence[jax.Ar
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownSlots:
     """What a launch's blocks read once: how many slots there are, and the first turn that is half of one."""
 
     slots: Any
@@ -102,7 +102,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Order:
+class SlotOrder:
     """Slots by blocks of columns; `even`: the tiles of a last round that is at most half full are taken by halves."""
 
     across: int
@@ -110,17 +110,17 @@ class Order:
     high: int
     even: bool
 
-    def known(self, table: Any) -> tuple[Known, Any]:
+    def known(self, table: Any) -> tuple[KnownSlots, Any]:
         """What is read once, and how many turns of single blocks there are."""
         slots = table[_FIELDS - 1]
         tiles = slots * self.across
         if not self.even:
-            return Known(slots, tiles), tiles
+            return KnownSlots(slots, tiles), tiles
         left = jax.lax.rem(tiles, jnp.int32(self.blocks))
         halves = jnp.where(2 * left <= self.blocks, left, 0)
-        return Known(slots, tiles - halves), tiles + halves
+        return KnownSlots(slots, tiles - halves), tiles + halves
 
-    def spot(self, known: Known, number: Any) -> tuple[Any, Any]:
+    def spot(self, known: KnownSlots, number: Any) -> tuple[Any, Any]:
         """The slot and the block of columns of a turn."""
         beyond = number - known.halved
         at = jnp.where(beyond < 0, number, known.halved + jax.lax.div(beyond, jnp.int32(2)))
@@ -133,16 +133,16 @@ class Order:
         rest, width = at - band * each, jnp.minimum(wide, self.across - band * wide)
         return jax.lax.div(rest, width), band * wide + jax.lax.rem(rest, width)
 
-    def read(self, known: Known, number: Any, table: Any) -> list[Any]:
+    def read(self, known: KnownSlots, number: Any, table: Any) -> list[Any]:
         """The numbers of both tiles of a slot."""
         begin = self.spot(known, number)[0] * _FIELDS
         return [table[begin + at] for at in range(2 * _EACH)]
 
-    def parts(self, known: Known, number: Any, *numbers: Any) -> Any:
+    def parts(self, known: KnownSlots, number: Any, *numbers: Any) -> Any:
         """How many tiles a turn has."""
         return jnp.where((number < known.halved) & (numbers[-1] != 0), 2, 1)
 
-    def tile(self, known: Known, number: Any, part: Any, *numbers: Any) -> Sequence[Any]:
+    def tile(self, known: KnownSlots, number: Any, part: Any, *numbers: Any) -> Sequence[Any]:
         """The group, the first line, the first row and the one after the last of a turn's tile."""
         one, other = numbers[:_EACH], numbers[_EACH:]
         beyond = number - known.halved
