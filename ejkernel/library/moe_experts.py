@@ -197,7 +197,7 @@ def _rolling(cfg: RaggedDotConfig) -> RaggedDotConfig:
 
 
 def _pair(lhs: Any, gate: Any, up: Any, sizes: Any, *, dot: Any = masked) -> tuple[jax.Array, ...]:
-    """What is joined, and both products."""
+    """The joined rows, and both products."""
     opened, raised = (dot(lhs, one, sizes, transposed=False, dtype=lhs.dtype) for one in (gate, up))
     made = joined(opened.astype(jnp.float32), raised.astype(jnp.float32))
     return made.astype(lhs.dtype), opened, raised

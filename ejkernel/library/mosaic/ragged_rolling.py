@@ -121,7 +121,7 @@ def pair(
     interpret: bool,
     **launched: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """`lhs @ gate` and `lhs @ up` of each row with its group's matrices, whose columns are whole tiles.
+    """`lhs @ gate` and `lhs @ up` of each row with its group's matrices, of columns in whole tiles.
 
     The columns of the second follow those of the first: rows are read for both, and there is one last round.
     """

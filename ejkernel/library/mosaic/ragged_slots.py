@@ -95,7 +95,7 @@ def _along(one: jax.Array, other: jax.Array, most: jax.Array) -> Sequence[jax.Ar
 
 @dataclass(frozen=True)
 class KnownSlots:
-    """What a launch's blocks read once: how many slots there are, and the first turn that is half of one."""
+    """Numbers that a launch's blocks read once: how many slots there are, and the first turn that is half of one."""
 
     slots: Any
     halved: Any
@@ -111,7 +111,7 @@ class SlotOrder:
     even: bool
 
     def known(self, table: Any) -> tuple[KnownSlots, Any]:
-        """What is read once, and how many turns of single blocks there are."""
+        """Numbers that are read once, and how many turns of single blocks there are."""
         slots = table[_FIELDS - 1]
         tiles = slots * self.across
         if not self.even:
