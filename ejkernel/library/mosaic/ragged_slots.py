@@ -139,7 +139,7 @@ class SlotOrder:
         return [table[begin + at] for at in range(2 * _EACH)]
 
     def parts(self, known: KnownSlots, number: Any, *numbers: Any) -> Any:
-        """How many tiles a turn has."""
+        """The number of tiles that a turn has."""
         return jnp.where((number < known.halved) & (numbers[-1] != 0), 2, 1)
 
     def tile(self, known: KnownSlots, number: Any, part: Any, *numbers: Any) -> Sequence[Any]:
