@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ from ejkernel.library.gate import joined, pulled
 from ejkernel.library.moe_combine import combined
 from ejkernel.library.moe_experts import MoeExperts
 from ejkernel.library.mosaic import outer_rolling, ragged_rolling
+from ejkernel.library.mosaic.gated_back import TILE as BACK
 from ejkernel.library.mosaic.gated_back import gated_back
 from ejkernel.library.mosaic.tiles import Tile
 from ejkernel.library.ragged_dot_ways import product
@@ -57,6 +57,7 @@ ROUNDS = 8
 THREADS = 6
 UNTUNED: Executor[Any, Any] = Executor(ConfigSelectorChain(ConfigCache(), AutotunePolicy(allow_autotune=False)))
 TILED = RaggedDotConfig("tiled", block_m=256)
+TRITON = RaggedDotConfig("triton", 128, 128, 64, 4, 3)
 ROW, PRODUCT = 2 * TOKENS * WIDTH / TRAFFIC, 2 * TOKENS * K * WIDTH * INNER / FLOPS
 # Forward 1 and k rows in, k and 1 out; backward k and 1 and once more k in, 1 and k out.
 FLOORS = {"rows": (ROW * (2 * K + 2), ROW * (5 * K + 4)), "layer": (3 * PRODUCT, 9 * PRODUCT)}
@@ -96,48 +97,29 @@ def rows_ways() -> dict[str, Callable[..., Any]]:
 
 
 def layer_ways(backward: bool) -> dict[str, Callable[..., Any]]:
-    """Whole layers: one part after the other by the newer ways; "rows, gated" has all of them."""
+    """Whole layers: as the library has it, by other kernels, and with some parts of the gradient as they were."""
+    ours = functools.partial(library.moe, k=K, executor=UNTUNED)
     moved = {"dispatch": MoeDispatchConfig("mosaic"), "combine": MoeCombineConfig("mosaic")}
+    ways = {"gated": functools.partial(ours, cfg=MoeConfig(experts=block("mosaic_gated"), **moved))}
+    if backward:
+        ways["gated, first products in two launches"] = functools.partial(parted_layer, joint=True)
+        return ways | {"gated, each product and pass by itself": functools.partial(parted_layer, joint=False)}
     kept = {"dispatch": MoeDispatchConfig("count"), "combine": MoeCombineConfig("unrolled")}
     cfgs = {
-        "old rows, mosaic": MoeConfig(experts=block("mosaic"), **kept),
-        "rows, rolling": MoeConfig(experts=block("mosaic_rolling"), **moved),
-        "rows, gated": MoeConfig(experts=block("mosaic_gated"), **moved),
+        "two products and a pass": MoeConfig(experts=block("mosaic_rolling"), **moved),
+        "old rows, triton": MoeConfig(experts=TRITON, **kept),
     }
-    ours = functools.partial(library.moe, k=K, executor=UNTUNED)
-    ways = {name: functools.partial(ours, cfg=cfg) for name, cfg in cfgs.items()}
-    tile = Tile(128, 256, 64, 4)
-    in_order = replace(tile, even=False)
-    if backward:
-        # What compiles longest, and is far behind.
-        del ways["old rows, mosaic"], ways["rows, rolling"]
-    else:
-        tiles = {"tiles in order": in_order, "even": tile, "even, lead 2": replace(tile, lead=2)}
-        tiles |= {"even 3": replace(tile, stages=3)}
-        return ways | {name: functools.partial(parted_layer, tile=one) for name, one in tiles.items()}
-    low = Tile(128, 128, 64, 6, 2)
-    parts = {
-        "tiles in order": (in_order, None, False),
-        "tiles in order, back in one 128x128": (in_order, replace(low, even=False), False),
-        "even": (tile, None, False),
-        "even, back in one 128x128": (tile, low, False),
-        "even, back in one 128x256": (tile, tile, False),
-        "even, back in one 128x128, matrices in one": (tile, low, True),
-    }
-    for name, (one, back, is_joint) in parts.items():
-        ways[name] = functools.partial(parted_layer, tile=one, back=back, is_joint=is_joint)
-    return ways
+    return ways | {name: functools.partial(ours, cfg=cfg) for name, cfg in cfgs.items()}
 
 
-def parted_layer(
-    x: Any, logits: Any, *matrices: Any, tile: Tile, back: Tile | None = None, is_joint: bool = False
-) -> Any:
-    """`moe` by Mosaic, its products by this tile.
+def parted_layer(x: Any, logits: Any, *matrices: Any, joint: bool) -> Any:
+    """`moe` by Mosaic; in its gradient a launch for each of the first two products.
 
-    In its gradient `back` is the tile of one kernel for the product with the last matrices and the pass over its
-    result; `is_joint`: the gradients of all matrices are one launch.
+    `joint`: the rest of the gradient is as the library has it, with a pass in the product before it, and one launch for
+    the gradients of all matrices.
     """
     sent = library.moe_dispatch(x, logits, k=K, cfg=MoeDispatchConfig("mosaic"), executor=UNTUNED)
+    tile = Tile(128, 256, 64, 4)
     how: dict[str, Any] = {"tile": tile, "dtype": x.dtype, "interpret": False}
 
     @jax.custom_vjp
@@ -153,13 +135,12 @@ def parted_layer(
 
     def backward(kept: Any, dy: Any) -> Any:
         pair, inner, rows, gate, up, down, sizes = kept
-        if back:
-            towards = gated_back(dy, down, *pair, sizes, tile=back, interpret=False)
+        if joint:
+            towards = gated_back(dy, down, *pair, sizes, interpret=False)
         else:
-            middle = ragged_rolling.product([dy], [down], sizes, transposed=True, **how)
-            towards = [x.astype(dy.dtype) for x in pulled(*(x.astype(jnp.float32) for x in (*pair, middle)))]
+            towards = apart(block("mosaic_rolling"), dy, down, *pair, sizes)
         factors = [(inner, dy), *((rows, one) for one in towards)]
-        groups = [factors] if is_joint else [[one] for one in factors]
+        groups = [factors] if joint else [[one] for one in factors]
         d_down, d_gate, d_up = (x for some in groups for x in outer_rolling.outers(some, sizes, **how))
         d_rows = ragged_rolling.product(towards, [gate, up], sizes, transposed=True, **how)
         return d_rows, d_gate, d_up, d_down, None
@@ -179,17 +160,8 @@ def apart(cfg: RaggedDotConfig, dy: Any, down: Any, opened: Any, raised: Any, si
 def back_ways() -> dict[str, Callable[..., Any]]:
     """The product and a pass over its result, and both in one kernel."""
     ways = {f"{named(cfg)}, and a pass": functools.partial(apart, cfg) for cfg in [block("mosaic_rolling")]}
-    low, high = Tile(128, 128, 64, 6, 2), Tile(128, 256, 64, 4)
-    for tile in (
-        high,
-        replace(high, lead=2),
-        replace(high, even=False),
-        low,
-        replace(low, lead=0),
-        replace(low, even=False),
-    ):
-        order = "" if tile.even else ", tiles in order"
-        name = f"product and pass in one {tile.m}x{tile.n}, {tile.stages}, lead {tile.lead}{order}"
+    for tile in (BACK, Tile(128, 256, 64, 4)):
+        name = f"product and pass in one {tile.m}x{tile.n}, {tile.stages}, lead {tile.lead}"
         ways[name] = lambda *arrays, tile=tile: tuple(gated_back(*arrays, tile=tile, interpret=False))
     return ways
 
@@ -210,8 +182,7 @@ def of_case(name: str, backward: bool = False) -> tuple[dict[str, Callable[..., 
     if name == "back":
         return back_ways(), functools.partial(apart, TILED)
     if name == "down":
-        cfgs += [RaggedDotConfig("triton", 128, 128, 64, 4, 3)]
-        return product_ways(library.RaggedDot(), cfgs), ragged
+        return product_ways(library.RaggedDot(), [*cfgs, TRITON]), ragged
     cfgs += [block("mosaic_gated", *how) for how in ((256, 4), (256, 3), (128, 5))]
     return product_ways(MoeExperts(), cfgs), functools.partial(UNTUNED, MoeExperts(), cfg=TILED)
 

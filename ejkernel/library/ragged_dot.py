@@ -55,7 +55,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
     """
 
     op_id = "library.ragged_dot"
-    version = "4"  # blocks that stay take their tiles in another order, and none has a lead
+    version = "4"  # no cfg has a lead
     cfg_type = RaggedDotConfig
 
     def run(

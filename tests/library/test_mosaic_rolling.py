@@ -1,8 +1,7 @@
 """Products by blocks that stay on their multiprocessors, interpreted and lowered for a Hopper GPU.
 
 Covers `library/gate.py`, `library/mosaic/gated_back.py`, `library/mosaic/handover.py`,
-`library/mosaic/outer_rolling.py`, `library/mosaic/ragged_rolling.py`, `library/mosaic/ragged_slots.py` and
-`library/mosaic/rolling.py`.
+`library/mosaic/outer_rolling.py`, `library/mosaic/ragged_rolling.py` and `library/mosaic/rolling.py`.
 """
 
 from __future__ import annotations
@@ -26,20 +25,6 @@ pytestmark = [needs_mosaic, needs_loops]
 NARROW = jnp.dtype("bfloat16")
 
 
-@pytest.mark.parametrize("blocks", [2, pytest.param(5, marks=pytest.mark.slow), 9])
-def test_whole_tiles_of_a_short_last_round_are_taken_by_halves(races, blocks):
-    """And two tiles with few rows by one block; the numbers are those of tiles in order."""
-    from ejkernel.library.mosaic.ragged_rolling import product
-
-    lhs, rhs = normal(512, 64, dtype="bfloat16"), normal(5, 64, 64, dtype="bfloat16", seed=1)
-    sizes, how = jnp.asarray((30, 128, 0, 40, 250)), {"transposed": False, "dtype": NARROW, "interpret": True}
-    ways = (functools.partial(product, tile=Tile(128, 64, 64, 2, even=even), **how) for even in (True, False))
-    one, other = (
-        jax.jit(lambda *a, way=way: way([a[0]], [a[1]], a[2], blocks=blocks))(lhs, rhs, sizes) for way in ways
-    )
-    np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize("sizes", [(70, 0, 100), pytest.param((0, 1, 191), marks=pytest.mark.slow)])
 def test_blocks_go_from_tile_to_tile(races, sizes):
     """Rows of several groups in a tile, an empty group and rows of none, for the sum of two products."""
@@ -57,64 +42,6 @@ def test_blocks_go_from_tile_to_tile(races, sizes):
     how["dtype"] = jnp.dtype("float32")
     wanted = masked(one, near, sizes, **how) + masked(other, far, sizes, **how)
     assert_near(made, wide(wanted), "bfloat16")
-
-
-def taken(sizes, rows, across, blocks, even):
-    """Of each row and block of columns how often it is computed, and for each block how many half tiles it has."""
-    from ejkernel.library.mosaic.ragged_slots import SlotOrder, slots_of
-
-    order = SlotOrder(across, blocks, 128, even)
-    table = jax.jit(lambda sizes: slots_of(sizes, rows, 128, paired=even))(jnp.asarray(sizes, jnp.int32))
-    known, count = order.known(table)
-
-    @jax.vmap
-    def read(number):
-        numbers = order.read(known, number, table)
-        parts = [jnp.stack(order.tile(known, number, part, *numbers)) for part in (0, 1)]
-        return order.spot(known, number)[1], order.parts(known, number, *numbers), jnp.stack(parts)
-
-    found, spent = np.zeros((across, rows), int), np.zeros(blocks, int)
-    owners = np.repeat(np.arange(len(sizes) + 1), [*sizes, rows - sum(sizes)])
-    for number, (column, parts, tiles) in enumerate(zip(*map(np.asarray, read(jnp.arange(count))), strict=True)):
-        for group, line, low, high in tiles[:parts]:
-            if low < high:
-                assert line * 8 <= low <= high <= line * 8 + 128 <= rows
-                assert (owners[low:high] == group).all()
-                found[column, low:high] += 1
-                spent[number % blocks] += 1 if high <= line * 8 + 64 or low >= line * 8 + 64 else 2
-    return found, spent
-
-
-@pytest.mark.parametrize("even", [True, False])
-def test_every_row_is_in_one_tile_of_its_group_whatever_the_order(even):
-    """Of groups without rows, rows without a group, and several bands of columns."""
-    rng = np.random.default_rng(0)
-    for _ in range(12):
-        rows = int(rng.integers(16, 80)) * 8
-        sizes = rng.multinomial(rng.integers(0, rows + 1), rng.dirichlet([0.7] * 6))
-        found, _ = taken(sizes, rows, int(rng.integers(1, 20)), int(rng.integers(1, 12)), even)
-        np.testing.assert_array_equal(found, 1)
-
-
-def test_many_groups_are_added_up_in_steps(monkeypatch):
-    """With the same slots: to compare all with all would take more than it saves."""
-    from ejkernel.library.mosaic import ragged_slots
-
-    sizes = jnp.asarray(np.random.default_rng(0).multinomial(1000, np.full(9, 1 / 9)), jnp.int32)
-    wanted = ragged_slots.slots_of(sizes, 1024, 128)
-    monkeypatch.setattr(ragged_slots, "_FEW_PAIRS", 0)
-    np.testing.assert_array_equal(ragged_slots.slots_of(sizes, 1024, 128), wanted)
-
-
-def test_blocks_have_equal_shares_of_the_work():
-    """The one with the most has no more than is left after all have the same: half a tile."""
-    sizes = np.random.default_rng(0).multinomial(32768, np.full(32, 1 / 32))
-    for across in (3, 6, 8):
-        _, spent = taken(sizes, 32768, across, 132, True)
-        assert spent.max() <= -(-spent.sum() // 132)
-        _, before = taken(sizes, 32768, across, 132, False)
-        assert before.sum() == spent.sum()
-        assert before.max() > spent.max()
 
 
 def led(way, tile):

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from ..gate import pulled
 from .handover import copy_rows, copy_whole
 from .launch import load, plgpu
-from .ragged_rolling import GroupTile, copy_tall, grouped, matrix
+from .ragged_rolling import GroupTile, grouped, matrix
 from .rolling import StepTiles
 from .tiles import CHUNK, Tile
 
@@ -39,24 +39,24 @@ def gated_back(
     (rows, depth), width, dtype = dy.shape, down.shape[1], dy.dtype
     steps = depth // tile.k
 
-    # References: the table of slots, `dy`, `down`, both products, both results, and parts of tiles.
+    # References: four numbers of a tile, `dy`, `down`, both products, both results, and parts of tiles.
     def fill(place: GroupTile, at: Any, step: StepTiles, *refs: Any) -> None:
-        first = place.column * tile.n
+        tall, first = pl.ds(place.start, tile.m), place.column * tile.n
 
         @pl.when(at < steps)
         def _() -> None:
             inner, columns = pl.ds(at * tile.k, tile.k), pl.ds(first, tile.n)
-            copy_tall(place, tile, refs[1].at[:, inner], step)
-            plgpu.copy_gmem_to_smem(refs[2].at[matrix(place, down), columns, inner], step.right[0], step.full)
+            plgpu.copy_gmem_to_smem(refs[4].at[tall, inner], step.left, step.full)
+            plgpu.copy_gmem_to_smem(refs[5].at[matrix(place, down), columns, inner], step.right[0], step.full)
 
         @pl.when(at >= steps)
         def _() -> None:
-            there = pl.ds(place.start, tile.m), pl.ds(first + (at - steps) * CHUNK, CHUNK)
-            for ref, room in zip(refs[3:5], (step.left, step.right[0]), strict=True):
+            there = tall, pl.ds(first + (at - steps) * CHUNK, CHUNK)
+            for ref, room in zip(refs[6:8], (step.left, step.right[0]), strict=True):
                 plgpu.copy_gmem_to_smem(ref.at[there], room.at[pl.ds(0, tile.m)], step.full)
 
     def write(place: GroupTile, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
-        share, (*made_refs, pieces) = place.share(tile), refs[5:]
+        share, (*made_refs, pieces) = place.share(tile), refs[8:]
         for number, step in enumerate(later):
             at, buffers = number * CHUNK, [room.at[share.mine] for room in (step.left, step.right[0])]
             there = pl.ds(place.column * tile.n + at, CHUNK)
@@ -95,7 +95,7 @@ def gated_back(
         more=[opened, raised],
         fill=fill,
         write=write,
-        columns=(tile.n, width),
+        across=pl.cdiv(width, tile.n),
         steps=steps,
         later=tile.n // CHUNK,
         right=[(tile.n, tile.k)],

@@ -63,11 +63,11 @@ def outers(
     if len(pairs) > 1 and any(out.shape[1] % tile.n for _, out in pairs):
         raise ValueError(f"columns of several pairs must be whole tiles of {tile.n}")
 
-    def read(known: Any, number: Any, start_ref: Any, stop_ref: Any, *refs: Any) -> list[Any]:
+    def read(number: Any, start_ref: Any, stop_ref: Any, *refs: Any) -> list[Any]:
         owner = jax.lax.div(number, jnp.int32(begins[-1]))
         return [ref[owner] for ref in (start_ref, stop_ref)]
 
-    def find(known: Any, number: Any, part: Any, start: Any, stop: Any) -> tuple[_Place, Any, Any]:
+    def find(number: Any, start: Any, stop: Any) -> tuple[_Place, Any, Any]:
         owner, rest = (op(number, jnp.int32(begins[-1])) for op in (jax.lax.div, jax.lax.rem))
         pair, begin, wide = jnp.int32(0), jnp.int32(0), jnp.int32(columns[0])
         for at in range(1, len(pairs)):

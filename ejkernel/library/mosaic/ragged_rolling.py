@@ -1,7 +1,8 @@
-"""Grouped products of blocks that stay on their multiprocessors: one matrix, a gated pair, or a sum of two products."""
+"""Grouped products of blocks that stay on their multiprocessors: one matrix, two of them, or a sum of products."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from ..gate import joined
-from .handover import Columns, Either, OwnRows, by_group, share_of
+from .handover import Columns, OwnRows, by_group, share_of
 from .launch import plgpu
 from .matmul import lines, turned
-from .ragged_dot import holding
-from .ragged_slots import SlotOrder, slots_of
+from .ragged_dot import holding, visits_of
 from .rolling import StepTiles, TileWork, rolling
-from .tiles import CHUNK, LINE_ROWS, PROCESSORS, Tile, buffers, visits
+from .tiles import CHUNK, LINE_ROWS, Tile, buffers
+
+_WIDEST_BAND = 8
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,11 @@ def product(
     def fill(place: GroupTile, at: Any, step: StepTiles, *refs: Any) -> None:
         columns = pl.ds(place.column * tile.n, tile.n)
         for number in range(len(lhs)):
-            left, right = refs[1 + number], refs[1 + len(lhs) + number]
+            left, right = refs[4 + number], refs[4 + len(lhs) + number]
             inner = pl.ds((at - number * each) * tile.k, tile.k)
 
             def copy(left: Any = left, right: Any = right, inner: Any = inner) -> None:
-                copy_tall(place, tile, left.at[:, inner], step)
+                plgpu.copy_gmem_to_smem(left.at[pl.ds(place.start, tile.m), inner], step.left, step.full)
                 there = (columns, inner) if transposed else (inner, columns)
                 plgpu.copy_gmem_to_smem(right.at[matrix(place, rhs[0]), *there], step.right[0], step.full)
 
@@ -77,7 +79,7 @@ def product(
     how: dict[str, Any] = {"fill": fill, "chunk": chunk, "columns": (tile.n, width), "steps": each * len(lhs)}
     how |= {"right": [shape], "dtype": dtype, "tile": holding(tile, lhs[0].dtype, dtype)}
     how |= {"interpret": interpret, "name": "library_ragged_dot_rolling", "transposed": transposed}
-    return _one(lhs, rhs, sizes, **how, **launched)
+    return _made(lhs, rhs, sizes, **how, **launched)[0]
 
 
 def gated(
@@ -98,8 +100,8 @@ def gated(
 
     def fill(place: GroupTile, at: Any, step: StepTiles, *refs: Any) -> None:
         inner, columns = pl.ds(at * tile.k, tile.k), pl.ds(place.column * half, half)
-        copy_tall(place, tile, refs[1].at[:, inner], step)
-        for ref, there in zip(refs[2:4], step.right, strict=True):
+        plgpu.copy_gmem_to_smem(refs[4].at[pl.ds(place.start, tile.m), inner], step.left, step.full)
+        for ref, there in zip(refs[5:7], step.right, strict=True):
             plgpu.copy_gmem_to_smem(ref.at[matrix(place, gate), inner, columns], there, step.full)
 
     def chunk(totals: Sequence[jax.Array], at: int) -> jax.Array:
@@ -108,7 +110,7 @@ def gated(
     how: dict[str, Any] = {"fill": fill, "chunk": chunk, "columns": (half, gate.shape[2])}
     how |= {"steps": lhs.shape[1] // tile.k, "right": [(tile.k, half)] * 2, "dtype": dtype, "transposed": False}
     how |= {"tile": holding(tile, dtype, dtype), "interpret": interpret, "name": "library_ragged_gated"}
-    return _one([lhs], [gate, up], sizes, **how, **launched)
+    return _made([lhs], [gate, up], sizes, **how, **launched)[0]
 
 
 def pair(
@@ -120,62 +122,36 @@ def pair(
     tile: Tile,
     interpret: bool,
     **launched: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """`lhs @ gate` and `lhs @ up` of each row with its group's matrices, of columns in whole tiles.
+) -> Sequence[jax.Array]:
+    """`lhs @ gate` and `lhs @ up` of each row with its group's matrices.
 
-    The columns of the second follow those of the first: rows are read for both, and there is one last round.
+    Tiles of the second follow those of the first, and meet the same rows while these are in the cache.
     """
-    (rows, depth), width, dtype = lhs.shape, gate.shape[2], lhs.dtype
-    each = width // tile.n
-    if width % tile.n:
-        raise ValueError(f"{width} columns of either matrix must be whole tiles of {tile.n}")
+    width, dtype = gate.shape[2], lhs.dtype
+    each = pl.cdiv(width, tile.n)
 
     def fill(place: GroupTile, at: Any, step: StepTiles, *refs: Any) -> None:
         inner = pl.ds(at * tile.k, tile.k)
-        copy_tall(place, tile, refs[1].at[:, inner], step)
+        plgpu.copy_gmem_to_smem(refs[4].at[pl.ds(place.start, tile.m), inner], step.left, step.full)
 
-        def copy(ref: Any, begin: int) -> None:
-            columns = pl.ds((place.column - begin) * tile.n, tile.n)
-            plgpu.copy_gmem_to_smem(ref.at[matrix(place, gate), inner, columns], step.right[0], step.full)
+        def copy(number: int) -> None:
+            columns = pl.ds((place.column - number * each) * tile.n, tile.n)
+            there = refs[5 + number].at[matrix(place, gate), inner, columns]
+            plgpu.copy_gmem_to_smem(there, step.right[0], step.full)
 
-        pl.when(place.column < each)(lambda: copy(refs[2], 0))
-        pl.when(place.column >= each)(lambda: copy(refs[3], each))
+        for number in range(2):
+            pl.when(jax.lax.div(place.column, jnp.int32(each)) == number)(functools.partial(copy, number))
 
-    def write(place: GroupTile, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
-        *made_refs, staged, pieces = refs[4:]
+    def chunk(totals: Sequence[jax.Array], at: int) -> jax.Array:
+        return totals[0][:, at : at + CHUNK]
 
-        def made(at: int) -> jax.Array:
-            return place.own(gate.shape[0], totals[0][:, at : at + CHUNK]).astype(dtype)
-
-        is_first = place.column < each
-        there = Columns(jnp.where(is_first, place.column, place.column - each) * tile.n, tile.n, width)
-        by_group(place.share(tile), [(made, Either(is_first, *made_refs))], there, staged, pieces, settled=False)
-
-    held = buffers(tile, jnp.dtype(dtype).itemsize, tile.n)
-    one, other = grouped(
-        [lhs],
-        [gate, up],
-        sizes,
-        fill=fill,
-        write=write,
-        columns=(tile.n, 2 * width),
-        steps=depth // tile.k,
-        right=[(tile.k, tile.n)],
-        transposed=False,
-        tile=tile,
-        out=[jax.ShapeDtypeStruct((rows, width), dtype)] * 2,
-        scratch=[
-            plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype)),
-            plgpu.SMEM((tile.m, CHUNK), dtype),
-        ],
-        interpret=interpret,
-        name="library_ragged_pair",
-        **launched,
-    )
-    return one, other
+    how: dict[str, Any] = {"fill": fill, "chunk": chunk, "columns": (tile.n, width), "steps": lhs.shape[1] // tile.k}
+    how |= {"right": [(tile.k, tile.n)], "dtype": dtype, "transposed": False, "results": 2}
+    how |= {"tile": holding(tile, dtype, dtype), "interpret": interpret, "name": "library_ragged_pair"}
+    return _made([lhs], [gate, up], sizes, **how, **launched)
 
 
-def _one(
+def _made(
     lhs: Sequence[jax.Array],
     rhs: Sequence[jax.Array],
     sizes: jax.Array,
@@ -184,28 +160,39 @@ def _one(
     columns: tuple[int, int],
     tile: Tile,
     dtype: Any,
+    results: int = 1,
     **how: Any,
-) -> jax.Array:
-    """One result, of which `chunk` makes some columns from the sums of a warpgroup's rows."""
+) -> Sequence[jax.Array]:
+    """Results, of which `chunk` makes some columns from the sums of a warpgroup's rows.
+
+    `columns`: those of a tile, and of a result. The tiles of one result follow those of another.
+    """
     tall, width = columns
+    each = pl.cdiv(width, tall)
 
     def write(place: GroupTile, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
-        o_ref, staged, pieces = refs[1 + len(lhs) + len(rhs) :]
+        *made_refs, staged, pieces = refs[4 + len(lhs) + len(rhs) :]
 
         def made(at: int) -> jax.Array:
             return place.own(rhs[0].shape[0], chunk(totals, at)).astype(dtype)
 
-        there = Columns(place.column * tall, tall, width)
-        by_group(place.share(tile), [(made, o_ref)], there, staged, pieces, settled=False)
+        def hand_over(number: int) -> None:
+            there = Columns((place.column - number * each) * tall, tall, width)
+            by_group(place.share(tile), [(made, made_refs[number])], there, staged, pieces, settled=False)
+
+        if results == 1:
+            hand_over(0)
+            return
+        for number in range(results):
+            pl.when(jax.lax.div(place.column, jnp.int32(each)) == number)(functools.partial(hand_over, number))
 
     held = buffers(tile, jnp.dtype(dtype).itemsize, tall)
     scratch = [
         plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype)),
         plgpu.SMEM((tile.m, CHUNK), dtype),
     ]
-    out = [jax.ShapeDtypeStruct((lhs[0].shape[0], width), dtype)]
-    (made,) = grouped(lhs, rhs, sizes, write=write, columns=columns, tile=tile, out=out, scratch=scratch, **how)
-    return made
+    how |= {"out": [jax.ShapeDtypeStruct((lhs[0].shape[0], width), dtype)] * results, "scratch": scratch}
+    return grouped(lhs, rhs, sizes, write=write, across=results * each, tile=tile, **how)
 
 
 def grouped(
@@ -215,7 +202,7 @@ def grouped(
     *,
     fill: Callable[..., None],
     write: Callable[..., None],
-    columns: tuple[int, int],
+    across: int,
     steps: int,
     right: Sequence[tuple[int, int]],
     transposed: bool,
@@ -223,29 +210,32 @@ def grouped(
     name: str,
     more: Sequence[jax.Array] = (),
     later: int = 0,
-    blocks: int = PROCESSORS,
     **launched: Any,
 ) -> Sequence[jax.Array]:
-    """Tiles of all groups; references are the table of slots, `lhs`, `rhs`, `more`, results and scratch.
+    """Tiles of all groups; references are those of four numbers of each, `lhs`, `rhs`, `more`, results and scratch.
 
-    `columns`: those of a tile, and of all.
+    `across`: blocks of columns of a tile each.
     """
     rows = lhs[0].shape[0]
-    across = pl.cdiv(columns[1], columns[0])
-    count = visits(rows, sizes.shape[0], tile.m) * across
-    order = SlotOrder(across, min(blocks, count), tile.m, tile.even)
+    # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
+    bands = pl.cdiv(across, _WIDEST_BAND)
+    wide = pl.cdiv(across, bands)
+    tiles = visits_of(sizes, rows, tile.m)
+    count = tiles[0].shape[0]
 
-    def known(table: Any, *refs: Any) -> tuple[Any, Any]:
-        return order.known(table)
+    def spot(number: Any) -> tuple[Any, Any]:
+        band, rest = (op(number, jnp.int32(count * wide)) for op in (jax.lax.div, jax.lax.rem))
+        visit, column = (op(rest, jnp.int32(wide)) for op in (jax.lax.div, jax.lax.rem))
+        return visit, band * wide + column
 
-    def read(known: Any, number: Any, table: Any, *refs: Any) -> list[Any]:
-        return order.read(known, number, table)
+    def read(number: Any, *refs: Any) -> list[Any]:
+        return [ref[spot(number)[0]] for ref in refs[:4]]
 
-    def find(known: Any, number: Any, part: Any, *numbers: Any) -> tuple[GroupTile, Any, Any]:
-        owner, line, first, last = order.tile(known, number, part, *numbers)
+    def find(number: Any, owner: Any, line: Any, first: Any, last: Any) -> tuple[GroupTile, Any, Any]:
+        _, column = spot(number)
         # The compiler sees that a tile starts where lines do.
-        place = GroupTile(owner, line * LINE_ROWS, first, last, order.spot(known, number)[1])
-        return place, first < last, jnp.int32(steps)
+        place = GroupTile(owner, line * LINE_ROWS, first, last, column)
+        return place, (first < last) & (column < across), jnp.int32(steps)
 
     def is_idle(place: GroupTile) -> Any:
         share = place.share(tile)
@@ -257,30 +247,15 @@ def grouped(
             plgpu.wgmma(total, step.left.at[mine], turned(part) if transposed else part)
 
     return rolling(
-        TileWork(count, read, find, fill, multiply, write, is_idle, later, known, order.parts if tile.even else None),
-        [slots_of(sizes, rows, tile.m, paired=tile.even), *lhs, *rhs, *more],
+        TileWork(count * bands * wide, read, find, fill, multiply, write, is_idle, later),
+        [*tiles, *lhs, *rhs, *more],
         left=(tile.m, tile.k),
         right=right,
         tile=tile,
         name=name,
         fast=True,
-        blocks=order.blocks,
         **launched,
     )
-
-
-def copy_tall(place: GroupTile, tile: Tile, ref: Any, step: StepTiles) -> None:
-    """Starts a copy of the tile's rows of a step, of half of them where the others are not the group's."""
-    middle = place.start + tile.share
-    is_low, is_high = place.last <= middle, place.first >= middle
-
-    def copy(first: int, count: int) -> None:
-        rows, there = pl.ds(place.start + first, count), pl.ds(first, count)
-        plgpu.copy_gmem_to_smem(ref.at[rows], step.left.at[there], step.full)
-
-    pl.when(is_low)(lambda: copy(0, tile.share))
-    pl.when(is_high)(lambda: copy(tile.share, tile.share))
-    pl.when(jnp.logical_not(is_low | is_high))(lambda: copy(0, tile.m))
 
 
 def matrix(place: GroupTile, rhs: jax.Array) -> Any:

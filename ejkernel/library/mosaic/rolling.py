@@ -42,12 +42,10 @@ class StepTiles:
 
 @dataclass(frozen=True)
 class TileWork:
-    """The turns of a launch, from 0 to before `count`, each with one tile or with some that a block takes in turn.
+    """The tiles of a launch, from 0 to before `count`.
 
-    `known(*references)` gives what is read once, and how many turns there are; without it all are used. `read(known,
-    number, *references)` gives numbers from memory, which are asked for a turn ahead, and `parts(known, number,
-    *numbers)` how many tiles the turn has. `find(known, number, part, *numbers)` gives anything that says which tile it
-    is, whether there is something to do, and how many steps that takes.
+    `read(number, *references)` gives numbers from memory, which are asked for a tile ahead. `find(number, *numbers)`
+    gives anything that says which tile it is, whether there is something to do, and how many steps that takes.
     `fill(place, at, step, *references)` starts a copy to shared memory for each tile of step `at`. `multiply(place, at,
     totals, step)` adds a step's products up, one for each tile on the right, and `write(place, totals, later,
     *references)` hands a warpgroup's share of the tile over. Where `is_idle(place)` holds, a warpgroup has no share,
@@ -63,8 +61,6 @@ class TileWork:
     write: Callable[..., None]
     is_idle: Callable[[Any], Any] | None = None
     later: int = 0
-    known: Callable[..., tuple[Any, Any]] | None = None
-    parts: Callable[..., Any] | None = None
 
 
 def rolling(
@@ -118,28 +114,20 @@ def rolling(
 
         # All warpgroups go through the same tiles, and count the steps before each.
         def through(do: Callable[[Any, Any, Any], None]) -> Any:
-            known, count = work.known(*arrays) if work.known else ((), jnp.int32(work.count))
-
             def read(number: Any) -> list[Any]:
-                return list(work.read(known, jnp.minimum(number, count - 1), *arrays))
+                return list(work.read(jnp.minimum(number, work.count - 1), *arrays))
 
             def turn(number: Any, state: Any) -> Any:
                 before, numbers = state
                 there = number * blocks + block
-                after, here = read(there + blocks), jnp.minimum(there, count - 1)
+                after = read(there + blocks)
+                place, is_used, steps = work.find(jnp.minimum(there, work.count - 1), *numbers)
+                is_used = is_used & (there < work.count)
+                pl.when(is_used)(lambda: do(place, before, steps))
+                return before + jnp.where(is_used, steps + work.later, 0), after
 
-                def part(which: Any, before: Any) -> Any:
-                    place, is_used, steps = work.find(known, here, which, *numbers)
-                    is_used = is_used & (there < count)
-                    pl.when(is_used)(lambda: do(place, before, steps))
-                    return before + jnp.where(is_used, steps + work.later, 0)
-
-                if work.parts is None:
-                    return part(jnp.int32(0), before), after
-                return loop(work.parts(known, here, *numbers), part, before, interpret=interpret), after
-
-            state, turns = (jnp.int32(0), read(block)), jax.lax.div(count + (blocks - 1), jnp.int32(blocks))
-            return loop(turns if work.known else pl.cdiv(work.count, blocks), turn, state, interpret=interpret)[0]
+            state = (jnp.int32(0), read(block))
+            return loop(pl.cdiv(work.count, blocks), turn, state, interpret=interpret)[0]
 
         def copied(place: Any, before: Any, steps: Any) -> None:
             def step(at: Any, nothing: Any) -> Any:

@@ -29,8 +29,7 @@ _ROWS, _COLUMNS = (128, 256), (64, 128, 256)
 class Tile:
     """A tile of the result, the depth of a step, and how many steps are held.
 
-    Where blocks stay on their multiprocessors, the first warpgroup begins `lead` steps before the second; `even`: two
-    tiles with rows for one warpgroup are taken as one, and a last round by halves.
+    Where blocks stay on their multiprocessors, the first warpgroup begins `lead` steps before the second.
     """
 
     m: int
@@ -38,7 +37,6 @@ class Tile:
     k: int
     stages: int
     lead: int = 0
-    even: bool = True
 
     @property
     def share(self) -> int:
