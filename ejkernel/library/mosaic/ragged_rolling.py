@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from ..gate import joined
-from .handover import Columns, OwnRows, by_group, share_of
+from .handover import Columns, Either, OwnRows, by_group, share_of
 from .launch import plgpu
 from .matmul import lines, turned
 from .ragged_dot import holding, visits_of
@@ -146,7 +146,7 @@ def pair(
         return totals[0][:, at : at + CHUNK]
 
     how: dict[str, Any] = {"fill": fill, "chunk": chunk, "columns": (tile.n, width), "steps": lhs.shape[1] // tile.k}
-    how |= {"right": [(tile.k, tile.n)], "dtype": dtype, "transposed": False, "results": 2}
+    how |= {"right": [(tile.k, tile.n)], "dtype": dtype, "transposed": False, "is_pair": True}
     how |= {"tile": holding(tile, dtype, dtype), "interpret": interpret, "name": "library_ragged_pair"}
     return _made([lhs], [gate, up], sizes, **how, **launched)
 
@@ -160,12 +160,12 @@ def _made(
     columns: tuple[int, int],
     tile: Tile,
     dtype: Any,
-    results: int = 1,
+    is_pair: bool = False,
     **how: Any,
 ) -> Sequence[jax.Array]:
-    """Results, of which `chunk` makes some columns from the sums of a warpgroup's rows.
+    """A result, of which `chunk` makes some columns from the sums of a warpgroup's rows, or two of equal shape.
 
-    `columns`: those of a tile, and of a result. The tiles of one result follow those of another.
+    `columns`: those of a tile, and of a result. The tiles of a second result follow those of the first.
     """
     tall, width = columns
     each = pl.cdiv(width, tall)
@@ -176,23 +176,20 @@ def _made(
         def made(at: int) -> jax.Array:
             return place.own(rhs[0].shape[0], chunk(totals, at)).astype(dtype)
 
-        def hand_over(number: int) -> None:
-            there = Columns((place.column - number * each) * tall, tall, width)
-            by_group(place.share(tile), [(made, made_refs[number])], there, staged, pieces, settled=False)
-
-        if results == 1:
-            hand_over(0)
-            return
-        for number in range(results):
-            pl.when(jax.lax.div(place.column, jnp.int32(each)) == number)(functools.partial(hand_over, number))
+        column, o_ref = place.column, made_refs[0]
+        if is_pair:
+            is_first = column < each
+            column, o_ref = jnp.where(is_first, column, column - each), Either(is_first, *made_refs)
+        there = Columns(column * tall, tall, width)
+        by_group(place.share(tile), [(made, o_ref)], there, staged, pieces, settled=False)
 
     held = buffers(tile, jnp.dtype(dtype).itemsize, tall)
     scratch = [
         plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype)),
         plgpu.SMEM((tile.m, CHUNK), dtype),
     ]
-    how |= {"out": [jax.ShapeDtypeStruct((lhs[0].shape[0], width), dtype)] * results, "scratch": scratch}
-    return grouped(lhs, rhs, sizes, write=write, across=results * each, tile=tile, **how)
+    how |= {"out": [jax.ShapeDtypeStruct((lhs[0].shape[0], width), dtype)] * (1 + is_pair), "scratch": scratch}
+    return grouped(lhs, rhs, sizes, write=write, across=(1 + is_pair) * each, tile=tile, **how)
 
 
 def grouped(
