@@ -36,12 +36,14 @@ from tuning_gpu import raced
 
 from ejkernel import library
 from ejkernel.library import MoeCombineConfig, MoeConfig, MoeDispatchConfig, RaggedDotConfig
-from ejkernel.library.gate import pulled
+from ejkernel.library.gate import joined, pulled
 from ejkernel.library.moe_combine import combined
-from ejkernel.library.mosaic.ragged_joined import gated_back
+from ejkernel.library.moe_experts import MoeExperts
+from ejkernel.library.mosaic import outer_rolling, ragged_rolling
+from ejkernel.library.mosaic.gated_back import TILE as BACK
+from ejkernel.library.mosaic.gated_back import gated_back
 from ejkernel.library.mosaic.tiles import Tile
-from ejkernel.library.ragged_dot_ways import outer, product
-from ejkernel.library.ragged_gated import RaggedGated, from_products
+from ejkernel.library.ragged_dot_ways import product
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor
 
 TOKENS, WIDTH, INNER, COUNT, K = 8192, 2048, 768, 32, 4
@@ -53,10 +55,11 @@ ROUNDS = 8
 THREADS = 6
 UNTUNED: Executor[Any, Any] = Executor(ConfigSelectorChain(ConfigCache(), AutotunePolicy(allow_autotune=False)))
 TILED = RaggedDotConfig("tiled", block_m=256)
+TRITON = RaggedDotConfig("triton", 128, 128, 64, 4, 3)
 ROW, PRODUCT = 2 * TOKENS * WIDTH / TRAFFIC, 2 * TOKENS * K * WIDTH * INNER / FLOPS
 # Forward 1 and k rows in, k and 1 out; backward k and 1 and once more k in, 1 and k out.
 FLOORS = {"rows": (ROW * (2 * K + 2), ROW * (5 * K + 4)), "layer": (3 * PRODUCT, 9 * PRODUCT)}
-FLOORS |= {"gated": (2 * PRODUCT, 6 * PRODUCT), "down": (PRODUCT, 3 * PRODUCT), "back": (PRODUCT, PRODUCT)}
+FLOORS |= {"experts": (3 * PRODUCT, 9 * PRODUCT), "down": (PRODUCT, 3 * PRODUCT), "back": (PRODUCT, PRODUCT)}
 X, LOGITS = ((TOKENS, WIDTH), "bfloat16", 1.0), ((TOKENS, COUNT), "float32", 1.0)
 UPWARDS = ((COUNT, WIDTH, INNER), "bfloat16", WIDTH**-0.5)
 DOWN = ((COUNT, INNER, WIDTH), "bfloat16", INNER**-0.5)
@@ -68,7 +71,7 @@ ROWS, BETWEEN, SIZES = (
 SHAPES: dict[str, list[Any]] = {
     "rows": [X, LOGITS, ROWS],
     "layer": [X, LOGITS, UPWARDS, UPWARDS, DOWN],
-    "gated": [ROWS, UPWARDS, UPWARDS, SIZES],
+    "experts": [ROWS, UPWARDS, UPWARDS, DOWN, SIZES],
     "down": [BETWEEN, DOWN, SIZES],
     # The gradients of a gated pair's products, from those of the rows that come back.
     "back": [ROWS, DOWN, BETWEEN, BETWEEN, SIZES],
@@ -76,9 +79,9 @@ SHAPES: dict[str, list[Any]] = {
 NAMES = [*SHAPES, *(f"{name}-gradient" for name in SHAPES if name != "back")]
 
 
-def block(way: str, columns: int = 256, stages: int = 4, lead: int | None = None) -> RaggedDotConfig:
+def block(way: str, columns: int = 256, stages: int = 4) -> RaggedDotConfig:
     """A cfg of a kernel for Hopper GPUs."""
-    return RaggedDotConfig(way, 128, columns, 64, None, stages, lead)
+    return RaggedDotConfig(way, 128, columns, 64, None, stages)
 
 
 def rows_ways() -> dict[str, Callable[..., Any]]:
@@ -92,56 +95,57 @@ def rows_ways() -> dict[str, Callable[..., Any]]:
 
 
 def layer_ways(backward: bool) -> dict[str, Callable[..., Any]]:
-    """Whole layers: one part after the other by the newer ways."""
-    moved = {"dispatch": MoeDispatchConfig("mosaic"), "combine": MoeCombineConfig("mosaic")}
-    kept = {"dispatch": MoeDispatchConfig("count"), "combine": MoeCombineConfig("unrolled")}
-    old, (rolling, gated) = block("mosaic"), (block(way, 256, 3) for way in ("mosaic_rolling", "mosaic_gated"))
-    cfgs = {
-        "old rows, mosaic": MoeConfig(up=old, down=old, **kept),
-        "rows, mosaic": MoeConfig(up=old, down=old, **moved),
-        "rows, rolling": MoeConfig(up=rolling, down=rolling, **moved),
-        "rows, gated, rolling": MoeConfig(up=gated, down=rolling, **moved),
-        "rows, gated 4, rolling 4": MoeConfig(up=block("mosaic_gated"), down=block("mosaic_rolling"), **moved),
-    }
-    # Forward, products that are joined are those that are gated.
-    more = [("gated", 4, 2), ("gated", 3, 1), *([("joined", 4, None), ("joined", 4, 2)] if backward else [])]
-    whole = {}
-    for way, stages, lead in more:
-        up, down = (block(f"mosaic_{one}", 256, stages, lead) for one in (way, "rolling"))
-        name = f"rows, {way} {stages}, rolling {stages}, lead {lead}"
-        cfgs[name] = MoeConfig(up=up, down=down, **moved)
-        if backward and stages == 4:
-            how = {"up_cfg": up, "down_cfg": down, "back": Tile(128, 256, 64, 4, lead or 0), **moved}
-            whole[f"{name}, product and pass back in one"] = functools.partial(joined_layer, **how)
+    """Whole layers: as the library has it, by other kernels, and with some parts of the gradient as they were."""
     ours = functools.partial(library.moe, k=K, executor=UNTUNED)
-    return {name: functools.partial(ours, cfg=cfg) for name, cfg in cfgs.items()} | whole
+    moved = {"dispatch": MoeDispatchConfig("mosaic"), "combine": MoeCombineConfig("mosaic")}
+    ways = {"gated": functools.partial(ours, cfg=MoeConfig(experts=block("mosaic_gated"), **moved))}
+    if backward:
+        ways["gated, first products in two launches"] = functools.partial(parted_layer, joint=True)
+        return ways | {"gated, each product and pass by itself": functools.partial(parted_layer, joint=False)}
+    kept = {"dispatch": MoeDispatchConfig("count"), "combine": MoeCombineConfig("unrolled")}
+    cfgs = {
+        "two products and a pass": MoeConfig(experts=block("mosaic_rolling"), **moved),
+        "old rows, triton": MoeConfig(experts=TRITON, **kept),
+    }
+    return ways | {name: functools.partial(ours, cfg=cfg) for name, cfg in cfgs.items()}
 
 
-def joined_layer(
-    x: Any, logits: Any, *matrices: Any, up_cfg: Any, down_cfg: Any, back: Tile, dispatch: Any, combine: Any
-) -> Any:
-    """`moe` with one kernel for the product with the last matrices and the pass over its result, in its gradient."""
-    sent = library.moe_dispatch(x, logits, k=K, cfg=dispatch, executor=UNTUNED)
+def parted_layer(x: Any, logits: Any, *matrices: Any, joint: bool) -> Any:
+    """`moe` by Mosaic; in its gradient a launch for each of the first two products.
+
+    `joint`: the rest of the gradient is as the library has it, with a pass in the product before it, and one launch for
+    the gradients of all matrices.
+    """
+    sent = library.moe_dispatch(x, logits, k=K, cfg=MoeDispatchConfig("mosaic"), executor=UNTUNED)
+    tile = Tile(128, 256, 64, 4)
+    how: dict[str, Any] = {"tile": tile, "dtype": x.dtype, "interpret": False}
 
     @jax.custom_vjp
     def experts(rows: Any, gate: Any, up: Any, down: Any, sizes: Any) -> Any:
-        inner = RaggedGated().run(rows, gate, up, sizes, cfg=up_cfg)
-        return library.RaggedDot().run(inner, down, sizes, cfg=down_cfg)
+        inner = ragged_rolling.gated(rows, gate, up, sizes, tile=tile, interpret=False)
+        return ragged_rolling.product([inner], [down], sizes, transposed=False, **how)
 
     def forward(rows: Any, gate: Any, up: Any, down: Any, sizes: Any) -> Any:
-        inner, products = RaggedGated().fwd_with_residuals(rows, gate, up, sizes, cfg=up_cfg)
-        out = library.RaggedDot().run(inner, down, sizes, cfg=down_cfg)
-        return out, (products, inner, rows, gate, up, down, sizes)
+        pair = [ragged_rolling.product([rows], [one], sizes, transposed=False, **how) for one in (gate, up)]
+        inner = joined(*(one.astype(jnp.float32) for one in pair)).astype(rows.dtype)
+        out = ragged_rolling.product([inner], [down], sizes, transposed=False, **how)
+        return out, (pair, inner, rows, gate, up, down, sizes)
 
     def backward(kept: Any, dy: Any) -> Any:
-        products, inner, rows, gate, up, down, sizes = kept
-        towards = gated_back(dy, down, *products, sizes, tile=back, interpret=False)
-        d_down = outer(down_cfg, False)(inner, dy, sizes, dtype=down.dtype)
-        return *from_products(towards, rows, gate, up, sizes, cfg=up_cfg, interpret=False), d_down, None
+        pair, inner, rows, gate, up, down, sizes = kept
+        if joint:
+            towards = gated_back(dy, down, *pair, sizes, interpret=False)
+        else:
+            towards = apart(block("mosaic_rolling"), dy, down, *pair, sizes)
+        factors = [(inner, dy), *((rows, one) for one in towards)]
+        groups = [factors] if joint else [[one] for one in factors]
+        d_down, d_gate, d_up = (x for some in groups for x in outer_rolling.outers(some, sizes, **how))
+        d_rows = ragged_rolling.product(towards, [gate, up], sizes, transposed=True, **how)
+        return d_rows, d_gate, d_up, d_down, None
 
     experts.defvjp(forward, backward)
     rows = experts(sent.rows, *matrices, sent.group_sizes)
-    return combined(rows, sent.weights, sent.places, cfg=combine, executor=UNTUNED)
+    return combined(rows, sent.weights, sent.places, cfg=MoeCombineConfig("mosaic"), executor=UNTUNED)
 
 
 def apart(cfg: RaggedDotConfig, dy: Any, down: Any, opened: Any, raised: Any, sizes: Any) -> Any:
@@ -153,9 +157,8 @@ def apart(cfg: RaggedDotConfig, dy: Any, down: Any, opened: Any, raised: Any, si
 
 def back_ways() -> dict[str, Callable[..., Any]]:
     """The product and a pass over its result, and both in one kernel."""
-    cfgs = [block("mosaic_rolling", 256, *how) for how in ((4,), (3,), (4, 2))]
-    ways = {f"{named(cfg)}, and a pass": functools.partial(apart, cfg) for cfg in cfgs}
-    for tile in (Tile(128, 256, 64, 4), Tile(128, 256, 64, 4, 2), Tile(128, 256, 64, 4, 1), Tile(128, 128, 64, 6, 2)):
+    ways = {f"{named(cfg)}, and a pass": functools.partial(apart, cfg) for cfg in [block("mosaic_rolling")]}
+    for tile in (BACK, Tile(128, 256, 64, 4)):
         name = f"product and pass in one {tile.m}x{tile.n}, {tile.stages}, lead {tile.lead}"
         ways[name] = lambda *arrays, tile=tile: tuple(gated_back(*arrays, tile=tile, interpret=False))
     return ways
@@ -176,13 +179,10 @@ def of_case(name: str, backward: bool = False) -> tuple[dict[str, Callable[..., 
     cfgs = [block("mosaic"), block("mosaic_rolling"), block("mosaic_rolling", 256, 3), block("mosaic_rolling", 128, 5)]
     if name == "back":
         return back_ways(), functools.partial(apart, TILED)
-    leads = [(256, 4, 2), (256, 4, 1), (256, 3, 1)]
     if name == "down":
-        cfgs += [*(block("mosaic_rolling", *how) for how in leads), RaggedDotConfig("triton", 128, 128, 64, 4, 3)]
-        return product_ways(library.RaggedDot(), cfgs), ragged
-    cfgs += [block("mosaic_joined", 256, 4, lead) for lead in (None, 2)]
-    cfgs += [block("mosaic_gated", *how) for how in ((256, 4), (256, 3), (128, 5), *leads)]
-    return product_ways(RaggedGated(), cfgs), functools.partial(UNTUNED, RaggedGated(), cfg=TILED)
+        return product_ways(library.RaggedDot(), [*cfgs, TRITON]), ragged
+    cfgs += [block("mosaic_gated", *how) for how in ((256, 4), (256, 3), (128, 5))]
+    return product_ways(MoeExperts(), cfgs), functools.partial(UNTUNED, MoeExperts(), cfg=TILED)
 
 
 def with_gradient(fn: Callable[..., Any], count: int) -> Callable[..., Any]:

@@ -71,8 +71,7 @@ def ways(backward: bool) -> dict[str, Callable[..., Any]]:
         out = kernel.run(lhs, rhs, sizes, cfg=cfg)
         return (out, *kernel.vjp((), out, *dy, lhs, rhs, sizes, cfg=cfg)[:2]) if backward else out
 
-    rolling = [(4, None), (3, None), (4, 2), (4, 1), (3, 1)]
-    cfgs = [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, s, lead) for s, lead in rolling]
+    cfgs = [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, stages) for stages in (4, 3)]
     cfgs += [RaggedDotConfig("mosaic", 128, n, 64, None, s) for n, s in ((256, 4), (256, 3), (128, 5))]
     cfgs += [RaggedDotConfig("triton", high, 128, 64, 4, 3) for high in (128, 64)]
     cfgs += [RaggedDotConfig("mosaic_jax", m, 128, 64, None, s) for m, s in ((128, 4), (64, 6)) if not backward]
@@ -80,9 +79,8 @@ def ways(backward: bool) -> dict[str, Callable[..., Any]]:
 
 
 def named(cfg: RaggedDotConfig) -> str:
-    """A way in a few words: its tile, stages and lead."""
-    lead = f", lead {cfg.lead}" if cfg.lead else ""
-    return f"{cfg.implementation} {cfg.block_m}x{cfg.block_n}, {cfg.num_stages}{lead}"
+    """A way in a few words: its tile and stages."""
+    return f"{cfg.implementation} {cfg.block_m}x{cfg.block_n}, {cfg.num_stages}"
 
 
 def study(number: int, lock: str) -> bool:

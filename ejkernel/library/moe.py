@@ -1,4 +1,4 @@
-"""A whole layer of experts: routing, three ragged products, two of them gated, and the weighted sum."""
+"""A whole layer of experts: routing, rows sent to experts and through them, and the weighted sum."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .arguments import ArgumentError, float_array, same, same_dtype
 from .call import planned, program
 from .moe_combine import MoeCombineConfig, combined
 from .moe_dispatch import MoeDispatchConfig, moe_dispatch
-from .ragged_dot import RaggedDotConfig, ragged_dot
-from .ragged_gated import ragged_gated
+from .moe_experts import moe_experts
+from .ragged_dot import RaggedDotConfig
 from .rows import float_rows
 from .top_k import TopKConfig
 
@@ -25,8 +25,7 @@ class MoeConfig:
 
     route: TopKConfig | None = None
     dispatch: MoeDispatchConfig | None = None
-    up: RaggedDotConfig | None = None
-    down: RaggedDotConfig | None = None
+    experts: RaggedDotConfig | None = None
     combine: MoeCombineConfig | None = None
 
 
@@ -70,8 +69,7 @@ def moe(
         flat, routed = x.reshape(tokens, x.shape[-1]), logits.reshape(tokens, logits.shape[-1])
         how: dict[str, Any] = {"route": parts.route, "cfg": parts.dispatch, "executor": executor}
         sent = moe_dispatch(flat, routed, k=k, normalize=normalize, **how)
-        inner = ragged_gated(sent.rows, gate, up, sent.group_sizes, cfg=parts.up, executor=executor)
-        rows = ragged_dot(inner, down, sent.group_sizes, cfg=parts.down, executor=executor)
+        rows = moe_experts(sent.rows, gate, up, down, sent.group_sizes, cfg=parts.experts, executor=executor)
         out = combined(rows, sent.weights, sent.places, cfg=parts.combine, executor=executor)
         return out.reshape(x.shape)
 

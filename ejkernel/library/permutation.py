@@ -27,8 +27,8 @@ def by_counting(groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     names = jnp.arange(count + 1, dtype=groups.dtype)
     counts = jnp.sum(blocks[:, :, None] == names[None, None], axis=1, dtype=jnp.int32)
     # In 32 bits as all others, also where JAX's own numbers have 64.
-    before = running_sums(counts) - counts
-    sizes = jnp.sum(counts, axis=0, dtype=jnp.int32)
+    running = running_sums(counts)
+    before, sizes = running - counts, running[-1] if total else jnp.zeros(count + 1, jnp.int32)
     start = before + (running_sums(sizes) - sizes)[None]
     places = jnp.take_along_axis(start, blocks, axis=1) + within
     return places.reshape(-1)[:total], sizes[:count]

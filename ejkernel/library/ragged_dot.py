@@ -35,10 +35,7 @@ _MANY_COLUMNS = 8192
 
 @dataclass(frozen=True)
 class RaggedDotConfig:
-    """Which product, and its blocks where it has any: rows, columns, inner dimension.
-
-    `lead`: of blocks that stay, the first warpgroup is so many steps ahead of the second; None: they begin together.
-    """
+    """Which product, and its blocks where it has any: rows, columns, inner dimension."""
 
     implementation: str
     block_m: int | None = None
@@ -46,7 +43,6 @@ class RaggedDotConfig:
     block_k: int | None = None
     num_warps: int | None = None
     num_stages: int | None = None
-    lead: int | None = None
 
 
 class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
@@ -59,7 +55,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
     """
 
     op_id = "library.ragged_dot"
-    version = "3"  # "mosaic" has other tiles, and "mosaic_rolling" is new
+    version = "4"  # no cfg has a lead
     cfg_type = RaggedDotConfig
 
     def run(
@@ -171,8 +167,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         rows = dict.fromkeys((high, max(16, high // 2)))
         inner = (64, 32) if _narrow(inv) else (32,)
         blocks = dict.fromkeys([*itertools.product(rows, (128, 256), inner, (4, 8), (3, 4)), (64, 128, inner[0], 4, 3)])
-        # Those first that were the fastest: a tuning that runs out of time must not miss them. None with a lead: what
-        # has never run on a GPU could take down the process of a call that tunes.
+        # Those first that were the fastest: a tuning that runs out of time must not miss them.
         found = [RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, s) for s in (4, 3)]
         found += [RaggedDotConfig("mosaic", 128, 256, 64, None, s) for s in (4, 3)]
         found += [RaggedDotConfig("triton", *block) for block in blocks]
@@ -185,8 +180,6 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: RaggedDotConfig) -> bool | str:
         """Refuses Pallas kernels where they cannot run, with the reason."""
-        if cfg.lead is not None and cfg.implementation != "mosaic_rolling":
-            return f"{cfg.implementation} has no lead: its blocks do not stay"
         if cfg.implementation not in ("triton", "mosaic", "mosaic_rolling", "mosaic_jax"):
             return True
         device, given = device_of(inv), _named(inv)
@@ -208,7 +201,6 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
                 refused = refused or tiles.shapes_refuse(lhs.shape[0], depth, width, cfg.block_k, lhs.dtype)
             if cfg.implementation == "mosaic_rolling":
                 refused = refused or tiles.rolling_refuses(lhs.shape[0], rhs.shape[1:], block)
-                refused = refused or tiles.lead_refuses(cfg.lead, cfg.num_stages)
             sizes = (lhs.size, rhs.size, lhs.shape[0] * rhs.shape[2])
             return refused or served.refuses(inv, *sizes, hopper=True) or True
         if cfg.implementation == "mosaic_jax":

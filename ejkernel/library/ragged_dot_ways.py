@@ -173,7 +173,7 @@ def _cut(sizes: Any, rows: int) -> jax.Array:
 def mosaic_tile(cfg: RaggedDotConfig) -> tiles.Tile:
     """The tile of a cfg for the library's own kernels for Hopper GPUs."""
     blocks = (cfg.block_m or 128, cfg.block_n or 128, cfg.block_k or 64)
-    return tiles.Tile(*blocks, cfg.num_stages or 4, cfg.lead or 0)
+    return tiles.Tile(*blocks, cfg.num_stages or 4)
 
 
 def _tile(cfg: RaggedDotConfig) -> Any:

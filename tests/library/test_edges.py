@@ -58,7 +58,7 @@ EMPTY = {
     "moe without a width": (lambda: moe(normal(2, 5, 0), normal(2, 5, 3), 4), [(2, 5, 0)]),
     "moe without an inner width": (lambda: moe(normal(5, 8), normal(5, 3), 0), [(5, 8)]),
     "moe without an inner width, by cfg": (
-        lambda: moe(normal(5, 8), normal(5, 3), 0, cfg=MoeConfig(down=RaggedDotConfig("tiled", block_m=4))),
+        lambda: moe(normal(5, 8), normal(5, 3), 0, cfg=MoeConfig(experts=RaggedDotConfig("tiled", block_m=4))),
         [(5, 8)],
     ),
     "quantized_matmul without k": (lambda: run("quantized_matmul", normal(3, 0), EIGHT[:0], SCALES), [(3, 4)]),

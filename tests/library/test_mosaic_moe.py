@@ -1,12 +1,11 @@
 """Experts by Mosaic GPU: rows there and back and gated products, interpreted and lowered for a Hopper GPU.
 
-Covers `library/mosaic/token_rows.py`, `library/moe_combine.py` and `library/ragged_gated.py`.
+Covers `library/mosaic/token_rows.py`, `library/moe_combine.py` and `library/moe_experts.py`.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -25,18 +24,15 @@ from ejkernel.library import (
     moe_combine,
     moe_dispatch,
 )
+from ejkernel.library.moe_experts import MoeExperts
 from ejkernel.library.mosaic.tiles import rolling_refuses
 from ejkernel.library.ragged_dot_tiles import masked
-from ejkernel.library.ragged_gated import RaggedGated
 from ejkernel.ops import Invocation
-from ejkernel.ops.core import codec
 
 __all__ = ["asked", "races"]
 pytestmark = needs_mosaic
 SENT, SUMMED = MoeDispatchConfig("mosaic"), MoeCombineConfig("mosaic")
-FUSED, LED = (RaggedDotConfig("mosaic_gated", 128, 256, 64, None, 4, lead) for lead in (None, 2))
-JOINED = replace(LED, implementation="mosaic_joined")
-ROLLING = RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 4)
+FUSED, ROLLING = (RaggedDotConfig(way, 128, 256, 64, None, 4) for way in ("mosaic_gated", "mosaic_rolling"))
 NARROW = jnp.dtype("bfloat16")
 
 
@@ -106,35 +102,37 @@ def test_rows_without_a_place_have_gradients_of_zero(races):
 
 @pytest.mark.slow
 @needs_loops
-@pytest.mark.parametrize("cfg", [FUSED, JOINED, ROLLING], ids=lambda cfg: cfg.implementation)
-def test_gated_products_have_the_gradients_of_plain_jax(races, cfg):
-    """Of rows and both matrices, whatever computes them."""
-    lhs, sizes = normal(128, 256, dtype="bfloat16"), jnp.asarray((50, 78), jnp.int32)
-    matrices = [normal(2, 256, 256, dtype="bfloat16", seed=seed) / 16 for seed in (1, 2)]
+@pytest.mark.parametrize("cfg", [FUSED, ROLLING], ids=lambda cfg: cfg.implementation)
+def test_experts_have_the_gradients_of_plain_jax(races, cfg):
+    """Of rows and all matrices, whatever computes them."""
+    rows, sizes = normal(128, 256, dtype="bfloat16"), jnp.asarray((50, 78), jnp.int32)
+    matrices = [normal(2, 256, 256, dtype="bfloat16", seed=seed) / 16 for seed in (1, 2, 4)]
     dy = normal(128, 256, dtype="bfloat16", seed=3)
 
     def pulled(cfg, *arrays):
-        out, pull = jax.vjp(lambda *a: UNTUNED(RaggedGated(), *a, sizes, cfg=cfg), *arrays)
+        out, pull = jax.vjp(lambda *a: UNTUNED(MoeExperts(), *a, sizes, cfg=cfg), *arrays)
         return out, *pull(dy.astype(out.dtype))
 
-    found = pulled(cfg, lhs, *matrices)
-    right = pulled(RaggedDotConfig("masked"), *(x.astype(jnp.float32) for x in (lhs, *matrices)))
+    found = pulled(cfg, rows, *matrices)
+    right = pulled(RaggedDotConfig("masked"), *(x.astype(jnp.float32) for x in (rows, *matrices)))
     for one, other in zip(found, right, strict=True):
         assert_near(one, wide(other), "bfloat16")
 
 
 @pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("cfg", [RaggedDotConfig("masked"), RaggedDotConfig("tiled", block_m=16)])
-def test_plain_gated_products_have_the_gradients_that_jax_derives(cfg):
-    """The rule for both products, in float32."""
-    arrays, sizes = [normal(24, 8), normal(3, 8, 16, seed=1), normal(3, 8, 16, seed=2)], jnp.asarray((5, 0, 19))
-    dy = normal(24, 16, seed=3)
+def test_plain_experts_have_the_gradients_that_jax_derives(cfg):
+    """The rule for all three products, in float32."""
+    arrays = [normal(24, 8), normal(3, 8, 16, seed=1), normal(3, 8, 16, seed=2), normal(3, 16, 8, seed=4)]
+    sizes, dy = jnp.asarray((5, 0, 19)), normal(24, 8, seed=3)
 
-    def plain(lhs, gate, up):
-        one, other = (masked(lhs, matrix, sizes, transposed=False, dtype=jnp.float32) for matrix in (gate, up))
-        return jax.nn.silu(one) * other
+    def plain(rows, gate, up, down):
+        def dot(lhs, matrix):
+            return masked(lhs, matrix, sizes, transposed=False, dtype=jnp.float32)
 
-    found = value_and_pull(lambda *a: UNTUNED(RaggedGated(), *a, sizes, cfg=cfg), arrays, dy)
+        return dot(jax.nn.silu(dot(rows, gate)) * dot(rows, up), down)
+
+    found = value_and_pull(lambda *a: UNTUNED(MoeExperts(), *a, sizes, cfg=cfg), arrays, dy)
     for one, other in zip(found, value_and_pull(plain, arrays, dy), strict=True):
         assert_near(one, wide(other), "float32")
 
@@ -164,36 +162,21 @@ def test_rows_and_their_gradients_are_lowered_for_a_gpu(shape, dtype, mapped):
 
 
 @needs_loops
-@pytest.mark.parametrize(
-    ("cfg", "x64"),
-    [
-        (FUSED, False),
-        pytest.param(LED, False, marks=pytest.mark.slow),
-        (JOINED, False),
-        *(pytest.param(c, True, marks=pytest.mark.slow) for c in (FUSED, JOINED)),
-    ],
-)
-def test_gated_products_and_their_gradients_are_lowered_for_a_gpu(cfg, x64):
-    """One kernel forward; backward one for the rows, and one for each matrix."""
-    kernel = RaggedGated()
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_experts_and_their_gradients_are_lowered_for_a_gpu(x64):
+    """Two kernels forward; backward one for the gate, one for the rows, and one for all matrices."""
+    kernel = MoeExperts()
 
-    def both(lhs, gate, up, sizes):
-        out, kept = kernel.fwd_with_residuals(lhs, gate, up, sizes, cfg=cfg)
-        return kernel.run(lhs, gate, up, sizes, cfg=cfg), kernel.vjp(kept, out, out, lhs, gate, up, sizes, cfg=cfg)
+    def both(rows, gate, up, down, sizes):
+        out, kept = kernel.fwd_with_residuals(rows, gate, up, down, sizes, cfg=FUSED)
+        back = kernel.vjp(kept, out, out, rows, gate, up, down, sizes, cfg=FUSED)
+        return kernel.run(rows, gate, up, down, sizes, cfg=FUSED), back
 
-    matrix = ((8, 512, 768), NARROW)
+    upwards, down = ((8, 512, 768), NARROW), ((8, 768, 512), NARROW)
     with jax.enable_x64(x64):
-        text = lowered_by_mosaic(both, *shaped(((1024, 512), NARROW), matrix, matrix, ((8,), "int32")))
-    for name in ("library_ragged_gated", "library_ragged_dot_rolling", "library_ragged_dot_outer_rolling"):
-        assert name in text
-    assert ("library_ragged_gated_up" in text) == (cfg is JOINED)
-
-
-def test_an_entry_that_was_stored_without_a_lead_is_read():
-    """Its warpgroups begin together, as they did when it was measured."""
-    stored = codec.encode(ROLLING)
-    del stored["lead"]
-    assert codec.decode(RaggedDotConfig, stored) == ROLLING
+        text = lowered_by_mosaic(both, *shaped(((1024, 512), NARROW), upwards, upwards, down, ((8,), "int32")))
+    for name in ("gated", "pair", "gated_back", "dot_rolling", "dot_outer_rolling"):
+        assert f"library_ragged_{name}" in text
 
 
 def test_what_cannot_run_says_why(monkeypatch):
@@ -215,37 +198,28 @@ def test_what_cannot_run_says_why(monkeypatch):
     assert "shorter than the 128" in MoeDispatch().valid_cfg(narrow, SENT)
     double = Invocation("x", shaped(((64, 256), "float64"), ((64, 4), "int32")), {})
     assert "not float" in MoeDispatch().valid_cfg(double, SENT) or not jax.config.jax_enable_x64
-    call = shaped(((1024, 512), NARROW), ((8, 512, 768), NARROW), ((8, 512, 768), NARROW), ((8,), "int32"))
+    upwards, down = ((8, 512, 768), NARROW), ((8, 768, 512), NARROW)
+    call = shaped(((1024, 512), NARROW), upwards, upwards, down, ((8,), "int32"))
     inv = Invocation("x", tuple(call), {})
     if jax.__version_info__ >= (0, 10, 2):
-        assert RaggedGated().valid_cfg(inv, FUSED) is True
+        assert MoeExperts().valid_cfg(inv, FUSED) is True
         assert "not whole tiles" in rolling_refuses(1024, (512, 768 - 64), (128, 256, 64))
         assert "not whole tiles" in rolling_refuses(64, (512, 768), (128, 256, 64))
-        assert RaggedGated().valid_cfg(inv, LED) is True
-        assert RaggedGated().valid_cfg(inv, JOINED) is True
-        assert "steps of 64" in RaggedGated().valid_cfg(inv, replace(JOINED, block_k=128, num_stages=2))
-        for lead in (0, 4):
-            assert "not between 1 and 3" in RaggedGated().valid_cfg(inv, replace(LED, lead=lead))
-    one = Invocation("x", (call[0], call[1], call[3]), {})
-    assert "no lead" in RaggedDot().valid_cfg(one, RaggedDotConfig("mosaic", 128, 256, 64, None, 4, 2))
-    # What has not run on a GPU is no candidate.
-    offered = [*RaggedGated().candidate_cfgs_gpu(inv), *RaggedDot().candidate_cfgs_gpu(one)]
-    assert not any(cfg.lead or cfg.implementation == "mosaic_joined" for cfg in offered)
-    assert FUSED in RaggedGated().candidate_cfgs_gpu(inv)
-    assert ROLLING in RaggedDot().candidate_cfgs_gpu(Invocation("x", (call[0], call[1], call[3]), {}))
+    assert FUSED in MoeExperts().candidate_cfgs_gpu(inv)
+    assert ROLLING in RaggedDot().candidate_cfgs_gpu(Invocation("x", (call[0], call[1], call[4]), {}))
     found.compute_capability = "10.0"
-    assert "capability 9, not 10.0" in RaggedGated().valid_cfg(inv, FUSED) or jax.__version_info__ < (0, 10, 2)
+    assert "capability 9, not 10.0" in MoeExperts().valid_cfg(inv, FUSED) or jax.__version_info__ < (0, 10, 2)
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="guesses were measured from JAX 0.11 on")
 def test_experts_have_mosaics_ways_without_tuning_on_hopper_gpus_alone(asked):
-    """Rows to experts and back, both gated products at once, and blocks that stay for long groups."""
+    """Rows to experts and back, the first two products at once, and blocks that stay for long groups."""
     rows, upwards, down = ((32768, 2048), NARROW), ((32, 2048, 768), NARROW), ((32, 768, 2048), NARROW)
     weights, places, sizes = ((8192, 4), "float32"), ((8192, 4), "int32"), ((32,), "int32")
     calls = [
         ("mosaic", MoeDispatch(), [((8192, 2048), NARROW), places], {"count": 32}),
         ("mosaic", MoeCombine(), [rows, weights, places], {}),
-        ("mosaic_gated", RaggedGated(), [rows, upwards, upwards, sizes], {}),
+        ("mosaic_gated", MoeExperts(), [rows, upwards, upwards, down, sizes], {}),
         ("mosaic_rolling", RaggedDot(), [((32768, 768), NARROW), down, sizes], {}),
     ]
     for newest, kernel, shapes, static in calls:

@@ -1,6 +1,6 @@
 """Products by blocks that stay on their multiprocessors, interpreted and lowered for a Hopper GPU.
 
-Covers `library/gate.py`, `library/mosaic/ragged_joined.py`, `library/mosaic/handover.py`,
+Covers `library/gate.py`, `library/mosaic/gated_back.py`, `library/mosaic/handover.py`,
 `library/mosaic/outer_rolling.py`, `library/mosaic/ragged_rolling.py` and `library/mosaic/rolling.py`.
 """
 
@@ -93,6 +93,20 @@ def test_a_gate_is_joined_with_what_it_opens(races):
     assert_near(made, wide(jax.nn.silu(one) * other), "bfloat16", slack=0.5)
 
 
+@pytest.mark.parametrize("sizes", [(70, 0, 100), pytest.param((0, 1, 191), marks=pytest.mark.slow)])
+def test_both_products_of_a_pair_are_one_launch(races, sizes):
+    """Each is what it is by itself, in whole tiles and in parts of them."""
+    from ejkernel.library.mosaic.ragged_rolling import pair, product
+
+    lhs, sizes = normal(192, 64, dtype="bfloat16"), jnp.asarray(sizes, jnp.int32)
+    matrices = [normal(3, 64, 128, dtype="bfloat16", seed=seed) for seed in (1, 2)]
+    how = {"tile": Tile(128, 64, 64, 2), "interpret": True, "blocks": 3}
+    found = jax.jit(lambda *a: pair(*a, **how))(lhs, *matrices, sizes)
+    one = functools.partial(product, transposed=False, dtype=NARROW, **how)
+    for matrix, made in zip(matrices, found, strict=True):
+        np.testing.assert_array_equal(made, jax.jit(lambda *a: one([a[0]], [a[1]], a[2]))(lhs, matrix, sizes))
+
+
 def test_the_last_tiles_of_a_gradient_may_be_parts(races):
     """Matrices that are no whole number of tiles: what is left at their ends is written too, and nothing beyond."""
     from ejkernel.library.mosaic.outer_rolling import outer
@@ -125,30 +139,8 @@ def pulled_apart(dy, down, opened, raised, sizes):
 @pytest.mark.parametrize(
     ("sizes", "tile"),
     [
-        ((100, 0, 150, 5), Tile(128, 256, 64, 3, 2)),
-        pytest.param((3, 2, 270, 0), Tile(128, 256, 64, 4), marks=pytest.mark.slow),
-        pytest.param((1, 1, 1, 1), Tile(128, 128, 64, 2, 1), marks=pytest.mark.slow),
-    ],
-)
-def test_a_second_product_is_joined_with_the_first(races, sizes, tile):
-    """The gated result and the product itself, each in its rows alone."""
-    from ejkernel.library.mosaic.ragged_joined import gated_up
-
-    lhs, up = normal(280, 128, dtype="bfloat16"), normal(4, 128, 256, dtype="bfloat16", seed=1)
-    opened, sizes = normal(280, 256, dtype="bfloat16", seed=2), jnp.asarray(sizes, jnp.int32)
-    raised = masked(lhs, up, sizes, transposed=False, dtype=NARROW)
-    wanted = joined(opened.astype(jnp.float32), raised.astype(jnp.float32))
-    how = {"tile": tile, "interpret": True, "blocks": 2}
-    found = jax.jit(lambda *a: gated_up(*a, **how))(lhs, up, opened, sizes)
-    for one, other in zip(found, (wanted, raised), strict=True):
-        assert_near(one, wide(other), "bfloat16", slack=0.5)
-
-
-# Four chunks of columns, and two; more of them than stages, as many, and fewer.
-@pytest.mark.parametrize(
-    ("sizes", "tile"),
-    [
-        ((100, 0, 150, 5), Tile(128, 256, 64, 4, 2)),
+        ((100, 0, 150, 5), Tile(128, 128, 64, 6, 2)),
+        pytest.param((100, 0, 150, 5), Tile(128, 256, 64, 4, 2), marks=pytest.mark.slow),
         pytest.param((3, 2, 270, 0), Tile(128, 256, 64, 3), marks=pytest.mark.slow),
         pytest.param((128, 136, 0, 1), Tile(128, 128, 64, 4, 2), marks=pytest.mark.slow),
         pytest.param((1, 1, 1, 1), Tile(128, 128, 64, 2), marks=pytest.mark.slow),
@@ -156,7 +148,7 @@ def test_a_second_product_is_joined_with_the_first(races, sizes, tile):
 )
 def test_a_product_makes_the_gradients_of_a_gated_pair(races, sizes, tile):
     """Whole shares and parts of them, a block's several tiles, and zeros for rows of no group, whatever they hold."""
-    from ejkernel.library.mosaic.ragged_joined import gated_back
+    from ejkernel.library.mosaic.gated_back import gated_back
 
     dy, down = normal(280, 128, dtype="bfloat16"), normal(4, 256, 128, dtype="bfloat16", seed=1)
     opened, raised = (normal(280, 256, dtype="bfloat16", seed=seed) for seed in (2, 3))
@@ -170,14 +162,25 @@ def test_a_product_makes_the_gradients_of_a_gated_pair(races, sizes, tile):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["gated_up", "gated_back"])
-def test_joined_products_are_lowered_for_a_gpu(name, dtype):
-    """With four stages of the widest tiles."""
-    from ejkernel.library.mosaic import ragged_joined
+@pytest.mark.parametrize("tile", [None, Tile(128, 256, 64, 4, 2)])
+def test_gradients_of_a_gated_pair_are_lowered_for_a_gpu(tile, dtype):
+    """By the tile that is used, and with four stages of the widest ones."""
+    from ejkernel.library.mosaic.gated_back import TILE, gated_back
 
     shapes = [(1024, 512), (8, 768, 512), (1024, 768), (1024, 768)]
-    if name == "gated_up":
-        shapes = [(1024, 512), (8, 512, 768), (1024, 768)]
     arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-    fn = functools.partial(getattr(ragged_joined, name), tile=Tile(128, 256, 64, 4, 2), interpret=False)
-    assert f"library_ragged_{name}" in lowered_by_mosaic(fn, *arrays, jax.ShapeDtypeStruct((8,), "int32"))
+    fn = functools.partial(gated_back, tile=tile or TILE, interpret=False)
+    assert "library_ragged_gated_back" in lowered_by_mosaic(fn, *arrays, jax.ShapeDtypeStruct((8,), "int32"))
+
+
+@pytest.mark.parametrize("sizes", [(70, 0, 110), pytest.param((1, 1, 1), marks=pytest.mark.slow)])
+def test_gradients_of_several_matrices_are_one_launch(races, sizes):
+    """Each is what it is by itself, whatever the shape of the others."""
+    from ejkernel.library.mosaic.outer_rolling import outer, outers
+
+    one, other, narrow = (normal(192, width, dtype="bfloat16", seed=seed) for seed, width in enumerate((128, 128, 64)))
+    how = {"tile": Tile(128, 64, 64, 2), "dtype": NARROW, "interpret": True, "blocks": 2}
+    pairs, sizes = [(one, narrow), (one, other)], jnp.asarray(sizes, jnp.int32)
+    found = jax.jit(lambda *a: outers(pairs, *a, **how))(sizes)
+    for pair, made in zip(pairs, found, strict=True):
+        np.testing.assert_array_equal(made, jax.jit(lambda *a: outer(*a, **how))(*pair, sizes))

@@ -54,6 +54,24 @@ class Columns:
         return lambda do: do()
 
 
+@dataclass(frozen=True)
+class Either:
+    """Two results of equal shape, of which a tile has columns of one."""
+
+    is_first: Any
+    first: Any
+    second: Any
+
+
+def start_copy(buffer: Any, o_ref: Any, rows: Any, columns: Any) -> None:
+    """Starts a copy from shared memory to these rows and columns of a result, or of the one that the tile is of."""
+    if not isinstance(o_ref, Either):
+        plgpu.copy_smem_to_gmem(buffer, o_ref.at[rows, columns])
+        return
+    pl.when(o_ref.is_first)(lambda: plgpu.copy_smem_to_gmem(buffer, o_ref.first.at[rows, columns]))
+    pl.when(jnp.logical_not(o_ref.is_first))(lambda: plgpu.copy_smem_to_gmem(buffer, o_ref.second.at[rows, columns]))
+
+
 def share_of(group: Any, size: int, start: Any, first: Any, last: Any) -> OwnRows:
     """The rows of a warpgroup in a tile that starts there, with rows from `first` to before `last` of the group."""
     begin = start + group * size
@@ -88,7 +106,7 @@ def by_group(
 
 def copy_whole(share: OwnRows, o_ref: Any, buffer: Any, there: Any) -> None:
     """Starts a copy of all the share's rows to these columns of the result."""
-    plgpu.copy_smem_to_gmem(buffer, o_ref.at[pl.ds(share.begin, share.size), there])
+    start_copy(buffer, o_ref, pl.ds(share.begin, share.size), there)
 
 
 def copy_rows(share: OwnRows, o_ref: Any, pieces: Any, there: Any) -> None:
@@ -102,7 +120,7 @@ def copy_rows(share: OwnRows, o_ref: Any, pieces: Any, there: Any) -> None:
         @pl.when(some > 0)
         def _(at: Any = at, size: int = size) -> None:
             part = pieces.at[pl.ds(share.group * share.size + at, size)]
-            plgpu.copy_smem_to_gmem(part, o_ref.at[pl.ds(share.begin + at, size), there])
+            start_copy(part, o_ref, pl.ds(share.begin + at, size), there)
 
         at, size = at + some, size // 2
 

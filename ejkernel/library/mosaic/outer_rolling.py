@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,9 @@ from .tiles import CHUNK, Tile, buffers
 
 @dataclass(frozen=True)
 class _Place:
-    """A tile of a group's matrix: the group, the tile's row and column, and the group's rows of both factors."""
+    """A tile of a group's matrix: the pair of factors, the group, the tile's row and column, and the group's rows."""
 
+    pair: Any
     owner: Any
     row: Any
     column: Any
@@ -31,33 +33,69 @@ class _Place:
     stop: Any
 
 
-def outer(
-    lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype: Any, interpret: bool, **launched: Any
-) -> jax.Array:
+def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, **how: Any) -> jax.Array:
     """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix."""
-    (rows, depth), width, groups = lhs.shape, out.shape[1], sizes.shape[0]
-    tile = holding(tile, lhs.dtype, dtype)
-    columns, high = pl.cdiv(width, tile.n), pl.cdiv(depth, tile.m)
+    (made,) = outers([(lhs, out)], sizes, **how)
+    return made
 
-    def spot(number: Any) -> tuple[Any, Any]:
-        each = jnp.int32(high * columns)
-        return jax.lax.div(number, each), jax.lax.rem(number, each)
+
+def outers(
+    pairs: Sequence[tuple[jax.Array, jax.Array]],
+    sizes: jax.Array,
+    *,
+    tile: Tile,
+    dtype: Any,
+    interpret: bool,
+    **launched: Any,
+) -> list[jax.Array]:
+    """As `outer` of several pairs with the same rows, in one launch: there is one last round, and not one for each.
+
+    Of several pairs, columns are whole tiles.
+    """
+    rows, groups = pairs[0][0].shape[0], sizes.shape[0]
+    tile = holding(tile, pairs[0][0].dtype, dtype)
+    # The first array of each pair among the references, and columns of its tiles.
+    refs_of = [2 + 2 * number for number in range(len(pairs))]
+    columns = [pl.cdiv(out.shape[1], tile.n) for _, out in pairs]
+    begins = [0]
+    for (lhs, _), wide in zip(pairs, columns, strict=True):
+        begins.append(begins[-1] + pl.cdiv(lhs.shape[1], tile.m) * wide)
+    if len(pairs) > 1 and any(out.shape[1] % tile.n for _, out in pairs):
+        raise ValueError(f"columns of several pairs must be whole tiles of {tile.n}")
 
     def read(number: Any, start_ref: Any, stop_ref: Any, *refs: Any) -> list[Any]:
-        return [ref[spot(number)[0]] for ref in (start_ref, stop_ref)]
+        owner = jax.lax.div(number, jnp.int32(begins[-1]))
+        return [ref[owner] for ref in (start_ref, stop_ref)]
 
     def find(number: Any, start: Any, stop: Any) -> tuple[_Place, Any, Any]:
-        owner, rest = spot(number)
-        row, column = (op(rest, jnp.int32(columns)) for op in (jax.lax.div, jax.lax.rem))
+        owner, rest = (op(number, jnp.int32(begins[-1])) for op in (jax.lax.div, jax.lax.rem))
+        pair, begin, wide = jnp.int32(0), jnp.int32(0), jnp.int32(columns[0])
+        for at in range(1, len(pairs)):
+            is_behind = rest >= begins[at]
+            pair, begin = jnp.where(is_behind, at, pair), jnp.where(is_behind, begins[at], begin)
+            wide = jnp.where(is_behind, columns[at], wide)
+        row, column = (op(rest - begin, wide) for op in (jax.lax.div, jax.lax.rem))
         first = jax.lax.div(start, jnp.int32(tile.k))
         steps = jnp.where(start < stop, jax.lax.div(stop + (tile.k - 1), jnp.int32(tile.k)) - first, 0)
         # The matrix of an empty group is written too: zeros.
-        return _Place(owner, row, column, first, start, stop), number >= 0, steps
+        return _Place(pair, owner, row, column, first, start, stop), number >= 0, steps
+
+    def of_pair(place: _Place, do: Callable[[int], None]) -> None:
+        for number in range(len(pairs)):
+            if len(pairs) == 1:
+                do(number)
+            else:
+                pl.when(place.pair == number)(functools.partial(do, number))
 
     def fill(place: _Place, at: Any, step: StepTiles, *refs: Any) -> None:
         inner = pl.ds((place.first + at) * tile.k, tile.k)
-        plgpu.copy_gmem_to_smem(refs[2].at[inner, pl.ds(place.row * tile.m, tile.m)], step.left, step.full)
-        plgpu.copy_gmem_to_smem(refs[3].at[inner, pl.ds(place.column * tile.n, tile.n)], step.right[0], step.full)
+
+        def copy(number: int) -> None:
+            left, right = refs[refs_of[number] : refs_of[number] + 2]
+            plgpu.copy_gmem_to_smem(left.at[inner, pl.ds(place.row * tile.m, tile.m)], step.left, step.full)
+            plgpu.copy_gmem_to_smem(right.at[inner, pl.ds(place.column * tile.n, tile.n)], step.right[0], step.full)
+
+        of_pair(place, copy)
 
     def multiply(place: _Place, at: Any, totals: Sequence[Any], step: StepTiles) -> None:
         begin = (place.first + at) * tile.k
@@ -75,7 +113,7 @@ def outer(
         plgpu.wgmma(totals[0], turned(part), step.right[0])
 
     def write(place: _Place, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
-        made_ref, staged = refs[4:]
+        *made_refs, staged = refs[2 + 2 * len(pairs) :]
         group = jax.lax.axis_index("group")
         mine = pl.ds(group * tile.share, tile.share)
         there = pl.ds(place.row * tile.m + group * tile.share, tile.share)
@@ -84,16 +122,20 @@ def outer(
             return totals[0][:, at : at + CHUNK].astype(dtype)
 
         def copy(buffer: Any, columns: Any) -> None:
-            plgpu.copy_smem_to_gmem(buffer, made_ref.at[place.owner, there, columns])
+            def of(number: int) -> None:
+                plgpu.copy_smem_to_gmem(buffer, made_refs[number].at[place.owner, there, columns])
+
+            of_pair(place, of)
 
         parts = [staged.at[number, mine] for number in range(held)]
+        width = pairs[0][1].shape[1]
         by_chunks([(chunk, copy)], Columns(place.column * tile.n, tile.n, width), parts, settled=False)
 
     held = buffers(tile, jnp.dtype(dtype).itemsize, tile.n)
-    (made,) = rolling(
-        TileWork(groups * high * columns, read, find, fill, multiply, write),
-        [*(x.astype(jnp.int32) for x in starts_of(sizes, rows)), lhs, out],
-        out=[jax.ShapeDtypeStruct((groups, depth, width), dtype)],
+    made = rolling(
+        TileWork(groups * begins[-1], read, find, fill, multiply, write),
+        [*(x.astype(jnp.int32) for x in starts_of(sizes, rows)), *(x for pair in pairs for x in pair)],
+        out=[jax.ShapeDtypeStruct((groups, lhs.shape[1], out.shape[1]), dtype) for lhs, out in pairs],
         scratch=[plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype))],
         left=(tile.k, tile.m),
         right=[(tile.k, tile.n)],
@@ -102,4 +144,4 @@ def outer(
         name="library_ragged_dot_outer_rolling",
         **launched,
     )
-    return made
+    return list(made)

@@ -1,7 +1,8 @@
-"""Grouped products of blocks that stay on their multiprocessors: one matrix, a gated pair, or a sum of two products."""
+"""Grouped products of blocks that stay on their multiprocessors: one matrix, two of them, or a sum of products."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from ..gate import joined
-from .handover import Columns, OwnRows, by_group, share_of
+from .handover import Columns, Either, OwnRows, by_group, share_of
 from .launch import plgpu
 from .matmul import lines, turned
 from .ragged_dot import holding, visits_of
@@ -78,7 +79,7 @@ def product(
     how: dict[str, Any] = {"fill": fill, "chunk": chunk, "columns": (tile.n, width), "steps": each * len(lhs)}
     how |= {"right": [shape], "dtype": dtype, "tile": holding(tile, lhs[0].dtype, dtype)}
     how |= {"interpret": interpret, "name": "library_ragged_dot_rolling", "transposed": transposed}
-    return _one(lhs, rhs, sizes, **how, **launched)
+    return _made(lhs, rhs, sizes, **how, **launched)[0]
 
 
 def gated(
@@ -109,10 +110,48 @@ def gated(
     how: dict[str, Any] = {"fill": fill, "chunk": chunk, "columns": (half, gate.shape[2])}
     how |= {"steps": lhs.shape[1] // tile.k, "right": [(tile.k, half)] * 2, "dtype": dtype, "transposed": False}
     how |= {"tile": holding(tile, dtype, dtype), "interpret": interpret, "name": "library_ragged_gated"}
-    return _one([lhs], [gate, up], sizes, **how, **launched)
+    return _made([lhs], [gate, up], sizes, **how, **launched)[0]
 
 
-def _one(
+def pair(
+    lhs: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    sizes: jax.Array,
+    *,
+    tile: Tile,
+    interpret: bool,
+    **launched: Any,
+) -> Sequence[jax.Array]:
+    """`lhs @ gate` and `lhs @ up` of each row with its group's matrices.
+
+    Tiles of the second follow those of the first, and meet the same rows while these are in the cache.
+    """
+    width, dtype = gate.shape[2], lhs.dtype
+    each = pl.cdiv(width, tile.n)
+
+    def fill(place: GroupTile, at: Any, step: StepTiles, *refs: Any) -> None:
+        inner = pl.ds(at * tile.k, tile.k)
+        plgpu.copy_gmem_to_smem(refs[4].at[pl.ds(place.start, tile.m), inner], step.left, step.full)
+
+        def copy(number: int) -> None:
+            columns = pl.ds((place.column - number * each) * tile.n, tile.n)
+            there = refs[5 + number].at[matrix(place, gate), inner, columns]
+            plgpu.copy_gmem_to_smem(there, step.right[0], step.full)
+
+        for number in range(2):
+            pl.when(jax.lax.div(place.column, jnp.int32(each)) == number)(functools.partial(copy, number))
+
+    def chunk(totals: Sequence[jax.Array], at: int) -> jax.Array:
+        return totals[0][:, at : at + CHUNK]
+
+    how: dict[str, Any] = {"fill": fill, "chunk": chunk, "columns": (tile.n, width), "steps": lhs.shape[1] // tile.k}
+    how |= {"right": [(tile.k, tile.n)], "dtype": dtype, "transposed": False, "is_pair": True}
+    how |= {"tile": holding(tile, dtype, dtype), "interpret": interpret, "name": "library_ragged_pair"}
+    return _made([lhs], [gate, up], sizes, **how, **launched)
+
+
+def _made(
     lhs: Sequence[jax.Array],
     rhs: Sequence[jax.Array],
     sizes: jax.Array,
@@ -121,18 +160,27 @@ def _one(
     columns: tuple[int, int],
     tile: Tile,
     dtype: Any,
+    is_pair: bool = False,
     **how: Any,
-) -> jax.Array:
-    """One result, of which `chunk` makes some columns from the sums of a warpgroup's rows."""
+) -> Sequence[jax.Array]:
+    """A result, of which `chunk` makes some columns from the sums of a warpgroup's rows, or two of equal shape.
+
+    `columns`: those of a tile, and of a result. The tiles of a second result follow those of the first.
+    """
     tall, width = columns
+    each = pl.cdiv(width, tall)
 
     def write(place: GroupTile, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
-        o_ref, staged, pieces = refs[4 + len(lhs) + len(rhs) :]
+        *made_refs, staged, pieces = refs[4 + len(lhs) + len(rhs) :]
 
         def made(at: int) -> jax.Array:
             return place.own(rhs[0].shape[0], chunk(totals, at)).astype(dtype)
 
-        there = Columns(place.column * tall, tall, width)
+        column, o_ref = place.column, made_refs[0]
+        if is_pair:
+            is_first = column < each
+            column, o_ref = jnp.where(is_first, column, column - each), Either(is_first, *made_refs)
+        there = Columns(column * tall, tall, width)
         by_group(place.share(tile), [(made, o_ref)], there, staged, pieces, settled=False)
 
     held = buffers(tile, jnp.dtype(dtype).itemsize, tall)
@@ -140,9 +188,8 @@ def _one(
         plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype)),
         plgpu.SMEM((tile.m, CHUNK), dtype),
     ]
-    out = [jax.ShapeDtypeStruct((lhs[0].shape[0], width), dtype)]
-    (made,) = grouped(lhs, rhs, sizes, write=write, columns=columns, tile=tile, out=out, scratch=scratch, **how)
-    return made
+    how |= {"out": [jax.ShapeDtypeStruct((lhs[0].shape[0], width), dtype)] * (1 + is_pair), "scratch": scratch}
+    return grouped(lhs, rhs, sizes, write=write, across=(1 + is_pair) * each, tile=tile, **how)
 
 
 def grouped(
@@ -152,7 +199,7 @@ def grouped(
     *,
     fill: Callable[..., None],
     write: Callable[..., None],
-    columns: tuple[int, int],
+    across: int,
     steps: int,
     right: Sequence[tuple[int, int]],
     transposed: bool,
@@ -164,10 +211,9 @@ def grouped(
 ) -> Sequence[jax.Array]:
     """Tiles of all groups; references are those of four numbers of each, `lhs`, `rhs`, `more`, results and scratch.
 
-    `columns`: those of a tile, and of all.
+    `across`: blocks of columns of a tile each.
     """
     rows = lhs[0].shape[0]
-    across = pl.cdiv(columns[1], columns[0])
     # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
     bands = pl.cdiv(across, _WIDEST_BAND)
     wide = pl.cdiv(across, bands)

@@ -102,13 +102,6 @@ def rolling_refuses(rows: int, sizes: tuple[int, ...], tile: tuple[int | None, .
     return ""
 
 
-def lead_refuses(lead: int | None, stages: int | None) -> str:
-    """The reason that a warpgroup cannot begin so many steps before the other; empty where it can."""
-    if lead is None or 0 < lead < (stages or 0):
-        return ""
-    return f"a lead of {lead} steps is not between 1 and {(stages or 1) - 1}: {stages} are held"
-
-
 def visits(rows: int, groups: int, tile: int) -> int:
     """Tiles of rows in groups, at most: each group may begin and end within a tile, and one more has the other rows."""
     return (rows + (groups + 1) * (tile - 1 + LINE_ROWS - 1)) // tile
