@@ -113,7 +113,7 @@ class Prepared:
     def __init__(self):
         self.order = []
 
-    def call(self, name, *, outer=(), holds=None, isolate=None):
+    def call(self, name, *, outer=(), holds=None, isolate=None, mesh=None):
         def prepare(inv, kernel, *, seconds, is_next):
             self.order.append((name, threading.current_thread().name, is_next))
             if holds is not None:
@@ -130,6 +130,7 @@ class Prepared:
             inv=None,
             kernel=None,
             restored=contextlib.nullcontext,
+            trace_context=None if mesh is None else SimpleNamespace(mesh=mesh),
         )
 
 
@@ -155,6 +156,17 @@ def test_one_call_is_traced_ahead_where_this_process_would_hold_their_inputs():
     """A tuner without workers draws the inputs of a call when it is traced."""
     made = Prepared()
     first, *rest = (made.call(name, isolate=False) for name in "abc")
+    ahead = TracedAhead()
+    ahead.begin(first, rest, None)
+    ahead.wait(rest[0])
+    ahead.close()
+    assert [one[0] for one in made.order] == ["b", "b"]
+
+
+def test_one_call_inside_a_mesh_is_traced_ahead():
+    """Its inputs are placed on the devices then, beside what is measured."""
+    made = Prepared()
+    first, *rest = (made.call(name, mesh="a mesh") for name in "abc")
     ahead = TracedAhead()
     ahead.begin(first, rest, None)
     ahead.wait(rest[0])
@@ -220,3 +232,20 @@ def test_the_end_waits_for_the_call_that_is_traced_and_for_no_other():
     # Its other candidates are not traced.
     assert made.abandoned
     assert is_abandoned.get() is None
+
+
+def test_a_kernel_around_another_one_goes_before_calls_behind_it():
+    """It may be traced only once the other is tuned, when calls behind it are waiting already."""
+    made = Prepared()
+    inner, other, outer = made.call("inner", outer=["outer"]), made.call("other"), made.call("outer")
+    behind = [made.call(name) for name in "abcd"]
+    ahead = TracedAhead()
+    # No thread takes calls until both have been begun with.
+    ahead._thread = threading.current_thread()
+    ahead.begin(inner, [other, outer, *behind], None)
+    ahead.begin(other, [outer, *behind], None)
+    ahead._thread = None
+    ahead.begin(other, [outer, *behind], None)
+    ahead.wait(behind[-1])
+    ahead.close()
+    assert [one[0] for one in made.order if one[1] != "let go"] == ["other", "outer", "a", "b", "c", "d"]

@@ -49,6 +49,29 @@ def test_equal_products_beside_different_kernels_have_one_name():
     assert timed_parts(dot.format(1, 0, wide)) not in (one, timed_parts(dot.format(2, 1, wide)))
 
 
+def test_products_in_loops_and_functions_count_as_often_as_they_run():
+    """The text has them once: a loop of two steps gains less than one of sixty-four."""
+
+    @jax.jit
+    def once(x):
+        return x @ x
+
+    def beside_a_kernel(fn):
+        return timed_parts(text_of(fn, (4, 4)).replace("return ", f"%k = {KERNEL}\n return ", 1))
+
+    def looped(steps):
+        return lambda x: jax.lax.fori_loop(0, steps, lambda at, y: y @ x, x)
+
+    def called(times):
+        return lambda x: [x := once(x) for _ in range(times)][-1]
+
+    assert beside_a_kernel(looped(2)) == beside_a_kernel(looped(2))
+    assert beside_a_kernel(looped(2)) != beside_a_kernel(looped(64))
+    assert beside_a_kernel(called(1)) != beside_a_kernel(called(3))
+    # A function that is called once is as good as its products.
+    assert beside_a_kernel(called(1)) == beside_a_kernel(lambda x: x @ x)
+
+
 def test_kernels_are_told_by_their_calls():
     """Those of Pallas and of cuDNN; other calls are no kernels."""
     assert has_kernel(KERNEL)

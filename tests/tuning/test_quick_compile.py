@@ -11,6 +11,8 @@ import pytest
 from fakes import Ran, TableClock
 
 from ejkernel.ops import Tuner
+from ejkernel.ops.core.standing import standings
+from ejkernel.ops.core.times import read_times
 from ejkernel.ops.timing import program
 from ejkernel.ops.tuning import compile as compile_module
 from ejkernel.ops.tuning import runner
@@ -193,3 +195,38 @@ def test_those_for_which_there_is_no_time_are_out_and_the_record_says_so(compile
     assert len(late) == 11
     assert {trial.message for trial in late} == {"still compiling when the time was up"}
     assert not any(trial.samples_s for trial in late)
+
+
+def test_a_candidate_that_fails_when_compiled_for_speed_is_no_measure_for_others(sharing, monkeypatch):
+    """Its quick program is gone: what is compared with is there."""
+    compiling = program.Staged.compile
+
+    def failing(self, lowered, *, for_speed=True):
+        if for_speed and self.name.endswith("_1"):
+            raise ValueError("not for speed")
+        return compiling(self, lowered, for_speed=for_speed)
+
+    monkeypatch.setattr(program.Staged, "compile", failing)
+    seconds = {f"c{n}": [*[0.78 + 0.01 * n] * 4, 0.73 + 0.01 * n] for n in range(2, 5)}
+    record = tuned({"heuristic": 1.0, "c1": 0.7} | seconds | {"c5": [*[0.83] * 4, 0.6]})
+    assert record.trials[1].status == "compile"
+    assert record.cfg == "c5"
+
+
+def test_parts_that_get_slower_are_no_reason_to_leave_one_as_it_is(sharing):
+    """A compiler may choose worse by its timing: then nothing is gained, and the others have their turn."""
+    seconds = {"heuristic": 1.0} | {f"c{n}": [*[0.8 + 0.01 * n] * 4, 0.99] for n in range(4)}
+    record = tuned(seconds | {"c4": [*[0.85] * 4, 0.7]})
+    assert 5 in for_speed(sharing)
+    assert record.cfg == "c4"
+
+
+def test_a_quick_time_is_not_compared_with_those_of_programs_for_speed(sharing):
+    """A candidate that was dropped by an estimate has its samples, and no ratio; nothing is learned from its time."""
+    record = tuned(MANY | {"c14": [*[1.06] * 4, 0.7]})
+    dropped = [place for place, trial in enumerate(record.trials) if trial.dropped_round == 0]
+    assert len(dropped) == 11
+    assert all(standings(record)[place].ratio is None for place in dropped)
+    assert "dropped before the race" in record.table()
+    cfgs = [cfg for cfg, seconds in read_times(record.summary())]
+    assert not {record.trials[place].cfg for place in dropped} & set(cfgs)

@@ -47,6 +47,7 @@ class Trial(Shown):
     message: str = ""
     compile_s: float | None = None
     samples_s: tuple[float, ...] = ()
+    # 0: before the race, by a look at a program that was compiled quickly.
     dropped_round: int | None = None
     # Largest deviation from the reference's output, over the reference's root mean square.
     error: float | None = None

@@ -70,7 +70,7 @@ def standings(record: Record) -> tuple[Standing, ...]:
 def _raced(record: Record, place: int) -> bool:
     """Did it run in rounds with the winner? Of a search, only the finalists did."""
     trial = record.trials[place]
-    if trial.status != "ok":
+    if trial.status != "ok" or trial.dropped_round == 0:
         return False
     finalists = {record.winner, record.heuristic, record.runner_up, *record.tied}
     return record.space is None or place in finalists or trial.dropped_round is None

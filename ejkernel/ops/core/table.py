@@ -57,5 +57,5 @@ def notes(record: Record, place: int, standing: Standing) -> str:
     if record.space is not None and trial.samples_s and standing.ratio is None:
         said.append("timed in an earlier batch")
     elif trial.dropped_round is not None:
-        said.append(f"dropped in round {trial.dropped_round}")
+        said.append(f"dropped in round {trial.dropped_round}" if trial.dropped_round else "dropped before the race")
     return ", ".join(said) + (": " if said and trial.message else "") + trial.message

@@ -23,7 +23,9 @@ def times_of(trials: Sequence[Trial], *, raced: bool, quantile: float) -> dict[s
 
     In a race the samples of two candidates with one index are of one round, so that the round's effect divides out.
     """
-    timed = [t for t in trials if t.status == "ok" and t.samples_s and min(t.samples_s) > 0]
+    # A candidate that was dropped before the race was timed as another program than it would be.
+    able = [t for t in trials if t.status == "ok" and t.dropped_round != 0]
+    timed = [t for t in able if t.samples_s and min(t.samples_s) > 0]
     levels = _levels([[math.log(s) for s in t.samples_s] for t in timed], quantile if raced else None)
     known = [(codec.encode(t.cfg), math.exp(level)) for t, level in zip(timed, levels, strict=True)]
     found: list[tuple[Any, float | None]] = [

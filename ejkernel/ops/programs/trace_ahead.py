@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import final
 
 from .. import _jax
@@ -33,6 +34,15 @@ from .found_call import FoundCall
 DEPTH = 8
 
 
+@dataclass(frozen=True, order=True)
+class _Turn:
+    """A call that is to be traced: less than none is the number of calls from it to the last one."""
+
+    place: int
+    call: FoundCall | None = field(default=None, compare=False)
+    end: float = field(default=math.inf, compare=False)
+
+
 @final
 class TracedAhead:
     """One call after the other on a thread of its own.
@@ -42,8 +52,8 @@ class TracedAhead:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        # Calls, each with the time at which its tuning must be over.
-        self._waiting: queue.SimpleQueue[tuple[FoundCall, float] | None] = queue.SimpleQueue()
+        # Calls in the order of their turns, each with the time at which its tuning must be over; None is the end.
+        self._waiting: queue.PriorityQueue[_Turn] = queue.PriorityQueue()
         self._is_closed = False
         self._let_go: list[Callable[[], None]] = []
         # The calls that were begun with, and not measured yet; set once they are traced.
@@ -69,11 +79,13 @@ class TracedAhead:
         """
         untuned = [measured]
         for place, call in enumerate(calls[:DEPTH]):
-            if place and not _is_light(call):
+            if place and (not _is_light(call) or _is_sharded(call)):
                 break
             if self.pays(call) and call.key not in self._begun and all(call.key not in one.outer for one in untuned):
                 self._begun[call.key] = threading.Event()
-                self._waiting.put((call, math.inf if seconds is None else time.perf_counter() + seconds))
+                # A call that had to wait for another one still goes before those behind it.
+                end = math.inf if seconds is None else time.perf_counter() + seconds
+                self._waiting.put(_Turn(place - len(calls), call, end))
             untuned.append(call)
         # One that a kernel has ended is followed by another.
         if self._begun and (self._thread is None or not self._thread.is_alive()):
@@ -86,8 +98,8 @@ class TracedAhead:
         is_abandoned.set(lambda: self._is_closed)
         try:
             with settings.entered():
-                while (given := self._waiting.get()) is not None and not self._is_closed:
-                    call, end = given
+                while (turn := self._waiting.get()).call is not None and not self._is_closed:
+                    call, end = turn.call, turn.end
                     # The calls before it have taken some of its time.
                     left = end - time.perf_counter()
                     if left > 0:
@@ -111,7 +123,7 @@ class TracedAhead:
     def close(self) -> None:
         """Lets go of what was traced and not measured; the candidate that is being traced is waited for."""
         self._is_closed = True
-        self._waiting.put(None)
+        self._waiting.put(_Turn(0))
         if self._thread is not None:
             self._thread.join()
         for let_go in self._let_go:
@@ -134,6 +146,11 @@ def start_worker(calls: Sequence[FoundCall]) -> None:
             with contextlib.suppress(IsolationError), call.restored():
                 start_ahead(**worker_settings(call.device, isolation))
             return
+
+
+def _is_sharded(call: FoundCall) -> bool:
+    """Is the call inside a mesh? The inputs of such a one are placed when it is traced, and held until its turn."""
+    return call.trace_context is not None and call.trace_context.mesh is not None
 
 
 def _is_light(call: FoundCall) -> bool:

@@ -23,18 +23,15 @@ from .interrupted import TuningInterrupted
 from .job import TuningJob
 from .journal.observer import Doing, NoObserver, PriorResults, StepObserver
 from .progress import Step, Watch
+from .promise import Promises
 from .reference import Reference
 from .worker.export import ProgramBuilder
 
 # The share of a budget that is kept for timing: a candidate that is compiled and not timed cannot win.
 FOR_MEASURING = 0.25
 NOT_TIMED = "not timed when the time was up"
-# A compiler that times its products made programs up to 1.4 times as fast on an H200: a quickly compiled candidate that
-# is slower than the fastest by more than this cannot win by it.
-_HOPELESS = 1.6
-# Of programs with the same products beside their kernels one shows what all gain, and others are compiled for speed if
-# they would then be within this much of the fastest: the shortest of a few runs differs by a few percent.
-_NEAR, _LOOKS = 1.05, 3
+# Runs of each candidate in a first look, while they take little time.
+_LOOKS = 3
 # So many programs are compiled for speed side by side at first, then twice as many each time. A compiler times products
 # on the device, one after the other, and remembers them: of twelve programs at once, with products of many sizes, none
 # was there after six seconds on an H200, and four took 3.4; 23 with the same products took less at once than by fours.
@@ -176,12 +173,19 @@ class InProcessRunner:
             self.checker.check(there[0])
 
     def time_briefly(
-        self, numbers: Sequence[int], *, rounds: int, kept: int | None, deadline: float, seed: int
+        self,
+        numbers: Sequence[int],
+        *,
+        rounds: int,
+        kept: int | None,
+        deadline: float,
+        seed: int,
+        least: int | None = None,
     ) -> Rows:
-        """Times candidates for a few rounds in this process."""
+        """Times candidates for a few rounds in this process; `least`: where they take long so many will do."""
         sampler = self._sampler(numbers, deadline)
         place = None if kept is None else numbers.index(kept)
-        outcome = sampler.race(least_rounds=rounds, most_rounds=rounds, protected=place, seed=seed)
+        outcome = sampler.race(least_rounds=least or rounds, most_rounds=rounds, protected=place, seed=seed)
         self._clock_name = str(sampler.clock.name)
         rows: list[dict[int, float]] = [{} for _ in range(outcome.rounds)]
         for number, lane in zip(numbers, outcome.lanes, strict=True):
@@ -235,24 +239,18 @@ class InProcessRunner:
         if not quick:
             return list(numbers)
         kept = heuristic if heuristic in numbers else None
-        rows = self.time_briefly(numbers, rounds=_LOOKS, kept=kept, deadline=deadline, seed=self.seed)
+        rows = self.time_briefly(numbers, rounds=_LOOKS, least=1, kept=kept, deadline=deadline, seed=self.seed)
         seconds = {n: min(taken) for n in numbers if (taken := [row[n] for row in rows if n in row])}
-        fastest = min(seconds.values(), default=math.nan)
-        near = [n for n in quick if n in seconds and (n == heuristic or seconds[n] <= _HOPELESS * fastest)]
-        self._drop_far([n for n in quick if n in seconds and n not in near], seconds, fastest)
-        near = self._compiled_for_speed(near, seconds, heuristic, deadline)
+        promises = Promises(seconds, quick, self.compiler.timed_parts, kept)
+        near = self._without_hopeless_of([n for n in quick if n in seconds], promises)
+        near = self._compiled_for_speed(near, promises, deadline)
         return [n for n in numbers if self.candidates.runs(n) and (n not in quick or n in near)]
 
-    def _compiled_for_speed(
-        self, near: Sequence[int], seconds: Mapping[int, float], heuristic: int | None, deadline: float
-    ) -> list[int]:
-        """Compiles a few at a time for speed, the fastest first; those that may still win, without those far behind."""
+    def _compiled_for_speed(self, near: Sequence[int], promises: Promises, deadline: float) -> list[int]:
+        """Compiles a few at a time for speed, those first that promise most; without those that cannot win then."""
         left = deadline - time.perf_counter()
         until = deadline - FOR_MEASURING * left if math.isfinite(left) else math.inf
-        waiting, raced = self._by_promise(near, seconds, heuristic), list[int]()
-        fastest, count = min(seconds.values(), default=math.inf), _AT_ONCE
-        # Seconds that programs gained by having their parts timed, by the name of the parts.
-        gained: dict[str, float] = {}
+        waiting, raced, count = promises.in_order(near), list[int](), _AT_ONCE
         with self.compiler.undisturbed():
             while waiting and count and (start := time.perf_counter()) < until:
                 some, waiting = waiting[:count], waiting[count:]
@@ -262,12 +260,8 @@ class InProcessRunner:
                     if self.candidates.state(number) == "compiled":
                         self.checker.check(number)
                 right = [number for number in some if self.candidates.runs(number)] if waiting else []
-                found = self._look(right, deadline)
-                fastest = min([fastest, *found.values()])
-                for number, took in found.items():
-                    parts = self.compiler.timed_parts(number)
-                    gained[parts] = max(gained.get(parts, 0.0), seconds[number] - took)
-                waiting = self._without_far(waiting, seconds, gained, fastest, heuristic)
+                promises.note(some, self._look(right, deadline))
+                waiting = self._without_hopeless_of(waiting, promises)
                 # Those that were begun with at the end would be compiled beside the race, and disturb it.
                 now = time.perf_counter()
                 share = max(until - now, 0.0) / max(now - start, 1e-9)
@@ -275,52 +269,26 @@ class InProcessRunner:
         self.compiler.leave_quick(waiting)
         return raced
 
-    def _by_promise(self, near: Sequence[int], seconds: Mapping[int, float], heuristic: int | None) -> list[int]:
-        """The heuristic, the fastest with each parts that are timed, and the others; each by its seconds."""
-        ordered = sorted(near, key=lambda n: (n != heuristic, seconds[n]))
-        first: dict[str, int] = {}
-        for number in ordered:
-            first.setdefault(self.compiler.timed_parts(number), number)
-        return sorted(ordered, key=lambda n: (n != heuristic, first[self.compiler.timed_parts(n)] != n, seconds[n]))
-
     def _look(self, numbers: Sequence[int], deadline: float) -> dict[int, float]:
         """Seconds of the shortest of a few runs of each of these; no rounds of the race."""
         if not numbers:
             return {}
         sampler = self._sampler(numbers, deadline, is_told=False)
-        outcome = sampler.race(least_rounds=_LOOKS, most_rounds=_LOOKS, seed=self.seed)
+        outcome = sampler.race(least_rounds=1, most_rounds=_LOOKS, seed=self.seed)
         lanes = zip(numbers, outcome.lanes, strict=True)
         return {number: math.exp(min(lane.samples.values())) for number, lane in lanes if lane.samples}
 
-    def _without_far(
-        self,
-        numbers: Sequence[int],
-        seconds: Mapping[int, float],
-        gained: Mapping[str, float],
-        fastest: float,
-        heuristic: int | None,
-    ) -> list[int]:
-        """Those that may still win by having their parts timed; the others are noted."""
-        near = []
-        for number in numbers:
-            gain = gained.get(self.compiler.timed_parts(number))
-            likely = seconds[number] / _HOPELESS if gain is None else (seconds[number] - gain) / _NEAR
-            if number == heuristic or likely <= fastest:
-                near.append(number)
-            elif gain is None:
-                self._drop_far([number], seconds, fastest)
-            else:
-                self._drop(number, seconds[number], (seconds[number] - gain) / fastest, "with the gain of equal parts")
-        return near
-
-    def _drop_far(self, numbers: Sequence[int], seconds: Mapping[int, float], fastest: float) -> None:
-        """Notes that these cannot win, however fast the compiler makes their parts."""
-        for number in numbers:
-            self._drop(number, seconds[number], seconds[number] / fastest, "before the compiler has timed its parts")
-
-    def _drop(self, number: int, seconds: float, ratio: float, why: str) -> None:
-        self.candidates.advance(number, "timed", message=f"{ratio:.2g} times as long as the fastest, {why}")
-        self.note_seconds(number, seconds, ratio)
+    def _without_hopeless_of(self, numbers: Sequence[int], promises: Promises) -> list[int]:
+        """Those that may still win by having their parts timed; of the others it is noted why not."""
+        found = {number: promises.hopeless(number) for number in numbers}
+        for number, why in found.items():
+            if why is None:
+                continue
+            # Beside programs that were compiled for speed the time of a quick one says nothing.
+            left = 0 if why.is_estimated else self.candidates.trial(number).dropped_round
+            self.candidates.advance(number, "timed", message=why.message, dropped_round=left)
+            self.note_seconds(number, promises.seconds[number], why.ratio)
+        return [number for number, why in found.items() if why is None]
 
     def note_seconds(self, number: int, seconds: float, ratio: float) -> None:
         """Tells the observer a candidate's seconds, and its ratio to the best."""

@@ -1,0 +1,85 @@
+"""Candidates that were compiled quickly: which may win once the compiler has timed their parts, and which cannot.
+
+Until one with the same parts is compiled for speed, a candidate may win that is not far behind. From then on it is
+known how many seconds these parts gain, which is the same for all that have them: what differs are their kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+# A compiler that times its products made programs up to 1.4 times as fast on an H200: a quickly compiled candidate that
+# is slower than the fastest by more than this cannot win by it.
+HOPELESS = 1.6
+# With the gain of equal parts a candidate is compiled for speed if it would be within this much of the fastest: the
+# shortest of a few runs differs by a few percent.
+NEAR = 1.05
+
+
+@dataclass(frozen=True)
+class Hopeless:
+    """The reason that a candidate cannot win; `is_estimated` where a gain was taken off its time."""
+
+    ratio: float
+    is_estimated: bool = False
+
+    @property
+    def message(self) -> str:
+        """The reason as a record has it."""
+        if self.is_estimated:
+            return f"{self.ratio:.2f} times as long as the fastest, with the gain of equal parts"
+        return f"{self.ratio:.1f} times as long as the fastest, before the compiler has timed its parts"
+
+
+@final
+@dataclass
+class Promises:
+    """Seconds of some candidates by a first look; those in `quick` have a name for the `parts` to be timed.
+
+    The candidate that is `kept` is compiled for speed, however slow it is.
+    """
+
+    seconds: Mapping[int, float]
+    quick: Collection[int]
+    parts: Callable[[int], str]
+    kept: int | None = None
+    # Seconds of the programs that are there now: quick ones, and those that were compiled for speed.
+    _quick: dict[int, float] = field(init=False)
+    _for_speed: dict[int, float] = field(init=False)
+    _gained: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._quick = {number: seconds for number, seconds in self.seconds.items() if number in self.quick}
+        self._for_speed = {number: seconds for number, seconds in self.seconds.items() if number not in self.quick}
+
+    def in_order(self, numbers: Collection[int]) -> list[int]:
+        """The one that is kept, the fastest of those with the same parts, and the others; each by its seconds."""
+        ordered = sorted(numbers, key=lambda n: (n != self.kept, self.seconds[n]))
+        first: dict[str, int] = {}
+        for number in ordered:
+            first.setdefault(self.parts(number), number)
+        return sorted(ordered, key=lambda n: (n != self.kept, first[self.parts(n)] != n, self.seconds[n]))
+
+    def note(self, numbers: Sequence[int], found: Mapping[int, float]) -> None:
+        """Notes that these were compiled for speed, with the seconds of those that run."""
+        for number in numbers:
+            del self._quick[number]
+        self._for_speed.update(found)
+        for number, took in found.items():
+            parts, gain = self.parts(number), self.seconds[number] - took
+            self._gained[parts] = max(gain, self._gained.get(parts, -math.inf))
+
+    def hopeless(self, number: int) -> Hopeless | None:
+        """The reason that a candidate cannot win; None where it may."""
+        gain = self._gained.get(self.parts(number))
+        if number == self.kept:
+            return None
+        if gain is not None:
+            # A quick program says nothing here: its own seconds would change as well.
+            ratio = (self.seconds[number] - gain) / min(self._for_speed.values())
+            return Hopeless(ratio, is_estimated=True) if ratio > NEAR else None
+        ratio = self.seconds[number] / min([*self._quick.values(), *self._for_speed.values()])
+        return Hopeless(ratio) if ratio > HOPELESS else None
