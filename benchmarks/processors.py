@@ -1,10 +1,21 @@
-"""Which processes of a tuning the processors work for: their time by kind of process and by slice of the run."""
+"""Which processes of a tuning the processors work for: their time by kind of process and by slice of the run.
+
+    python benchmarks/processors.py PID
+
+adds up the time of a process and its descendants until its input ends, then prints a table. `watched_elsewhere` starts
+that: in the process itself each of some thousand files that are read would wait for Python's lock, and so would the
+tuning.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -17,13 +28,14 @@ _KINDS = {"tracing.tracer": "tracers", "worker.main": "worker"}
 
 
 class Processors(Sampling):
-    """Adds up processor time in a `with` block: of this process, its descendants, and their busiest threads."""
+    """Adds up processor time in a `with` block: of a process, its descendants, and their busiest threads."""
 
     # Times are totals, so a look a second misses nothing but what this process itself starts for less.
     interval = 1.0
 
-    def __init__(self) -> None:
+    def __init__(self, root: int | None = None) -> None:
         super().__init__()
+        self._root = os.getpid() if root is None else root
         self.seconds: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self.threads: Counter[str] = Counter()
         # Ticks of each process with those of its children that have ended, and of each thread, when last seen.
@@ -41,11 +53,11 @@ class Processors(Sampling):
 
     def _look(self, *, counts: bool) -> None:
         part = int((time.perf_counter() - self._start) / SLICE)
-        for pid, kind in _family().items():
+        for pid, kind in _family(self._root).items():
             own, ended = _ticks(f"/proc/{pid}/stat")
             self.seconds[part][kind] += self._more(f"{pid}", own, counts=counts)
-            # What this process has started is looked at while it lives.
-            if pid != os.getpid():
+            # What the process itself has started is looked at while it lives.
+            if pid != self._root:
                 self.seconds[part][f"started by {kind}"] += self._more(f"{pid}+", ended, counts=counts)
             for task in _names(f"/proc/{pid}/task"):
                 spent, _ = _ticks(f"/proc/{pid}/task/{task}/stat")
@@ -70,10 +82,22 @@ class Processors(Sampling):
         return "\n".join(lines)
 
 
-def _family() -> dict[int, str]:
-    """This process and its descendants, with their kinds."""
+@contextlib.contextmanager
+def watched_elsewhere() -> Iterator[list[str]]:
+    """The table of what this process and its descendants take in a `with` block, once that is over."""
+    table: list[str] = []
+    command = [sys.executable, __file__, str(os.getpid())]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as looking:
+        yield table
+        table.append(looking.communicate()[0].rstrip())
+
+
+def _family(root: int) -> dict[int, str]:
+    """A process and its descendants without this one, with their kinds."""
     parents = {int(name): _parent(name) for name in _names("/proc") if name.isdigit()}
-    found = {os.getpid(): "this process"}
+    if root != os.getpid():
+        parents.pop(os.getpid(), None)
+    found = {root: "this process"}
     # Children have larger numbers than their parents, but for a counter that has begun anew.
     for _ in range(4):
         for pid, parent in parents.items():
@@ -108,3 +132,9 @@ def _read(path: str) -> str:
     # It has ended.
     except OSError:
         return ""
+
+
+if __name__ == "__main__":
+    with Processors(int(sys.argv[1])) as processors:
+        sys.stdin.read()
+    print(processors.table())

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import program_calls
 import program_guesses
 import program_race
-from processors import Processors
+from processors import watched_elsewhere
 from program_where import Where
 from programs import PROGRAMS
 from programs.operations import Library, Plain
@@ -151,8 +151,7 @@ def tuned(program: Any, step: Any, args: tuple[Any, ...], options: Any) -> tuple
 def watched(options: Any) -> Iterator[None]:
     """Says where this thread was, and what Python's profiler saw if that is wanted."""
     profile = cProfile.Profile() if options.profile else None
-    processors = Processors() if options.processors else None
-    with Where() as where, processors or contextlib.nullcontext():
+    with Where() as where, watched_elsewhere() if options.processors else contextlib.nullcontext([]) as tables:
         if profile:
             profile.enable()
         try:
@@ -161,8 +160,8 @@ def watched(options: Any) -> Iterator[None]:
             if profile:
                 profile.disable()
     say("where the asking thread was:\n" + where.table())
-    if processors:
-        say(processors.table())
+    for table in tables:
+        say(table)
     if profile:
         profiled(profile, options.out)
 

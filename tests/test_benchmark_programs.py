@@ -16,7 +16,7 @@ from ejkernel.ops import Entry, Record, Trial, default_selector, policy_override
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import program_calls
 import program_gpu
-from processors import Processors
+from processors import Processors, watched_elsewhere
 from program_race import ratio
 from programs import PROGRAMS
 from programs.operations import Library, Plain
@@ -109,3 +109,14 @@ def test_processor_time_is_told_by_process(monkeypatch):
     # Ticks of the clock are 10 ms; other threads of the process count too.
     assert 0.5 < spent < 0.7 + time.process_time() - before
     assert "this process" in processors.table()
+
+
+def test_a_process_is_watched_by_another_one():
+    """Its own reading of files would wait for this process's lock, and is not counted."""
+    before = time.process_time()
+    with watched_elsewhere() as tables:
+        while time.process_time() - before < 0.6:
+            sum(range(1000))
+    [table] = tables
+    lines = [line.split() for line in table.splitlines() if "this process:" in line]
+    assert float(lines[0][0]) >= 0.5

@@ -321,6 +321,17 @@ def test_small_parts_beside_a_kernel_are_not_timed_by_the_compiler(call):
     assert beside.asked == [{"xla_gpu_experimental_enable_fusion_autotuner": False}]
 
 
+def test_large_products_are_left_to_the_kernels_that_are_there():
+    """The compiler's own ones take seconds to compile, and are no faster."""
+    one = staged(lambda x: x * 2)
+    dot = "stablehlo.dot_general %0, %1, contracting_dims = [1] x [0] : (tensor<{0}x{0}xbf16>, tensor<{0}x{0}xbf16>)"
+    large, small = (Compiling(f"%2 = {dot.format(size)} -> tensor<{size}x{size}xbf16>") for size in (4096, 64))
+    one.compile(large)
+    one.compile(small)
+    assert large.asked == [{"xla_gpu_enable_triton_gemm": False}]
+    assert small.asked == [None]
+
+
 def test_a_compilation_that_fails_is_not_tried_again():
     """Only an option that the compiler does not know is left out."""
 

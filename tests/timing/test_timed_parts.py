@@ -1,11 +1,12 @@
-"""Parts of a program that a GPU's compiler times: whether there are any, and which are the same."""
+"""Parts of a program that a GPU's compiler times: whether there are any, which are the same, and which are large."""
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import pytest
 
-from ejkernel.ops.timing.timed_parts import has_kernel, timed_parts
+from ejkernel.ops.timing.timed_parts import has_kernel, has_large_products, timed_parts
 
 KERNEL = "stablehlo.custom_call @mosaic_gpu_v2("
 TIMED = {
@@ -77,3 +78,57 @@ def test_kernels_are_told_by_their_calls():
     assert has_kernel(KERNEL)
     assert has_kernel("stablehlo.custom_call @__cudnn$fmhaSoftmax(")
     assert not has_kernel("stablehlo.custom_call @Sharding(")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "large"),
+    [
+        (((2048, 4096), (4096, 1024)), "bfloat16", True),
+        (((2048, 4096), (4096, 1024)), "float16", True),
+        (((2048, 4096), (4096, 1024)), "float32", False),
+        (((64, 8192), (8192, 28672)), "bfloat16", False),
+        (((8192, 64), (64, 28672)), "bfloat16", False),
+        (((1024, 1024), (1024, 1024)), "bfloat16", False),
+        (((16, 1024, 1024), (16, 1024, 1024)), "bfloat16", True),
+        (((512, 256, 256), (512, 256, 256)), "bfloat16", False),
+        (((0, 4096), (4096, 1024)), "bfloat16", False),
+    ],
+)
+def test_a_product_is_large_that_keeps_a_whole_gpu_busy(shapes, dtype, large):
+    """The rows, columns and addends of each matrix count, and so do all operations; 16-bit numbers alone."""
+    assert has_large_products(text_of(jnp.matmul, *shapes, dtype=dtype)) is large
+
+
+def test_small_products_beside_large_ones_make_no_difference_where_they_are_few():
+    """A twentieth of the operations, such as those of a sample of a vocabulary."""
+
+    def both(x, y):
+        return x @ y, x @ y[:, :32]
+
+    def half(x, y):
+        return x @ y, x[:128] @ y
+
+    assert has_large_products(text_of(both, (2048, 4096), (4096, 1024), dtype="bfloat16"))
+    assert not has_large_products(text_of(half, (2048, 4096), (4096, 1024), dtype="bfloat16"))
+    assert not has_large_products(text_of(lambda x: x + 1, (4, 4)))
+
+
+def test_a_product_of_a_gradient_is_read_like_any_other():
+    """The transposed operands have other axes to add over."""
+
+    def both(x, y):
+        out, back = jax.vjp(jnp.matmul, x, y)
+        return back(out)
+
+    assert has_large_products(text_of(both, (2048, 4096), (4096, 1024), dtype="bfloat16"))
+    assert not has_large_products(text_of(both, (2048, 4096), (4096, 128), dtype="bfloat16"))
+
+
+def test_a_product_that_cannot_be_read_is_not_large():
+    """Convolutions are timed by another part of the compiler."""
+    kernel = jnp.ones((3, 3, 64, 64), "bfloat16")
+
+    def convolved(x):
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    assert not has_large_products(text_of(convolved, (8, 64, 64, 64), dtype="bfloat16"))

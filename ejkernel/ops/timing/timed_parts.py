@@ -6,8 +6,10 @@ Programs with the same products beside their kernels, and as many, gain about th
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections import Counter
+from dataclasses import dataclass
 
 from ..core.stable import short_hash
 
@@ -20,6 +22,16 @@ _KERNELS = ("mosaic_gpu", "__gpu$xla.gpu.triton", "triton_kernel_call", "__cudnn
 _VALUES = re.compile(r"%[\w#:]+|loc\([^)]*\)")
 _FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.$]+)")
 _CALL = re.compile(r"(?<!custom_)call @([\w.$]+)")
+_DOT = re.compile(
+    r"stablehlo\.dot_general .*?(?:batching_dims = \[(?P<batch>[\d, ]*)\] x [^:]*?)?"
+    r"contracting_dims = \[(?P<inner>[\d, ]*)\]"
+    r".*: \(tensor<(?P<left>[\dx]+)x(?P<dtype>\w+)>, tensor<[\dx]+x(?P<other>\w+)>\) -> tensor<(?P<out>[\dx]+)x\w+>"
+)
+# A product is large with so many rows, columns and addends at least, and so many operations.
+_WIDE, _LARGE = 512, 1e10
+_NARROW = {"bf16", "f16"}
+# Of a program with large products the others are so small a share of all operations.
+_REST = 0.05
 _NUMBER = re.compile(r"stablehlo\.constant dense<(\d+)> : tensor<u?i\d+>")
 
 
@@ -35,6 +47,58 @@ def timed_parts(text: str) -> str:
     # How often a loop runs stands in its condition, as a number that it counts to.
     loops = sorted(_NUMBER.findall(text)) if "stablehlo.while" in text else []
     return short_hash(f"{sorted(products.items())} {loops}") if products else ""
+
+
+def has_large_products(text: str) -> bool:
+    """Are nearly all operations of a program's products those of large ones, of 16-bit numbers?"""
+    large = others = 0.0
+    for line, times in _products(text).items():
+        product = _read(line)
+        if product is None:
+            return False
+        if product.is_large:
+            large += times * product.operations
+        else:
+            others += times * product.operations
+    return large > 0 and others <= _REST * large
+
+
+@dataclass(frozen=True)
+class Product:
+    """The sizes of a product: a batch of matrices with so many rows, columns and addends."""
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    dtypes: frozenset[str]
+
+    @property
+    def operations(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.batch * self.rows * self.columns * self.depth
+
+    @property
+    def is_large(self) -> bool:
+        """Does it keep a whole GPU busy, with 16-bit numbers?"""
+        return (
+            min(self.rows, self.columns, self.depth) >= _WIDE and self.operations >= _LARGE and self.dtypes <= _NARROW
+        )
+
+
+def _read(line: str) -> Product | None:
+    found = _DOT.search(line)
+    if found is None:
+        return None
+    left, out = (_numbers(found[name], "x") for name in ("left", "out"))
+    batch, depth = (math.prod(left[place] for place in _numbers(found[name] or "", ",")) for name in ("batch", "inner"))
+    rows = max(math.prod(left) // max(batch * depth, 1), 1)
+    columns = math.prod(out) // max(batch * rows, 1)
+    return Product(batch, rows, columns, depth, frozenset((found["dtype"], found["other"])))
+
+
+def _numbers(text: str, between: str) -> list[int]:
+    return [int(part) for part in text.split(between) if part.strip()]
 
 
 def _products(text: str) -> Counter[str]:
