@@ -17,9 +17,10 @@ QUIET = AutotuneOptions(progress=False)
 class Timed(Tuner):
     """A tuner that reads a table by the operation: the seconds of its heuristic cfg; every other cfg takes half."""
 
-    def __init__(self, seconds=None, stop_at=None):
+    def __init__(self, seconds=None, stop_at=None, gain=None):
         super().__init__()
         self.table = seconds or {}
+        self.gain = gain
         self.tuned = []
         self.budgets = {}
         self.stop_at = stop_at
@@ -42,12 +43,13 @@ class Timed(Tuner):
             record = Record(**dict(job.about), trials=trials, winner=1, heuristic=0, stop="deadline")
             raise OutOfTimeError("the time was up before the heuristic cfg was timed", ["late"], record)
         trials = tuple(Trial(cfg, samples_s=(seconds / (2 if i else 1),)) for i, cfg in enumerate(cfgs))
-        return Record(**dict(job.about), objective=job.objective, trials=trials, winner=len(cfgs) - 1, heuristic=0)
+        found = {"winner": len(cfgs) - 1, "heuristic": 0, "gain": self.gain}
+        return Record(**dict(job.about), objective=job.objective, trials=trials, **found)
 
 
 def timed(**settings):
     """An executor whose tuner reads a table."""
-    tuner = Timed(settings.pop("seconds", None), settings.pop("stop_at", None))
+    tuner = Timed(*(settings.pop(name, None) for name in ("seconds", "stop_at", "gain")))
     return Executor(ConfigSelectorChain(ConfigCache(), tuner=tuner, **settings))
 
 

@@ -8,6 +8,7 @@ import math
 import threading
 import time
 import types
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -320,6 +321,32 @@ def test_a_deadline_that_passes_in_the_first_rounds_takes_nothing_back(table):
     assert math.isnan(found.before_s)
 
 
+@pytest.mark.parametrize(
+    ("gains", "back"),
+    [
+        pytest.param((1.5, 1.02), ["two@v0"], id="a-slight-one"),
+        pytest.param((1.1, 1.099), ["two@v0"], id="just-not-enough"),
+        pytest.param((math.inf, 2.0), [], id="the-cfg-before-failed"),
+        pytest.param((1.0, 0.99), ["one@v0", "two@v0"], id="none-that-is-sure"),
+    ],
+)
+def test_slight_gains_stay_only_where_the_program_shows_them_in_time(monkeypatch, gains, back):
+    """What is 1% faster alone may be slower in the program; half as fast again is kept."""
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *args, **kwargs: pytest.fail("compiled"))
+    fn = program(executor_with())
+    changes = {key: replace(c, gain=gain) for (key, c), gain in zip(changes_of(fn).items(), gains, strict=True)}
+    found = confirm(fn, (X,), {}, changes, time.perf_counter())
+    assert taken_back(found) == back
+    assert found.note == "the time would be up before the program was compiled"
+
+
+def test_slight_gains_stay_where_the_program_cannot_be_run():
+    """As without confirming: more time would change nothing."""
+    fn = program(executor_with())
+    changes = {key: replace(change, gain=1.01) for key, change in changes_of(fn).items()}
+    assert confirm(fn, (jax.ShapeDtypeStruct((4,), np.float32),), {}, changes).taken_back == ()
+
+
 def test_a_change_that_was_not_tried_in_time_is_taken_back(table):
     """All together did not help: what cannot be shown to be harmless does not stay."""
     seen = table(LONG)
@@ -342,6 +369,18 @@ def test_a_deadline_without_a_kept_change_takes_all_back(table):
 
 
 # The whole of autotune.
+
+
+def test_a_slight_gain_without_time_to_confirm_it_is_none(monkeypatch):
+    """The call has its earlier cfg, and the record says why and which one was faster alone."""
+    real = module.confirm
+    monkeypatch.setattr("ejkernel.ops.programs.batch.confirm", lambda *args: real(*args[:-1], time.perf_counter()))
+    result = autotune(program(timed(gain=(1.02, 1.01, 1.03))), X, tuning=CONFIRM)
+    assert taken_back(result.confirmation) == ["one@v0", "two@v0"]
+    for entry in result.entries:
+        assert entry.cfg == entry.record.cfg == 2
+        assert entry.record.trials[entry.record.runner_up].cfg == 5
+        assert entry.record.note.startswith("taken back: the program itself was not seen to be faster")
 
 
 def test_a_planted_cfg_is_taken_back_in_memory_in_the_store_and_in_the_result(table, tmp_path):

@@ -113,7 +113,7 @@ class Prepared:
     def __init__(self):
         self.order = []
 
-    def call(self, name, *, outer=(), holds=None, isolate=None, mesh=None):
+    def call(self, name, *, outer=(), holds=None, isolate=None, mesh=None, over=None, args=()):
         def prepare(inv, kernel, *, seconds, is_next):
             self.order.append((name, threading.current_thread().name, is_next))
             if holds is not None:
@@ -127,7 +127,7 @@ class Prepared:
             outer=frozenset(outer),
             device=SimpleNamespace(platform="gpu"),
             selectors=[SimpleNamespace(prepare=prepare, tuner=SimpleNamespace(isolate=isolate, clock=None))],
-            inv=None,
+            inv=SimpleNamespace(mesh=over, args=args, kwargs={}),
             kernel=None,
             restored=contextlib.nullcontext,
             trace_context=None if mesh is None else SimpleNamespace(mesh=mesh),
@@ -163,10 +163,19 @@ def test_one_call_is_traced_ahead_where_this_process_would_hold_their_inputs():
     assert [one[0] for one in made.order] == ["b", "b"]
 
 
-def test_one_call_inside_a_mesh_is_traced_ahead():
+MESH = jax.sharding.AbstractMesh((2,), ("x",))
+OF_TWO = jax.ShapeDtypeStruct(
+    (4,), "float32", sharding=jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("x"))
+)
+
+
+@pytest.mark.parametrize(
+    "around", [{"mesh": "a mesh"}, {"over": "a mesh"}, {"args": (OF_TWO,)}], ids=["inside", "over", "arrays-of-two"]
+)
+def test_one_call_of_several_devices_is_traced_ahead(around):
     """Its inputs are placed on the devices then, beside what is measured."""
     made = Prepared()
-    first, *rest = (made.call(name, mesh="a mesh") for name in "abc")
+    first, *rest = (made.call(name, **around) for name in "abc")
     ahead = TracedAhead()
     ahead.begin(first, rest, None)
     ahead.wait(rest[0])

@@ -267,7 +267,7 @@ def test_a_worker_loads_what_another_process_compiled(compiling, x, kernel, both
 def test_a_program_that_cannot_be_compiled_elsewhere_is_compiled_by_the_worker(compiling, x):
     """What a process refuses is delivered as nothing."""
     call = wanted(compiling, Doubling(), "a", x=x)
-    assert call.executable(b"no program", times_parts=False).result(60) == Delivery()
+    assert call.executable(b"no program", quickly=False).result(60) == Delivery()
 
 
 @pytest.mark.parametrize(("number", "why"), [(signal.SIGKILL, ""), (signal.SIGSEGV, "SIGSEGV")])
@@ -281,7 +281,7 @@ def test_a_program_that_takes_two_processes_down_is_out_unless_they_were_killed(
         os.kill(process.pid, number)
 
     monkeypatch.setattr(compiling, "_send", send)
-    found = call.executable(b"no program", times_parts=False).result(60)
+    found = call.executable(b"no program", quickly=False).result(60)
     assert not found.data
     assert why in found.why
     assert bool(found.why) == bool(why)
@@ -302,7 +302,7 @@ def test_a_process_that_does_not_come_to_an_end_is_ended_and_others_go_on(compil
         sending(process, task, known)
 
     monkeypatch.setattr(compiling, "_send", send)
-    stuck, good = (call.executable(one, times_parts=False) for one in (b"never ends", data))
+    stuck, good = (call.executable(one, quickly=False) for one in (b"never ends", data))
     assert stuck.result(60) == Delivery()
     assert good.result(60).data
 
@@ -336,11 +336,11 @@ def test_programs_are_compiled_once_enough_of_them_wait():
     for number in range(4):
         order.add(TraceTask(number, "a", number))
         order.add(TraceTask(10 + number, "b", number))
-    order.add(CompileTask(20, "b", b"", times_parts=False))
+    order.add(CompileTask(20, "b", b"", quickly=False))
     assert order.next(()).number == 10
-    order.add(CompileTask(21, "b", b"", times_parts=False))
+    order.add(CompileTask(21, "b", b"", quickly=False))
     assert [order.next(()).number for _ in range(6)] == [20, 11, 12, 13, 21, 0]
-    order.add(CompileTask(22, "a", b"", times_parts=False))
+    order.add(CompileTask(22, "a", b"", quickly=False))
     assert order.next(()).number == 1
 
 
@@ -361,7 +361,7 @@ def test_the_heuristic_waits_for_no_other_process(number, ahead, is_done, waits)
     coming = Future()
     if is_done:
         coming.set_result(Delivery(b"an executable"))
-    call = SimpleNamespace(executable=lambda data, *, times_parts: coming)
+    call = SimpleNamespace(executable=lambda data, *, quickly: coming)
     runner = WorkerRunner.__new__(WorkerRunner)
     runner._builder = SimpleNamespace(elsewhere=ReadyMade(call))
     runner._settings, runner._holds = {"platform": "gpu"}, ahead
@@ -372,7 +372,7 @@ def test_the_heuristic_waits_for_no_other_process(number, ahead, is_done, waits)
 def test_products_are_compiled_quickly_where_the_worker_asks_for_it(platform, quickly):
     """What was compiled in another way than asked for would be compiled again."""
     asked = []
-    call = SimpleNamespace(executable=lambda data, *, times_parts: asked.append(times_parts))
+    call = SimpleNamespace(executable=lambda data, *, quickly: asked.append(quickly))
     runner = WorkerRunner.__new__(WorkerRunner)
     runner._builder, runner._settings = SimpleNamespace(elsewhere=ReadyMade(call)), {"platform": platform}
     runner._compiled_elsewhere(1, PortableProgram(b"", (), 1, None, timed_parts="products"))
@@ -386,7 +386,7 @@ def test_nothing_more_is_traced_for_a_call_that_is_tuned(x):
     key = ask(Invocation("traced.doubling", (x,), {}), Doubling(), "forward").key
     made.want(AskedCall(key, {}), ["a", "b"])
     call = made.call(key, "forward")
-    coming = call.executable(b"a program", times_parts=False)
+    coming = call.executable(b"a program", quickly=False)
     call.let_go()
     assert not made._waiting
     assert coming.result(0) == Delivery()
@@ -397,12 +397,12 @@ def test_executables_are_not_waited_for_once_no_process_is_left(compiling, x):
     """The worker compiles them."""
     call = wanted(compiling, Doubling(), "a", x=x)
     with held(compiling):
-        coming = call.executable(b"a program", times_parts=False)
+        coming = call.executable(b"a program", quickly=False)
         closing = threading.Thread(target=compiling.close)
         closing.start()
         assert coming.result(60) == Delivery()
     closing.join()
-    assert call.executable(b"another", times_parts=False) is None
+    assert call.executable(b"another", quickly=False) is None
 
 
 def test_a_candidate_that_takes_its_process_down_is_out(tracers):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -321,15 +323,31 @@ def test_small_parts_beside_a_kernel_are_not_timed_by_the_compiler(call):
     assert beside.asked == [{"xla_gpu_experimental_enable_fusion_autotuner": False}]
 
 
-def test_large_products_are_left_to_the_kernels_that_are_there():
-    """The compiler's own ones take seconds to compile, and are no faster."""
-    one = staged(lambda x: x * 2)
+@pytest.mark.parametrize(
+    ("kind", "size", "options"),
+    [
+        pytest.param("NVIDIA H200", 4096, {"xla_gpu_enable_triton_gemm": False}, id="large"),
+        pytest.param("NVIDIA H200", 64, None, id="small"),
+        pytest.param("AMD Instinct MI300X", 4096, None, id="without-cublas"),
+        pytest.param("cpu", 4096, None, id="no-gpu"),
+    ],
+)
+def test_large_products_are_left_to_cublas(monkeypatch, kind, size, options):
+    """The compiler's own kernels take seconds to compile, and are no faster."""
+    monkeypatch.setattr(program, "default_device", lambda: SimpleNamespace(device_kind=kind))
     dot = "stablehlo.dot_general %0, %1, contracting_dims = [1] x [0] : (tensor<{0}x{0}xbf16>, tensor<{0}x{0}xbf16>)"
-    large, small = (Compiling(f"%2 = {dot.format(size)} -> tensor<{size}x{size}xbf16>") for size in (4096, 64))
-    one.compile(large)
-    one.compile(small)
-    assert large.asked == [{"xla_gpu_enable_triton_gemm": False}]
-    assert small.asked == [None]
+    lowered = Compiling(f"%2 = {dot.format(size)} -> tensor<{size}x{size}xbf16>")
+    staged(lambda x: x * 2).compile(lowered)
+    assert lowered.asked == [options]
+
+
+def test_a_program_of_its_own_is_compiled_as_its_user_compiles_it(monkeypatch):
+    """It is compared with nothing: `Tuner.measure` and `benchmark` say what it takes there."""
+    asked, compiling = [], jax.stages.Lowered.compile
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, *args: asked.append(args) or compiling(self, *args))
+    monkeypatch.setattr(program, "compiled_for_speed", lambda lowered: pytest.fail("compiled to be compared"))
+    assert staged(lambda x: x * 2).build().call(X)[0] == 2
+    assert asked == [()]
 
 
 def test_a_compilation_that_fails_is_not_tried_again():

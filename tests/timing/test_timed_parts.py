@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ejkernel.ops.timing.timed_parts import has_kernel, has_large_products, timed_parts
+from ejkernel.ops.timing.timed_parts import _products, has_kernel, has_large_products, timed_parts
 
 KERNEL = "stablehlo.custom_call @mosaic_gpu_v2("
 TIMED = {
@@ -71,6 +71,89 @@ def test_products_in_loops_and_functions_count_as_often_as_they_run():
     assert beside_a_kernel(called(1)) != beside_a_kernel(called(3))
     # A function that is called once is as good as its products.
     assert beside_a_kernel(called(1)) == beside_a_kernel(lambda x: x @ x)
+
+
+def test_functions_with_any_name_hold_their_own_products():
+    """That of a lambda stands in quotation marks; read as part of the function before it, that one called itself."""
+    double = jax.jit(lambda x: jnp.clip(x + x, 0, 1) @ x)
+
+    @jax.jit
+    def before(x):
+        return jnp.clip(x, 0, 1) * 2
+
+    def whole(x):
+        return before(double(before(double(before(x)))))
+
+    text = text_of(whole, (4, 4))
+    assert '@"<lambda>' in text
+    (product,) = found = _products(text)
+    assert "stablehlo.dot_general" in product
+    assert found[product] == 2
+
+
+def test_a_product_counts_as_often_as_its_loops_run():
+    """A loop's counter is compared with a constant; of one that ends by a condition only that it is a loop is known."""
+
+    def whole(x):
+        def outer(carry, _):
+            return jax.lax.scan(lambda c, _: (c @ x, None), carry, None, length=3)[0], None
+
+        x = jax.lax.scan(outer, x, None, length=5)[0]
+        x = jax.lax.fori_loop(0, 64, lambda at, y: y @ x, x)
+        return jax.lax.while_loop(lambda y: y.sum() < 3.0, lambda y: y @ x, x)
+
+    found = _products(text_of(whole, (4, 4)))
+    assert {line.startswith("in a loop: "): times for line, times in found.items()} == {False: 3 * 5 + 64, True: 1}
+    # The same in the text that is written down for another process, where constants stand elsewhere.
+    exported = jax.export.export(jax.jit(whole))(jax.ShapeDtypeStruct((4, 4), "float32")).mlir_module()
+    assert sorted(_products(exported).values()) == [1, 3 * 5 + 64]
+
+
+def test_which_loop_runs_how_often_is_a_part_of_the_name():
+    """Two steps of a small product and many of a large one are not the same as the reverse."""
+
+    def looped(few, many):
+        return lambda x, y: (
+            jax.lax.fori_loop(0, few, lambda at, z: z @ x, x),
+            jax.lax.fori_loop(0, many, lambda at, z: z @ y, y),
+        )
+
+    def beside_a_kernel(few, many):
+        text = text_of(looped(few, many), (4, 4), (8, 8))
+        return timed_parts(text.replace("return ", f"%k = {KERNEL}\n return ", 1))
+
+    assert beside_a_kernel(2, 64) == beside_a_kernel(2, 64)
+    assert beside_a_kernel(2, 64) != beside_a_kernel(64, 2)
+
+
+def test_a_product_behind_a_composite_is_one():
+    """Its function is named by what it is decomposed into; one that cannot be found at all has a name of its own."""
+    text = text_of(lambda x: jax.lax.composite(lambda y: y @ y, "my.product")(x), (4, 4))
+    assert sum(_products(text).values()) == 1
+    assert timed_parts(f"func.func public @main() {{\n{KERNEL}\n}}\nfunc.func @other() {{\nstablehlo.dot\n}}")
+
+
+def test_a_text_that_cannot_be_read_ends_no_tuning():
+    """Functions that seem to call each other for ever."""
+    text = (
+        "func.func @main() {\n call @a\n}\nfunc.func @a() {\n call @b\n stablehlo.dot\n}\nfunc.func @b() {\n call @a\n}"
+    )
+    assert timed_parts(f"{text} {KERNEL}")
+    assert not has_large_products(text)
+
+
+def test_small_products_in_a_loop_count_as_often_as_they_run():
+    """One large product beside thousands of small ones is not nearly all."""
+
+    def whole(x, y, z):
+        return x @ y, jax.lax.scan(lambda c, _: (c @ z, None), z, None, length=4096)[0]
+
+    def until(x, y, z):
+        return x @ y, jax.lax.while_loop(lambda c: c[0, 0] < 3, lambda c: c @ z, z)
+
+    shapes = (2048, 4096), (4096, 1024), (256, 256)
+    assert not has_large_products(text_of(whole, *shapes, dtype="bfloat16"))
+    assert not has_large_products(text_of(until, *shapes, dtype="bfloat16"))
 
 
 def test_kernels_are_told_by_their_calls():

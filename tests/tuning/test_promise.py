@@ -65,3 +65,20 @@ def test_a_loss_is_taken_into_account_like_a_gain():
     made.note([0], {0: 0.99})
     assert made.hopeless(1) is None
     assert made.hopeless(2).ratio == pytest.approx(1.29 / 0.99)
+
+
+def test_a_device_that_has_become_slower_is_no_loss():
+    """The heuristic, whose program was there at the first look, runs along at each later one."""
+    made = Promises({0: 1.0, 1: 1.0, 2: 1.04}, [1, 2], lambda number: "products", kept=0)
+    assert made.standard == 0
+    # Everything takes 6% longer by now.
+    made.note([1], {0: 1.06, 1: 1.06})
+    assert made.hopeless(2) is None
+    made.note([2], {0: 2.0, 2: 2.0})
+    assert made._gained == pytest.approx({"products": 0.04})
+
+
+def test_without_a_heuristic_the_fastest_program_that_stays_is_the_standard():
+    """Where all were compiled quickly there is none, and looks are compared as they are."""
+    assert Promises({0: 2.0, 1: 1.0, 2: 0.5}, [2], str, None).standard == 1
+    assert Promises({0: 2.0, 1: 1.0}, [0, 1], str, 0).standard is None

@@ -53,7 +53,7 @@ def test_a_candidate_far_behind_is_never_compiled_for_speed(compiled):
     assert (1, True) in compiled
     assert (2, True) not in compiled
     assert record.trials[2].samples_s == pytest.approx((5.0,) * 2)
-    assert record.trials[2].dropped_round == 2
+    assert record.trials[2].dropped_round == 0
     assert "5.6 times as long as the fastest" in record.trials[2].message
 
 
@@ -231,3 +231,34 @@ def test_a_quick_time_is_not_compared_with_those_of_programs_for_speed(sharing):
     assert "dropped before the race" in record.table()
     cfgs = [cfg for cfg, seconds in read_times(record.summary())]
     assert not {record.trials[place].cfg for place in dropped} & set(cfgs)
+
+
+def test_a_later_tuning_knows_by_how_much_a_candidate_was_behind_with_the_gain(sharing, tmp_path):
+    """Not by its quick program's time over that of one that was compiled for speed."""
+    ran, about = Ran(), {"key": {"device": "gpu|x", "op_id": "op@v1", "call_key": "0123"}}
+
+    def again(seconds):
+        cfgs = list(seconds)
+        job = TuningJob(ran.make_fn, (X,), {}, cfgs, heuristic_first=True, about=about, journal=tmp_path)
+        return Tuner(clock=TableClock(ran, seconds), isolate=False).tune(job)
+
+    first = again(MANY | {"c14": [*[1.06] * 4, 0.86]})
+    assert "1.16 times as long as the fastest, with the gain" in first.trials[1].message
+    second = again(MANY | {"c14": 0.86, "new": 2.0})
+    assert second.trials[1].status == "skipped"
+    assert second.trials[1].message == "took 1.16 times as long as the best in an earlier tuning"
+
+
+def test_times_of_quick_programs_are_not_told_as_rounds(compiled, monkeypatch):
+    """A tuning that is cut off goes by the rounds that were told: a program that is compiled anew was not measured."""
+    told, began = [], runner.InProcessRunner.__init__
+
+    def telling(self, *args, **settings):
+        began(self, *args, **settings, told_rounds=lambda seconds, clock: told.append((dict(seconds), len(compiled))))
+
+    monkeypatch.setattr(runner.InProcessRunner, "__init__", telling)
+    tuned({"heuristic": 1.0, "near": [1.2, 1.2, 1.2, 1.2, 0.9], "far": 9.0})
+    before = [seconds for seconds, count in told if count == 3]
+    assert before
+    assert all(set(seconds) == {0} for seconds in before)
+    assert {1} <= {number for seconds, count in told if count == 4 for number in seconds} <= {0, 1}

@@ -159,7 +159,7 @@ class BatchTuner:
             if _place_of(entry, before) is None:
                 fixed[key] = entry.cfg
             else:
-                changes[key] = Change(before, entry.cfg, _saving(entry, total))
+                changes[key] = Change(before, entry.cfg, _saving(entry, total), _surely(entry))
         if not changes:
             self.confirmation = Confirmation(note="no call has an earlier cfg that works and could be brought back")
             return
@@ -172,17 +172,18 @@ class BatchTuner:
             self.interrupted = True
             found = Confirmation(note="interrupted")
         self.confirmation = found
+        # Without times the program was not run to the end.
+        seen = "was not seen to be" if math.isnan(found.before_s) else "was not"
         for key in found.taken_back:
-            self._take_back(key)
+            self._take_back(key, f"taken back: the program itself {seen} faster with the cfg that was fastest alone")
 
-    def _take_back(self, key: Key) -> None:
+    def _take_back(self, key: Key, note: str) -> None:
         call, before = self.changed.pop(key)
         entry = self.entries[key]
         place = _place_of(entry, before)
         if entry.record is None or place is None:
             return
         gain = (1.0, 1.0, 1.0) if place == entry.record.heuristic else None
-        note = "taken back: the program itself was not faster with the cfg that was fastest alone"
         record = replace(entry.record, winner=place, runner_up=entry.record.winner, gain=gain, note=note)
         self._adopt(call, replace(entry, cfg=record.cfg, record=record, note=note))
 
@@ -335,6 +336,11 @@ def _place_of(entry: Entry, cfg: Any) -> int | None:
     """The place of a cfg among a tuning's candidates that work; None where it was none of them, or failed."""
     trials = () if entry.record is None else entry.record.trials
     return next((i for i, trial in enumerate(trials) if trial.status == "ok" and same(trial.cfg, cfg)), None)
+
+
+def _surely(entry: Entry) -> float:
+    """The low end of a call's gain alone; infinite where there is nothing to gain on."""
+    return math.inf if entry.record is None or entry.record.gain is None else entry.record.gain[1]
 
 
 def _saving(entry: Entry, total: float) -> float:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+import jax
+
 from .. import _jax
 from ..core.device import is_attached
 from ..core.errors import IsolationError
@@ -36,7 +38,7 @@ DEPTH = 8
 
 @dataclass(frozen=True, order=True)
 class _Turn:
-    """A call that is to be traced: less than none is the number of calls from it to the last one."""
+    """A call that is to be traced; the place is minus the number of calls from it to the last one."""
 
     place: int
     call: FoundCall | None = field(default=None, compare=False)
@@ -149,8 +151,12 @@ def start_worker(calls: Sequence[FoundCall]) -> None:
 
 
 def _is_sharded(call: FoundCall) -> bool:
-    """Is the call inside a mesh? The inputs of such a one are placed when it is traced, and held until its turn."""
-    return call.trace_context is not None and call.trace_context.mesh is not None
+    """Is the call inside a mesh, or over one? Then its inputs are placed when it is traced, and held until its turn."""
+    if call.inv.mesh is not None or (call.trace_context is not None and call.trace_context.mesh is not None):
+        return True
+    leaves = jax.tree_util.tree_leaves((call.inv.args, call.inv.kwargs))
+    shardings = [sharding for leaf in leaves if (sharding := getattr(leaf, "sharding", None)) is not None]
+    return any(one.num_devices > 1 for one in shardings)
 
 
 def _is_light(call: FoundCall) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core.device import default_device
 from ..core.record import Objective
 from ..core.stable import jax_dtype, short_hash
 from .inputs import FlatCall, draw, is_float
@@ -36,9 +37,10 @@ _BESIDE_A_KERNEL = {"xla_gpu_experimental_enable_fusion_autotuner": False}
 # It times its own ways to multiply too, which pays for what runs often: an attention's reference took 8 s to compile on
 # an H200, and 0.3 s so.
 _UNTUNED = {**_BESIDE_A_KERNEL, "xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-# Of large products cuBLAS's kernels are as fast as the dozens that XLA compiles of its own, and times: on an H200 0.89
-# to 1.01 of the time in eight of ten, for a thirtieth of the processor time. Beside other processes that compile, a
-# cross entropy took 4.69 ms by XLA's choice, and 4.37 by cuBLAS's.
+# Of large products cuBLAS's kernels are as fast as those that XLA compiles of its own and chooses from by timing them:
+# on an H200 they took 0.92 to 1.01 of the time, and a thirtieth of the processor time to compile. Beside processes that
+# compile, XLA's choice is worse still: a cross entropy took 4.69 ms by it, and 4.37 by cuBLAS's. So a candidate with
+# such products may take a twelfth longer in its user's program than here.
 _OF_LARGE_PRODUCTS = {"xla_gpu_enable_triton_gemm": False}
 # What JAX says where a function was compiled beforehand.
 _COMPILED = "lowered and compiled for a particular signature"
@@ -95,18 +97,25 @@ class Staged:
         executable = compiled_for_speed(lowered) if for_speed else compiled_quickly(lowered)
         return CompiledProgram(self.finish(executable), self.objective, self.notes, executable, for_speed=for_speed)
 
-    def build(self, *, for_speed: bool = True) -> CompiledProgram:
-        """Lowers and compiles at once."""
+    def build(self, *, quickly: bool = False) -> CompiledProgram:
+        """Lowers and compiles at once, as users' programs are compiled; `quickly`: one that runs a few times."""
         if self.as_it_is is not None:
             return CompiledProgram(self.as_it_is, self.objective, self.notes)
-        return self.compile(self.lower()[0], for_speed=for_speed)
+        lowered = self.traced.lower()
+        if quickly:
+            return self.compile(lowered, for_speed=False)
+        executable = lowered.compile()
+        return CompiledProgram(self.finish(executable), self.objective, self.notes, executable)
 
 
 def compiled_for_speed(lowered: Any) -> Any:
-    """The executable of a lowered program as it runs in users' programs, or as fast, in less time."""
+    """The executable of a lowered program to compare with others: as in users' programs, or at least as fast."""
     text = lowered.as_text()
     options = _BESIDE_A_KERNEL if has_kernel(text) else {}
-    return _compiled(lowered, options | (_OF_LARGE_PRODUCTS if has_large_products(text) else {}))
+    # cuBLAS is NVIDIA's, and was measured there.
+    if "NVIDIA" in default_device().device_kind and has_large_products(text):
+        options = options | _OF_LARGE_PRODUCTS
+    return _compiled(lowered, options)
 
 
 def compiled_quickly(lowered: Any) -> Any:

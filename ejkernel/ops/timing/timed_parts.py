@@ -5,11 +5,10 @@ Programs with the same products beside their kernels, and as many, gain about th
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..core.stable import short_hash
 
@@ -20,8 +19,14 @@ _FUSED = ("stablehlo.reduce(", "stablehlo.transpose")
 _KERNELS = ("mosaic_gpu", "__gpu$xla.gpu.triton", "triton_kernel_call", "__cudnn$")
 # Names of values, which differ between programs, and where a line came from.
 _VALUES = re.compile(r"%[\w#:]+|loc\([^)]*\)")
-_FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.$]+)")
-_CALL = re.compile(r"(?<!custom_)call @([\w.$]+)")
+# A name such as `<lambda>` stands in quotation marks.
+_NAME = r"@(\"[^\"]*\"|[\w.$-]+)"
+_FUNCTION = re.compile(rf"func\.func (?:public |private )?{_NAME}")
+_CALL = re.compile(rf"(?:(?<!custom_)call|decomposition =) {_NAME}")
+_CONSTANT = re.compile(r"(%[\w#]+) = stablehlo\.constant dense<(\d+)> : tensor<u?i\d+>")
+_COUNTS_TO = re.compile(r"stablehlo\.compare +LT, %[\w#]+, (%[\w#]+)")
+# What a product stands behind in a loop of which it cannot be read how often it runs.
+_UNKNOWN = "in a loop: "
 _DOT = re.compile(
     r"stablehlo\.dot_general .*?(?:batching_dims = \[(?P<batch>[\d, ]*)\] x [^:]*?)?"
     r"contracting_dims = \[(?P<inner>[\d, ]*)\]"
@@ -30,9 +35,8 @@ _DOT = re.compile(
 # A product is large with so many rows, columns and addends at least, and so many operations.
 _WIDE, _LARGE = 512, 1e10
 _NARROW = {"bf16", "f16"}
-# Of a program with large products the others are so small a share of all operations.
+# Beside large products small ones make no difference with at most this share of their operations.
 _REST = 0.05
-_NUMBER = re.compile(r"stablehlo\.constant dense<(\d+)> : tensor<u?i\d+>")
 
 
 def timed_parts(text: str) -> str:
@@ -41,12 +45,14 @@ def timed_parts(text: str) -> str:
     It is the same for programs with the same products beside kernels. A program without a kernel has one of its own:
     there the compiler times whatever it fuses.
     """
+    has_products = any(name in text for name in _PRODUCTS)
     if not has_kernel(text):
-        return short_hash(text) if any(name in text for name in (*_PRODUCTS, *_FUSED)) else ""
+        return short_hash(text) if has_products or any(name in text for name in _FUSED) else ""
     products = _products(text)
-    # How often a loop runs stands in its condition, as a number that it counts to.
-    loops = sorted(_NUMBER.findall(text)) if "stablehlo.while" in text else []
-    return short_hash(f"{sorted(products.items())} {loops}") if products else ""
+    if not products:
+        # A product that no call was seen to lead to is one all the same.
+        return short_hash(text) if has_products else ""
+    return short_hash(str(sorted(products.items())))
 
 
 def has_large_products(text: str) -> bool:
@@ -54,7 +60,7 @@ def has_large_products(text: str) -> bool:
     large = others = 0.0
     for line, times in _products(text).items():
         product = _read(line)
-        if product is None:
+        if product is None or (line.startswith(_UNKNOWN) and not product.is_large):
             return False
         if product.is_large:
             large += times * product.operations
@@ -101,27 +107,73 @@ def _numbers(text: str, between: str) -> list[int]:
     return [int(part) for part in text.split(between) if part.strip()]
 
 
-def _products(text: str) -> Counter[str]:
-    """The lines of products without their values' names, each with the number of times that calls lead to it."""
-    lines: dict[str, list[str]] = {}
-    calls: dict[str, Counter[str]] = {}
-    name = ""
-    for line in text.splitlines():
-        begun = _FUNCTION.search(line)
-        name = begun[1] if begun else name
-        if any(product in line for product in _PRODUCTS):
-            lines.setdefault(name, []).append(_VALUES.sub("", line).strip())
-        calls.setdefault(name, Counter()).update(_CALL.findall(line))
+@dataclass
+class _Function:
+    """A function of a program: its products and its calls, with the number of times that one call of it leads to each.
 
-    @functools.cache
+    What is in a loop that ends by a condition counts once, and is marked.
+    """
+
+    products: Counter[str] = field(default_factory=Counter)
+    calls: Counter[tuple[str, bool]] = field(default_factory=Counter)
+
+
+def _products(text: str) -> Counter[str]:
+    """The lines of products without their values' names, each with the number of times that it runs."""
+    functions = _functions(text)
+    known: dict[str, Counter[str]] = {}
+
     def inside(name: str) -> Counter[str]:
-        found = Counter(lines.get(name, ()))
-        for called, times in calls.get(name, Counter()).items():
+        if name in known:
+            return known[name]
+        # No function of a program calls itself; in a text that is misread none does so for ever.
+        known[name] = Counter()
+        function = functions.get(name, _Function())
+        found = Counter(function.products)
+        for (called, is_known), times in function.calls.items():
             for line, count in inside(called).items():
-                found[line] += times * count
+                mark = "" if is_known or line.startswith(_UNKNOWN) else _UNKNOWN
+                found[mark + line] += times * count
+        known[name] = found
         return found
 
-    return inside("main" if "main" in calls else "")
+    return inside("main" if "main" in functions else "")
+
+
+def _functions(text: str) -> dict[str, _Function]:
+    found: dict[str, _Function] = {}
+    function = found.setdefault("", _Function())
+    constants: dict[str, int] = {}
+    # Loops around a line, from the outermost one: the indentation of its regions, and how often they run, 0: unknown.
+    loops: list[tuple[int, int]] = []
+    is_condition = False
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        begun = _FUNCTION.search(line)
+        if begun:
+            function, constants, loops = found.setdefault(begun[1], _Function()), {}, []
+            continue
+        content = line.strip()
+        if content == "cond {":
+            loops.append((indent, 0))
+            is_condition = True
+        elif loops and indent == loops[-1][0] and content.startswith("} do {"):
+            is_condition = False
+        elif loops and indent == loops[-1][0] and content.startswith("}"):
+            loops.pop()
+        constant = _CONSTANT.search(line)
+        if constant:
+            constants[constant[1]] = int(constant[2])
+        # The condition of a loop with a counter compares that with a constant.
+        counted = _COUNTS_TO.search(line) if is_condition else None
+        if counted:
+            loops[-1] = loops[-1][0], constants.get(counted[1], 0)
+        times, is_known = math.prod(max(count, 1) for _, count in loops), all(count for _, count in loops)
+        if any(product in line for product in _PRODUCTS):
+            function.products[("" if is_known else _UNKNOWN) + _VALUES.sub("", content)] += times
+        for called in _CALL.findall(line):
+            function.calls[called, is_known] += times
+    return found
 
 
 def has_kernel(text: str) -> bool:

@@ -55,6 +55,13 @@ class Promises:
         self._quick = {number: seconds for number, seconds in self.seconds.items() if number in self.quick}
         self._for_speed = {number: seconds for number, seconds in self.seconds.items() if number not in self.quick}
 
+    @property
+    def standard(self) -> int | None:
+        """A candidate whose program was there at the first look and stays: later looks are compared by it."""
+        if self.kept is not None and self.kept not in self.quick:
+            return self.kept
+        return min((n for n in self.seconds if n not in self.quick), key=lambda n: self.seconds[n], default=None)
+
     def in_order(self, numbers: Collection[int]) -> list[int]:
         """The one that is kept, the fastest of those with the same parts, and the others; each by its seconds."""
         ordered = sorted(numbers, key=lambda n: (n != self.kept, self.seconds[n]))
@@ -64,11 +71,14 @@ class Promises:
         return sorted(ordered, key=lambda n: (n != self.kept, first[self.parts(n)] != n, self.seconds[n]))
 
     def note(self, numbers: Sequence[int], found: Mapping[int, float]) -> None:
-        """Notes that these were compiled for speed, with the seconds of those that run."""
+        """Notes that these were compiled for speed, with the seconds of those that run, and of the standard."""
         for number in numbers:
             del self._quick[number]
-        self._for_speed.update(found)
-        for number, took in found.items():
+        standard = self.standard
+        # As if all had been seen at the first look: a device that has worked for minutes is some percent slower.
+        scale = 1.0 if standard is None or standard not in found else self.seconds[standard] / found[standard]
+        for number in found.keys() & set(numbers):
+            took = self._for_speed[number] = found[number] * scale
             parts, gain = self.parts(number), self.seconds[number] - took
             self._gained[parts] = max(gain, self._gained.get(parts, -math.inf))
 

@@ -77,7 +77,7 @@ class Reference:
         """Has both compiled, and not for speed: they run once for each set of inputs."""
         self._pool, self.coming = pool, set(self.staged)
         for number, staged in self.staged.items():
-            build = self._compilers.get(number, functools.partial(staged.build, for_speed=False))
+            build = self._compilers.get(number, functools.partial(staged.build, quickly=True))
             pool.give(number, build, stays=True)
 
     def arrived(self, built: Built) -> None:

@@ -242,7 +242,7 @@ class InProcessRunner:
         rows = self.time_briefly(numbers, rounds=_LOOKS, least=1, kept=kept, deadline=deadline, seed=self.seed)
         seconds = {n: min(taken) for n in numbers if (taken := [row[n] for row in rows if n in row])}
         promises = Promises(seconds, quick, self.compiler.timed_parts, kept)
-        near = self._without_hopeless_of([n for n in quick if n in seconds], promises)
+        near = self._promising([n for n in quick if n in seconds], promises)
         near = self._compiled_for_speed(near, promises, deadline)
         return [n for n in numbers if self.candidates.runs(n) and (n not in quick or n in near)]
 
@@ -260,8 +260,8 @@ class InProcessRunner:
                     if self.candidates.state(number) == "compiled":
                         self.checker.check(number)
                 right = [number for number in some if self.candidates.runs(number)] if waiting else []
-                promises.note(some, self._look(right, deadline))
-                waiting = self._without_hopeless_of(waiting, promises)
+                promises.note(some, self._look(right, promises, deadline))
+                waiting = self._promising(waiting, promises)
                 # Those that were begun with at the end would be compiled beside the race, and disturb it.
                 now = time.perf_counter()
                 share = max(until - now, 0.0) / max(now - start, 1e-9)
@@ -269,24 +269,29 @@ class InProcessRunner:
         self.compiler.leave_quick(waiting)
         return raced
 
-    def _look(self, numbers: Sequence[int], deadline: float) -> dict[int, float]:
-        """Seconds of the shortest of a few runs of each of these; no rounds of the race."""
+    def _look(self, numbers: Sequence[int], promises: Promises, deadline: float) -> dict[int, float]:
+        """Seconds of the shortest of a few runs of each of these; no rounds of the race.
+
+        One that was there at the first look runs along, so that what the device has lost or gained in speed since is
+        seen.
+        """
         if not numbers:
             return {}
-        sampler = self._sampler(numbers, deadline, is_told=False)
+        standard = promises.standard
+        together = [*numbers, *([] if standard is None or standard in numbers else [standard])]
+        sampler = self._sampler(together, deadline, is_told=False)
         outcome = sampler.race(least_rounds=1, most_rounds=_LOOKS, seed=self.seed)
-        lanes = zip(numbers, outcome.lanes, strict=True)
+        lanes = zip(together, outcome.lanes, strict=True)
         return {number: math.exp(min(lane.samples.values())) for number, lane in lanes if lane.samples}
 
-    def _without_hopeless_of(self, numbers: Sequence[int], promises: Promises) -> list[int]:
+    def _promising(self, numbers: Sequence[int], promises: Promises) -> list[int]:
         """Those that may still win by having their parts timed; of the others it is noted why not."""
         found = {number: promises.hopeless(number) for number in numbers}
         for number, why in found.items():
             if why is None:
                 continue
             # Beside programs that were compiled for speed the time of a quick one says nothing.
-            left = 0 if why.is_estimated else self.candidates.trial(number).dropped_round
-            self.candidates.advance(number, "timed", message=why.message, dropped_round=left)
+            self.candidates.advance(number, "timed", message=why.message, dropped_round=0)
             self.note_seconds(number, promises.seconds[number], why.ratio)
         return [number for number, why in found.items() if why is None]
 
@@ -325,8 +330,10 @@ class InProcessRunner:
 
         def watch(seconds: Mapping[int, float], total: int) -> None:
             told(seconds, total)
-            if is_told:
-                self._told_rounds({numbers[place]: s for place, s in seconds.items()}, str(sampler.clock.name))
+            # The time of a quickly compiled program is no measurement of its candidate.
+            found = {numbers[place]: s for place, s in seconds.items() if not self.compiler.is_quick(numbers[place])}
+            if is_told and found:
+                self._told_rounds(found, str(sampler.clock.name))
 
         sampler = RoundSampler(
             *(self._clock, self.candidates.running, self.leaves, numbers),

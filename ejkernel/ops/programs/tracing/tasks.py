@@ -43,8 +43,8 @@ class CompileTask:
     number: int
     call: str
     data: bytes
-    # Does its compiler run parts of it on the device, unless it is told not to?
-    times_parts: bool
+    # Without what the compiler would run on the device, to find the fastest form of it.
+    quickly: bool
     state: State = "waiting"
     again: bool = False
     coming: Future[Delivery] = field(default_factory=Future)

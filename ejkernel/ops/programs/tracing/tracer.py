@@ -96,7 +96,7 @@ class Tracer:
         else:
             try:
                 if message.verb == "compile":
-                    verb, made, about = "compiled", *self._compiled(bytes(message.parts[0]), head["times_parts"])
+                    verb, made, about = "compiled", *self._compiled(bytes(message.parts[0]), head["quickly"])
                 else:
                     verb, made, about = "traced", *self._traced(head["name"], head["cfg"])
             # Whatever it raises: the other process does it, and says why not.
@@ -105,9 +105,9 @@ class Tracer:
                 return
             self._sender.send(verb, [made], **about)
 
-    def _compiled(self, data: bytes, times_parts: bool) -> tuple[bytes, dict[str, Any]]:
+    def _compiled(self, data: bytes, quickly: bool) -> tuple[bytes, dict[str, Any]]:
         # Where the compiler would run parts of it on the device, which is being measured on, it does not.
-        found = compiled(data, for_speed=not times_parts)
+        found = compiled(data, for_speed=not quickly)
         return written_down(found.executable), {"for_speed": found.for_speed, "seconds": found.seconds}
 
     def _traced(self, name: str, cfg: Any) -> tuple[bytes, dict[str, Any]]:

@@ -122,14 +122,14 @@ class Tracers:
             self._waiting.begin(name)
         return WantedCall(self, name)
 
-    def compile(self, call: str, data: bytes, *, times_parts: bool) -> Future[Delivery] | None:
+    def compile(self, call: str, data: bytes, *, quickly: bool) -> Future[Delivery] | None:
         """The executable of an exported program of a call, once a process has compiled it; None where none does."""
         with self._changed:
             if not self._compiles or self._closed or not self._left:
                 return None
             known = self._calls[call].programs
             if data not in known:
-                known[data] = CompileTask(self._numbers, call, data, times_parts)
+                known[data] = CompileTask(self._numbers, call, data, quickly)
                 self._numbers += 1
                 self._waiting.add(known[data])
                 self._changed.notify_all()
@@ -305,7 +305,7 @@ class Tracers:
 
     def _send(self, process: WorkerProcess, task: Task, known: set[str]) -> None:
         if isinstance(task, CompileTask):
-            process.send("compile", [task.data], times_parts=task.times_parts)
+            process.send("compile", [task.data], quickly=task.quickly)
             return
         if task.call not in known:
             known.add(task.call)
@@ -405,9 +405,9 @@ class WantedCall:
             raise TracerGone(task.gone)
         return self.tracers.taken(task)
 
-    def executable(self, data: bytes, *, times_parts: bool) -> Future[Delivery] | None:
+    def executable(self, data: bytes, *, quickly: bool) -> Future[Delivery] | None:
         """The executable of an exported program, once a process has compiled it."""
-        return self.tracers.compile(self.name, data, times_parts=times_parts)
+        return self.tracers.compile(self.name, data, quickly=quickly)
 
     def stop_tracing(self) -> None:
         """No more candidates are taken."""

@@ -258,6 +258,9 @@ class Journal:
         clock = record.clock.partition(" ")[0]
         for trial in record.trials:
             one, seconds = self._id(trial.cfg), trial.seconds
+            # What was dropped before the race has its line, with another ratio than that of its quick program's times.
+            if trial.dropped_round == 0:
+                continue
             if one is not None and trial.status == "ok" and seconds and best and one in self._programs:
                 yield _drop(one, self._programs[one], seconds, seconds / best, clock)
 

@@ -203,7 +203,7 @@ class WorkerRunner:
         quickly = bool(program.timed_parts) and self._settings["platform"] == "gpu"
         if self._call is None or (quickly and number == 0):
             return None
-        return self._call.executable(program.data, times_parts=quickly)
+        return self._call.executable(program.data, quickly=quickly)
 
     def _delivered(self, number: int, program: PortableProgram) -> Future[Delivery] | None:
         """The executable that the worker waits for; None where it compiles the program itself.

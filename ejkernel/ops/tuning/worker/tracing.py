@@ -59,10 +59,10 @@ class TracingCall(Protocol):
         Raises `TracerGone` where it took a process down, and `StillTracing` where it is not there in time.
         """
 
-    def executable(self, data: bytes, *, times_parts: bool) -> Future[Delivery] | None:
+    def executable(self, data: bytes, *, quickly: bool) -> Future[Delivery] | None:
         """The executable of an exported program, once a process has compiled it; None where no process will.
 
-        `times_parts`: compiled quickly, since for speed the compiler would run parts of it on the device.
+        `quickly`: since for speed the compiler would run parts of it on the device.
         """
 
     def stop_tracing(self) -> None:
