@@ -85,6 +85,7 @@ def main() -> int:
     parser.add_argument("program", choices=list(PROGRAMS))
     parser.add_argument("--only", nargs="*", default=[], help="operations, such as ragged_dot")
     parser.add_argument("--cfg", default="", help="a part of the text of the cfgs that are compiled")
+    parser.add_argument("--set", nargs="*", default=[], dest="sizes", help="sizes, such as width=1024")
     parser.add_argument("--target", type=Path, default=H200, help="the GPU, as XLA describes it")
     options = parser.parse_args()
     target = options.target.read_text(encoding="utf-8")
@@ -94,7 +95,8 @@ def main() -> int:
     capability = types.SimpleNamespace(compute_capability=int(str(device.compute_capability).replace(".", "")))
     pallas_call_registration.gpu_info_lib.get_gpu_info = lambda *args, **kwargs: capability
     program, failed = PROGRAMS[options.program], 0
-    sizes = program.sized()
+    changes = {name: int(value) for name, _, value in (one.partition("=") for one in options.sizes)}
+    sizes = program.sized(changes=changes)
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.sharding.SingleDeviceSharding(device)),
         jax.eval_shape(lambda: program.make(sizes)),
