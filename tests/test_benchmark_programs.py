@@ -19,6 +19,7 @@ import processors
 import program_calls
 import program_gpu
 from processors import Processors, watched_elsewhere
+from products_gpu import apart
 from program_race import ratio
 from programs import PROGRAMS
 from programs.operations import Library, Plain
@@ -149,3 +150,12 @@ def test_a_watch_that_does_not_begin_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(processors, "__file__", str(tmp_path / "missing.py"))
     with pytest.raises(RuntimeError, match="ended at once"), watched_elsewhere():
         pass
+
+
+def test_two_forms_of_a_product_are_as_far_apart_as_their_gradients():
+    """An output that is right says nothing of the gradients beside it, and NaN is told as NaN."""
+    out, right, wrong, missing = (np.array(values, np.float32) for values in ([1, 1], [1, 2], [1, 3], [1, np.nan]))
+
+    assert apart((out, (out, right)), (out, (out, right))) == 0
+    assert apart((out, (out, right)), (out, (out, wrong))) == 0.5
+    assert np.isnan(apart((out, (missing, right)), (out, (out, right))))
