@@ -2,8 +2,8 @@
 
 Each product is compiled as in users' programs, where XLA compiles dozens of forms of its own and times them beside
 those of cuBLAS, and once more with cuBLAS alone: seconds, processor seconds, and device time in interleaved rounds.
-A process each compiles one of these forms as its first product, and then the other one, whose time is not told, since
-it finds much that the first has made. Both run in both processes.
+A process each compiles one of these forms as its first product. It compiles the other one after that, in a time that
+is not told, since it finds much that the first has made. Both run in both processes.
 
     python benchmarks/products_gpu.py --seconds 120
 """
