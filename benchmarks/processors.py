@@ -2,9 +2,9 @@
 
     python benchmarks/processors.py PID
 
-adds up the time of a process and its descendants until its input ends, then prints a table. `watched_elsewhere` starts
-that: in the process itself each of some thousand files that are read would wait for Python's lock, and so would the
-tuning.
+adds up the time of a process and its descendants until its input ends: it prints a line after its first look, and a
+table at the end. `watched_elsewhere` starts that: in the process itself each of some thousand files that are read would
+wait for Python's lock, and so would the tuning.
 """
 
 from __future__ import annotations
@@ -88,8 +88,12 @@ def watched_elsewhere() -> Iterator[list[str]]:
     table: list[str] = []
     command = [sys.executable, __file__, str(os.getpid())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as looking:
+        # Python takes a while to start: the block begins once the first look is over.
+        if not looking.stdout.readline():
+            raise RuntimeError("the process that watches this one ended at once; its own error is above")
         yield table
-        table.append(looking.communicate()[0].rstrip())
+        looking.stdin.close()
+        table.append(looking.stdout.read().rstrip())
 
 
 def _family(root: int) -> dict[int, str]:
@@ -136,5 +140,6 @@ def _read(path: str) -> str:
 
 if __name__ == "__main__":
     with Processors(int(sys.argv[1])) as processors:
+        print("watching", flush=True)
         sys.stdin.read()
     print(processors.table())

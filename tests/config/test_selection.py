@@ -31,10 +31,9 @@ from ejkernel.ops import (
     policy_override,
     record_invocation,
 )
-from ejkernel.ops.config import policy as budget
-from ejkernel.ops.config import tunability
+from ejkernel.ops.config import tunability, tuning_budget
 from ejkernel.ops.config.events import ListenerWarning
-from ejkernel.ops.config.tuning_job import TuningWarning
+from ejkernel.ops.config.tuning_budget import TuningWarning
 from ejkernel.ops.core.device import environment
 from ejkernel.ops.core.key import Key
 from ejkernel.ops.store.persistent import StoreWarning
@@ -1250,10 +1249,10 @@ def test_a_switch_that_is_none_is_an_error(monkeypatch):
 def test_seconds_bound_the_tuning_of_a_process(monkeypatch):
     """Once the process has spent its seconds, heuristics serve, with the reason."""
     monkeypatch.setenv("EJKERNEL_OPS_TUNE_SECONDS", "5")
-    monkeypatch.setattr(budget, "_spent", 4.0)
+    monkeypatch.setattr(tuning_budget, "_spent", 4.0)
     w = world()
     tuned = w.choose()
-    monkeypatch.setattr(budget, "_spent", 5.0)
+    monkeypatch.setattr(tuning_budget, "_spent", 5.0)
     guessed = w.choose(args=(jnp.ones(9),))
 
     assert (tuned, guessed, w.choose()) == (Blocks(2), Blocks(1), Blocks(2))
@@ -1271,16 +1270,16 @@ def test_the_reason_names_the_bound(monkeypatch):
 
 def test_a_tuning_spends_of_the_bound(monkeypatch):
     """What a tuning took counts against the seconds of the process, whatever tuner did it."""
-    monkeypatch.setattr(budget, "_spent", 0.0)
+    monkeypatch.setattr(tuning_budget, "_spent", 0.0)
     world().choose()
 
-    assert budget.seconds_spent() > 0
+    assert tuning_budget.seconds_spent() > 0
 
 
 def test_a_tuning_gets_what_is_left(monkeypatch):
     """Our own tuner is told to end when the process's seconds end."""
     monkeypatch.setenv("EJKERNEL_OPS_TUNE_SECONDS", "50")
-    monkeypatch.setattr(budget, "_spent", 20.0)
+    monkeypatch.setattr(tuning_budget, "_spent", 20.0)
     w = world(tuner=Tuner(1, 1))
     w.choose()
 
@@ -1290,7 +1289,7 @@ def test_a_tuning_gets_what_is_left(monkeypatch):
 def test_offline_tuning_keeps_to_the_bound(monkeypatch):
     """Recorded calls are not tuned either once the seconds are spent."""
     monkeypatch.setenv("EJKERNEL_OPS_TUNE_SECONDS", "5")
-    monkeypatch.setattr(budget, "_spent", 6.0)
+    monkeypatch.setattr(tuning_budget, "_spent", 6.0)
     w = world()
     record_invocation(*w.key, w.kernel, w.inv.args, w.inv.kwargs)
     autotune_recorded(w.selector)

@@ -12,8 +12,8 @@ import pytest
 from fakes import Doubling, call_of, key_of
 
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, PersistentCache, Record, Trial, Tuner
-from ejkernel.ops.config import policy as budget
-from ejkernel.ops.config.tuning_job import TuningWarning
+from ejkernel.ops.config import tuning_budget
+from ejkernel.ops.config.tuning_budget import TuningWarning
 from ejkernel.ops.core.errors import OutOfTimeError
 from ejkernel.ops.core.key import Key
 from ejkernel.ops.tuning.interrupted import TuningInterrupted
@@ -39,8 +39,8 @@ def noted(monkeypatch):
     """Every selector's engine."""
     engine = Noted()
     monkeypatch.setattr("ejkernel.ops.config.tuning_runs.engine", lambda tuner: engine)
-    monkeypatch.setattr(budget, "_inline", 0.0)
-    monkeypatch.setattr(budget, "_said", False)
+    monkeypatch.setattr(tuning_budget, "_inline", 0.0)
+    monkeypatch.setattr(tuning_budget, "_said", False)
     return engine
 
 
@@ -100,7 +100,7 @@ def test_an_interrupted_race_of_the_guess_alone_is_of_no_use(others, of_use):
 
 def test_a_process_has_ten_minutes_and_says_once_that_they_are_over(noted, monkeypatch):
     """Then heuristics serve, and the reason names the setting."""
-    monkeypatch.setattr(budget, "_inline", 601.0)
+    monkeypatch.setattr(tuning_budget, "_inline", 601.0)
     with pytest.warns(
         TuningWarning, match=r"have spent 600 s on tuning, the default; from now on stores and heuristics"
     ):

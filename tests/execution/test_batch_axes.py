@@ -1,4 +1,7 @@
-"""The batch around a call: found under vmap, part of the key, and measured as a whole."""
+"""The batch around a call: found under vmap, part of the key, and measured as a whole.
+
+Covers `timing/transforms.py`.
+"""
 
 from __future__ import annotations
 

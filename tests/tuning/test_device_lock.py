@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ejkernel.ops.config import policy as budget
+from ejkernel.ops.config import tuning_budget
 from ejkernel.ops.tuning import device_lock as locks
 from ejkernel.ops.tuning.device_lock import device_lock, lock_path
 
@@ -282,8 +282,8 @@ class Hands:
 @pytest.fixture
 def hands(monkeypatch):
     hands = Hands()
-    monkeypatch.setattr(budget, "_spent", 0.0)
-    monkeypatch.setattr(budget.time, "perf_counter", hands)
+    monkeypatch.setattr(tuning_budget, "_spent", 0.0)
+    monkeypatch.setattr(tuning_budget.time, "perf_counter", hands)
     return hands
 
 
@@ -291,34 +291,34 @@ def test_what_is_spent_adds_up(hands):
     """Two tunings one after the other count both."""
     for end in (3.0, 5.0):
         hands.set(0.0)
-        with budget.spending():
+        with tuning_budget.spending():
             hands.set(end)
 
-    assert budget.seconds_spent() == 8.0
+    assert tuning_budget.seconds_spent() == 8.0
 
 
 def test_a_tuning_inside_a_tuning_counts_once(hands):
     """Seconds are not counted for the inner one as well."""
-    with budget.spending():
-        with budget.spending():
+    with tuning_budget.spending():
+        with tuning_budget.spending():
             hands.set(4.0)
         hands.set(6.0)
 
-    assert budget.seconds_spent() == 6.0
+    assert tuning_budget.seconds_spent() == 6.0
 
 
 def test_a_tuning_that_fails_counts(hands):
     """Seconds spent in vain are spent."""
 
     def fail():
-        with budget.spending():
+        with tuning_budget.spending():
             hands.set(2.0)
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
 
-    assert budget.seconds_spent() == 2.0
+    assert tuning_budget.seconds_spent() == 2.0
 
 
 def test_threads_count_together(hands):
@@ -328,10 +328,10 @@ def test_threads_count_together(hands):
     def work(_):
         hands.set(0.0)
         start.wait()
-        with budget.spending():
+        with tuning_budget.spending():
             hands.set(1.0)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
 
-    assert budget.seconds_spent() == 8.0
+    assert tuning_budget.seconds_spent() == 8.0

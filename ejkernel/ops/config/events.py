@@ -13,7 +13,7 @@ from ..core import codec
 from ..core.key import Key
 from ..core.shown import Shown
 from ..tuning.progress import log, outcome
-from .policy import seconds_spent
+from .tuning_budget import seconds_spent
 
 # Hits come with every trace, tunings now and then; an error is raised as well.
 _LEVELS = {

@@ -26,9 +26,10 @@ from ..store.persistent import StoreWarning
 from ..store.store import KeepsRecords, StoredEntry
 from . import call_log
 from .cache import lock_in_force, overlay_in_force
-from .policy import TuningWarning, frames
+from .policy import frames
 from .selector_parts import SelectorParts
 from .tiers import OTHER_CODE
+from .tuning_budget import TuningWarning
 from .walk import Misses
 
 

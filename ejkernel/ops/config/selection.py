@@ -22,7 +22,7 @@ from ..store.lock_file import LockFile, read_lock
 from ..store.store import Mapped
 from ..tuning.custom_tuner import Autotuner
 from ..tuning.tuner import Tuner as Tuner
-from . import call_log
+from . import call_log, tuning_budget
 from .autotune_tier import AutotuneTier, failures_of, tuned
 from .cache import ConfigCache, is_shadowed
 from .events import Teller
@@ -30,7 +30,6 @@ from .kept_answers import KeptAnswers, Recall, question_of
 from .policy import AutotunePolicy as AutotunePolicy
 from .policy import forward_autotune_only as forward_autotune_only
 from .policy import policy_override as policy_override
-from .policy import why_over
 from .predicted_tier import PredictedTier, Predictions
 from .remote_tier import RemoteTier
 from .selector_parts import SelectorParts, check_part, checked
@@ -202,7 +201,7 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
         """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
         # The list is kept until a part of this selector is replaced: to make it costs more than a choice from memory.
         parts = (policy, lock, *vars(self).values())
-        over = why_over(self.settings) if policy.allow_autotune else ""
+        over = tuning_budget.why_over(self.settings) if policy.allow_autotune else ""
         known = (self.tuning_is_off(), over, *map(id, parts))
         listed = self._listed.get(known)
         if listed is None:
@@ -254,7 +253,7 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
 
     def _unless_off(self, *, sole_answers: bool = False, again: bool = False) -> Tier:
         """The tier that tunes, as far as the settings let it; `again` tunes whatever is known already."""
-        why_not = self.tuning_is_off() or ("" if again else why_over(self.settings))
+        why_not = self.tuning_is_off() or ("" if again else tuning_budget.why_over(self.settings))
         if why_not:
             return Off("autotune", why_not)
         tune = functools.partial(self._runs.run, again=again)

@@ -16,7 +16,8 @@ from ..store.store import Mapped, Store, as_store
 from ..tuning.custom_tuner import Autotuner
 from .cache import ConfigCache, lock_in_force
 from .events import Teller
-from .policy import AutotunePolicy, in_force, seconds_spent
+from .policy import AutotunePolicy, in_force
+from .tuning_budget import seconds_spent
 
 if TYPE_CHECKING:
     from ..store.remote.remote_store import RemoteStore

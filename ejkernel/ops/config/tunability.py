@@ -26,8 +26,8 @@ from ..core.kernel import Kernel, has_any
 from ..core.request import Request
 from ..timing.cost import free_memory
 from ..timing.inputs import is_concrete
-from .policy import TuningWarning
-from .tuning_job import explicit_mesh, on_local_devices
+from ..timing.transforms import explicit_mesh, on_local_devices
+from .tuning_budget import TuningWarning
 
 # A tuning holds inputs, outputs and a reference at once; beyond this share of what is free it would compete with
 # the program that it serves.

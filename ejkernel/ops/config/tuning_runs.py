@@ -24,13 +24,14 @@ from ..tuning.prepared import PreparedAhead
 from ..tuning.progress import shown, tell
 from ..tuning.search.effort import FEW
 from ..tuning.tuner import Tuner, engine
+from . import tuning_budget
 from .autotune_tier import tuned
 from .kept_answers import KeptAnswers
-from .policy import seconds_for, seconds_spent, spending, tell_if_used_up
 from .predicted_tier import Predictions
 from .selector_parts import SelectorParts
 from .tiers import StoreTier
 from .tunability import StaticFloats
+from .tuning_budget import seconds_spent, spending
 from .warm_start import warm_start_configs
 
 
@@ -81,10 +82,10 @@ class TuningRuns:
             if record.stop != "settled":
                 tell(title, record, time.perf_counter() - start, wanted)
             if not again:
-                tell_if_used_up(request.key, record, job.seconds)
+                tuning_budget.tell_if_used_up(request.key, record, job.seconds)
         except OutOfTimeError as error:
             if not again and error.record is not None:
-                tell_if_used_up(request.key, error.record, job.seconds, is_answered=False)
+                tuning_budget.tell_if_used_up(request.key, error.record, job.seconds, is_answered=False)
             raise
         except KeyboardInterrupt as stopped:
             record = self._best_so_far(request, stopped)
@@ -135,7 +136,7 @@ class TuningRuns:
     def _seconds_left(self, request: Request, *, again: bool) -> float | None:
         limit = self._parts.settings.tune_seconds
         limits = [request.seconds, None if limit is None else max(limit - seconds_spent(), 0.0)]
-        limits += [] if again else seconds_for(self._parts.settings, self._parts.tuner)
+        limits += [] if again else tuning_budget.seconds_for(self._parts.settings, self._parts.tuner)
         # `inf` lifts a default, and is no number of seconds.
         return min((seconds for seconds in limits if seconds is not None and seconds < math.inf), default=None)
 

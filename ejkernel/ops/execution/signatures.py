@@ -13,12 +13,12 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .. import _jax
-from ..config.tuning_job import on_local_devices
 from ..core.errors import SignatureError
 from ..core.invocation import Invocation
 from ..core.kernel import Kernel, kernel_path
 from ..core.stable import DEEPEST, mesh_form, type_name
 from ..core.trace_context import TraceContext
+from ..timing.transforms import on_local_devices
 
 _OPTIONS = ("batch_axes", "method", "mesh", "in_specs", "out_specs", "check_vma")
 

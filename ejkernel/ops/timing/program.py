@@ -38,9 +38,9 @@ _BESIDE_A_KERNEL = {"xla_gpu_experimental_enable_fusion_autotuner": False}
 # an H200, and 0.3 s so.
 _UNTUNED = {**_BESIDE_A_KERNEL, "xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 # Of large products cuBLAS's kernels are as fast as those that XLA compiles of its own and chooses from by timing them:
-# on an H200 they took 0.92 to 1.01 of the time, and a thirtieth of the processor time to compile. Beside processes that
-# compile, XLA's choice is worse still: a cross entropy took 4.69 ms by it, and 4.37 by cuBLAS's. So a candidate with
-# such products may take a twelfth longer in its user's program than here.
+# eight on an H200 took 0.89 to 1.01 of the time, and in a warm process a thirtieth of the processor time to compile.
+# Beside processes that compile, XLA's choice is worse still: a cross entropy took 4.69 ms by it, and 4.37 by cuBLAS's.
+# So a candidate with such products may take a ninth longer in its user's program than here.
 _OF_LARGE_PRODUCTS = {"xla_gpu_enable_triton_gemm": False}
 # What JAX says where a function was compiled beforehand.
 _COMPILED = "lowered and compiled for a particular signature"
