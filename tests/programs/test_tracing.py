@@ -375,7 +375,7 @@ def test_products_are_compiled_quickly_where_the_worker_asks_for_it(platform, qu
     call = SimpleNamespace(executable=lambda data, *, quickly: asked.append(quickly))
     runner = WorkerRunner.__new__(WorkerRunner)
     runner._builder, runner._settings = SimpleNamespace(elsewhere=ReadyMade(call)), {"platform": platform}
-    runner._compiled_elsewhere(1, PortableProgram(b"", (), 1, None, timed_parts="products"))
+    runner._compiled_elsewhere(1, PortableProgram(b"", (), 1, None, compiler_timing="products"))
     assert asked == [quickly]
 
 

@@ -54,7 +54,7 @@ _OVERRIDE, _OVERLAY, _SEEDS, _HEURISTICS = OverrideTier(), OverlayTier(), SeedTi
 
 
 class ConfigSelectorChain(SelectorParts[Cfg, Out]):
-    """Answers every call with a cfg of the first tier that has one; `_tiers` lists them."""
+    """Answers every call with the cfg of the first tier that has one; `_list_of_tiers` has their order."""
 
     def __init__(
         self,

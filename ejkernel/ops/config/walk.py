@@ -100,7 +100,7 @@ def walk(tiers: Sequence[Tier], request: Request, ask: Ask = find, *, hold: Call
             return Walked(request, None, tuple(misses), answer, tier.name, failed)
         failed = answer.record or failed
         if answer.seeds is not None:
-            # None at all: they were measured with the candidates, and failed with them.
+            # An empty tuple drops the seeds: they were measured with the candidates and failed.
             seeds = (*request.seeds, *answer.seeds) if answer.seeds else ()
             request = replace(request, seeds=seeds, none_ran=request.none_ran or not answer.seeds)
         if answer.reason:
@@ -108,7 +108,7 @@ def walk(tiers: Sequence[Tier], request: Request, ask: Ask = find, *, hold: Call
     return Walked(request, None, tuple(misses), failed=failed)
 
 
-# The reason of every tier that a lock file answers in place of.
+# The reason of each tier that is not asked under a lock file.
 LOCKED = "not asked: locked"
 
 

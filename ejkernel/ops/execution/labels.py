@@ -1,4 +1,4 @@
-"""Names of kernel calls inside programs: written into the lowered text, found again in it and in profiles."""
+"""Names of kernel calls inside programs: how they are spelled, and found again in lowered texts and profiles."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class BatchTuner:
             return
         total = sum(e.count * (seconds_of(e, "winner") or 0.0) for e in self.entries.values())
         changes: dict[Key, Change] = {}
-        # Cfgs that must stay: the one before is no candidate any more, or failed.
+        # New cfgs that cannot be taken back: the earlier cfg is no candidate any more, or failed.
         fixed: dict[tuple[str, str, str], Any] = {}
         for key, (_, before) in self.changed.items():
             entry = self.entries[key]
@@ -217,7 +217,8 @@ class BatchTuner:
         )
 
     def _tune_all(self, calls: Sequence[FoundCall], interrupts: Interrupts, ahead: TracedAhead) -> None:
-        # Both take seconds until they are ready, and what follows is needed first.
+        # The worker and the tracing processes take seconds to start, and the shares are computed before either is
+        # needed.
         start_worker(calls)
         with traced_elsewhere(calls) as want:
             shares = self._shares(calls)
@@ -309,7 +310,7 @@ class BatchTuner:
         return self._tuning_end() - time.perf_counter()
 
     def _tuning_end(self) -> float:
-        """The end of the tunings: what confirming would take is theirs while there is nothing to confirm."""
+        """The end of the tunings; those have what is kept for confirming while there is nothing to confirm."""
         return self.deadline - (self._kept if self.changed else min(self._kept, _FOR_ENDING))
 
     def _tuned(self, call: FoundCall, seconds: float | None) -> Entry:
@@ -318,7 +319,7 @@ class BatchTuner:
             before = first.decide_untuned(call.inv, call.kernel)
             decision = first.tune(call.inv, call.kernel, self.options.repetitions, seconds=seconds)
             if decision.record is None:
-                # In an overlay a guess would stand before what is known already.
+                # The entry may go into an overlay, where a guess would take precedence over a known cfg.
                 found, why = first.decide_untuned(call.inv, call.kernel), dict(decision.misses).get("autotune", "")
                 failed = None if decision.failed is None else replace(decision.failed, winner=None)
                 return self._entry(call, found.cfg, record=failed, source=found.tier, note=why)

@@ -1,10 +1,10 @@
 """Is the program itself faster with what was tuned? It is run before and after, in turns, on the caller's arguments.
 
 What is fastest alone need not be fastest in the program: neighbours share caches, and the compiler fuses across calls.
-All changes are tried together first. They stay where the program is surely not slower and no slower in the middle.
-Otherwise several are tried one by one, those that promise most first, each on top of those that were kept; one that
-does not make the program faster is taken back. A change that was not tried in time is taken back too, where all of them
-together did not help; where there was no time to run the program at all, those stay that gained much alone.
+All changes are tried together first. They stay if the interval's upper end is at most `NOT_SLOWER` and the median is
+below one. Otherwise several are tried one by one, those that promise most first, each on top of those that were kept;
+one that does not make the program faster is taken back. A change that was not tried in time is taken back too, where
+all of them together did not help; where there was no time to run the program at all, those stay that gained much alone.
 """
 
 from __future__ import annotations

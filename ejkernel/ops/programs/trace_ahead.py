@@ -113,7 +113,7 @@ class TracedAhead:
                 event.set()
 
     def _prepare(self, call: FoundCall, seconds: float | None, *, is_next: bool) -> None:
-        # Whatever a kernel raises here: its turn, which then begins from the start, finds and tells it.
+        # Ignores what a kernel raises here: the call's own tuning begins from the start and reports it.
         with contextlib.suppress(Exception), call.restored():
             self._let_go.append(call.selectors[0].prepare(call.inv, call.kernel, seconds=seconds, is_next=is_next))
 
@@ -136,7 +136,8 @@ class TracedAhead:
 def start_worker(calls: Sequence[FoundCall]) -> None:
     """Starts the worker that will measure these calls, while they are looked through: it imports JAX meanwhile.
 
-    One that cannot be started is told of when a call needs it. Not on a CPU, where few seconds are spent so.
+    If it cannot be started, the call that needs it reports that. On a CPU it is not started ahead: that would save few
+    seconds.
     """
     if _jax.distributed() is not None:
         return

@@ -19,8 +19,8 @@ import numpy as np
 from ..core.device import default_device
 from ..core.record import Objective
 from ..core.stable import jax_dtype, short_hash
+from .compiler_timing import has_kernel, has_large_products
 from .inputs import FlatCall, draw, is_float
-from .timed_parts import has_kernel, has_large_products
 
 # A computation that looks at values while it is traced; the others are no reason to run it without jit.
 UNTRACEABLE = (
@@ -254,7 +254,7 @@ def _with_gradients(
     if not floats:
         raise TypeError("no argument is a floating-point array")
     function = jax.jit(_named(forward_and_backward(run, floats), name))
-    # Arguments, not constants: those the compiler folds.
+    # Cotangents are arguments, since the compiler would fold constants.
     cotangents = shared.latest
     try:
         # Outputs of another shape than the last candidate's are an error here, and looked at below.

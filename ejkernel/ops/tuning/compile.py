@@ -29,8 +29,8 @@ from .worker.tracing import StillTracing
 
 # Programs of the check are compiled under this number and those below; candidates have numbers from 0 on.
 _CHECKS = -3
-# Letters of the hash that names a lowered text. A longer name is of a program that no other one equals: it has a
-# callback, and its text does not tell which function that calls.
+# Letters of the hash that names a lowered text. A longer name belongs to a program with a callback: its text does not
+# say which function is called, so no other program counts as equal.
 _TEXT = 16
 
 
@@ -72,7 +72,7 @@ class CandidateCompiler:
         self._expected = 0
         # Candidates that were compiled quickly, with the function that compiles each for speed, and what is timed then.
         self._quick: dict[int, Callable[[], Any]] = {}
-        self._timed_parts: dict[int, str] = {}
+        self._compiler_timing: dict[int, str] = {}
         # The candidate that was lowered first to each text.
         self._first: dict[str, int] = {}
         self._pool: CompilePool | None = None
@@ -91,7 +91,7 @@ class CandidateCompiler:
         self.objective: Objective = "forward"
         # Was the time for compiling up before all programs were there?
         self.late = False
-        # Was the time for tracing up before all candidates were traced? It may have ended earlier than that.
+        # Were candidates left untraced because the time for tracing was up?
         self._is_cut = False
         self._deadline = self._end = math.inf
 
@@ -112,7 +112,7 @@ class CandidateCompiler:
         fresh = self.candidates.having("entered")
         self._deadline, self._end = deadline, end
         self.open(len(fresh), any(self._prior.suspected(self.candidates.cfg(number)) for number in fresh))
-        # A kernel inside one that is traced ahead is tuned meanwhile: what is begun there is ended.
+        # Only tracing ahead may be abandoned. The tuning of an inner kernel, begun meanwhile, runs to its end.
         abandoned = is_abandoned.get() if ahead else None
         for number in fresh:
             if abandoned is not None and abandoned():
@@ -145,11 +145,11 @@ class CandidateCompiler:
         self._held.clear()
 
     def until(self, deadline: float, end: float = math.inf, *, needed: Collection[int] = ()) -> None:
-        """Sets how long compiling may take; a candidate that takes much longer than the others is not waited for.
+        """Starts compilations that were held back, and sets their deadline.
 
-        The heuristic cfg, and those in `needed`, are waited for longer. The first program that can be used is waited
-        for beyond the deadline: until the end of the tuning, `end`, if there is a heuristic cfg to fall back on, else
-        without a limit.
+        A candidate that takes much longer than the others is not waited for; the heuristic cfg, and those in `needed`,
+        are waited for longer. The first program that can be used is waited for beyond the deadline: until the end of
+        the tuning, `end`, if there is a heuristic cfg to fall back on, else without a limit.
         """
         assert self._pool is not None
         self._holds = False
@@ -165,7 +165,7 @@ class CandidateCompiler:
         cfg, start = self.candidates.cfg(number), time.perf_counter()
         barred = self._prior.barred(cfg)
         if barred is not None:
-            self._is_known(number, barred)
+            self._take_known(number, barred)
             return
         try:
             staged = self._traced(number, cfg)
@@ -181,14 +181,14 @@ class CandidateCompiler:
         if lowered is None:
             self._objectives.add(staged.objective)
             self.candidates.advance(number, "traced")
-            self._is_there(number, self._builder.build(staged, None), seconds)
+            self._take_program(number, self._builder.build(staged, None), seconds)
             return
         name = text if len(text) == _TEXT else f"{OWN}{text[-_TEXT:]}"
         self.candidates.advance(number, "traced", name=name, compile_s=seconds)
         known = self._prior.known(cfg, name)
         first = self._first.setdefault(text, number)
         if known is not None:
-            self._is_known(number, known)
+            self._take_known(number, known)
         elif first != number:
             self.candidates.advance(number, "twin", twin=self.candidates.runs_as(first))
         else:
@@ -197,12 +197,12 @@ class CandidateCompiler:
             build = functools.partial(self._build, cfg, name, staged, lowered)
             parts = self._parts_to_time(number, staged, lowered)
             if parts:
-                self._quick[number], self._timed_parts[number] = build, parts
+                self._quick[number], self._compiler_timing[number] = build, parts
                 build = functools.partial(build, for_speed=False)
             self._give(number, build)
 
     def _parts_to_time(self, number: int, staged: Staged, lowered: Any) -> str:
-        """A name for what the compiler would time of a candidate that is compiled quickly at first; else nothing.
+        """A name for what the compiler would time, if the candidate is first compiled without that; else empty.
 
         A quick program shows whether the candidate can be among the fastest. The compiler of a GPU times ways to
         multiply, and took 21 s for one attention on an H200; without that 1.5 s, for a program that ran 1.25 times as
@@ -211,15 +211,15 @@ class CandidateCompiler:
         """
         if number == 0 or self._device.platform != "gpu" or self._builder.is_instant:
             return ""
-        return self._builder.timed_parts(staged, lowered)
+        return self._builder.compiler_timing(staged, lowered)
 
     def is_quick(self, number: int) -> bool:
         """Was this compiled quickly, and not for speed?"""
         return number in self._quick
 
-    def timed_parts(self, number: int) -> str:
+    def compiler_timing(self, number: int) -> str:
         """A name for what the compiler times of a candidate that was compiled quickly."""
-        return self._timed_parts[number]
+        return self._compiler_timing[number]
 
     def compile_for_speed(self, numbers: Sequence[int], deadline: float) -> None:
         """Compiles these once more, side by side; one that is not there in time is out."""
@@ -240,7 +240,7 @@ class CandidateCompiler:
                         compile_s=seconds,
                     )
         slow = [number for number in numbers if self.candidates.state(number) in ("checked", "timed")]
-        self._are_out(slow, late=time.perf_counter() >= deadline)
+        self._time_out(slow, late=time.perf_counter() >= deadline)
 
     def undisturbed(self) -> AbstractContextManager[None]:
         """Holds back programs of later tunings, inside a `with` block."""
@@ -250,9 +250,9 @@ class CandidateCompiler:
         """There is no time to compile these for speed: they are out."""
         for number in numbers:
             del self._quick[number]
-        self._are_out(numbers, late=True)
+        self._time_out(numbers, late=True)
 
-    def _are_out(self, numbers: Sequence[int], *, late: bool) -> None:
+    def _time_out(self, numbers: Sequence[int], *, late: bool) -> None:
         self.late = self.late or (late and bool(numbers))
         for number in numbers:
             self.candidates.advance(number, "timeout", samples_s=(), message="still compiling when the time was up")
@@ -279,7 +279,7 @@ class CandidateCompiler:
         finally:
             self._observer.came_back(cfg, "lower")
 
-    def _is_known(self, number: int, trial: Trial) -> None:
+    def _take_known(self, number: int, trial: Trial) -> None:
         about = {name: getattr(trial, name) for name in ("message", "error", "compile_s", "samples_s")}
         self.candidates.advance(number, trial.status, known=True, **about)
 
@@ -315,7 +315,7 @@ class CandidateCompiler:
 
     def _build(self, cfg: Any, name: str, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """Builds the program, in a thread of the pool."""
-        # While a candidate waits for another process it is not at work: if this process dies, it is not to blame.
+        # Waits before `trying`: a candidate that waits for another process is not blamed if this process dies.
         self._builder.await_parts(staged)
         self._observer.trying(cfg, "compile", name)
         try:
@@ -378,9 +378,9 @@ class CandidateCompiler:
         if built.failed:
             self.candidates.fail(number, built.outcome, "compile", compile_s=seconds)
             return
-        self._is_there(number, built.outcome, seconds)
+        self._take_program(number, built.outcome, seconds)
 
-    def _is_there(self, number: int, program: CompiledProgram, seconds: float) -> None:
+    def _take_program(self, number: int, program: CompiledProgram, seconds: float) -> None:
         needed = needed_memory(program.executable) if program.executable is not None else 0
         free = free_memory(self._device)
         if free is not None and needed > free:
@@ -408,7 +408,7 @@ class CandidateCompiler:
                 self.candidates.advance(number, "compile", message=programs[number].notes)
 
     def await_reference(self) -> bool:
-        """Waits for the reference, until no candidate could be timed any more; False where it did not come."""
+        """Waits for the reference as long as candidates could still be timed afterwards; False if it did not come."""
         while self._coming & REFERENCES and self.take():
             pass
         if self._reference is None:

@@ -23,7 +23,7 @@ from .interrupted import TuningInterrupted
 from .job import TuningJob
 from .journal.observer import Doing, NoObserver, PriorResults, StepObserver
 from .progress import Step, Watch
-from .promise import Promises
+from .quick_candidates import QuickCandidates
 from .reference import Reference
 from .worker.export import ProgramBuilder
 
@@ -33,8 +33,9 @@ NOT_TIMED = "not timed when the time was up"
 # Runs of each candidate in a first look, while they take little time.
 _LOOKS = 3
 # So many programs are compiled for speed side by side at first, then twice as many each time. A compiler times products
-# on the device, one after the other, and remembers them: of twelve programs at once, with products of many sizes, none
-# was there after six seconds on an H200, and four took 3.4; 23 with the same products took less at once than by fours.
+# on the device, one after the other, and remembers them: on an H200 none of twelve programs with products of many sizes
+# was compiled after six seconds, while four took 3.4; 23 programs with the same products took less at once than in
+# groups of four.
 _AT_ONCE = 4
 # Rounds of a few candidates: seconds of each, by number.
 Rows = Sequence[Mapping[int, float]]
@@ -163,7 +164,8 @@ class InProcessRunner:
     def _check_those_there(self, deadline: float) -> None:
         """Checks compiled candidates until another program arrives.
 
-        Without a reference the first right candidate says what is right, so that one is the earliest that runs.
+        Without a reference the first candidate that runs defines what is right, so an earlier candidate that still
+        compiles is waited for.
         """
         while not self.compiler.is_done and not self.compiler.has_news() and time.perf_counter() < deadline:
             there = self.candidates.having("compiled")
@@ -182,7 +184,7 @@ class InProcessRunner:
         seed: int,
         least: int | None = None,
     ) -> Rows:
-        """Times candidates for a few rounds in this process; `least`: where they take long so many will do."""
+        """Times candidates for up to `rounds` rounds in this process; slow candidates may stop after `least`."""
         sampler = self._sampler(numbers, deadline)
         place = None if kept is None else numbers.index(kept)
         outcome = sampler.race(least_rounds=least or rounds, most_rounds=rounds, protected=place, seed=seed)
@@ -194,7 +196,7 @@ class InProcessRunner:
                 continue
             for r, value in lane.samples.items():
                 rows[r][number] = math.exp(value)
-            # The best of earlier batches, which runs along, keeps its earlier samples.
+            # `kept` is the best of earlier batches, run again for comparison: it keeps its earlier samples.
             if lane.samples and number != kept:
                 self.candidates.advance(number, "timed", samples_s=lane.seconds, dropped_round=len(lane.samples))
         return rows
@@ -241,16 +243,19 @@ class InProcessRunner:
         kept = heuristic if heuristic in numbers else None
         rows = self.time_briefly(numbers, rounds=_LOOKS, least=1, kept=kept, deadline=deadline, seed=self.seed)
         seconds = {n: min(taken) for n in numbers if (taken := [row[n] for row in rows if n in row])}
-        promises = Promises(seconds, quick, self.compiler.timed_parts, kept)
-        near = self._promising([n for n in quick if n in seconds], promises)
-        near = self._compiled_for_speed(near, promises, deadline)
+        quick_ones = QuickCandidates(seconds, quick, self.compiler.compiler_timing, kept)
+        near = self._promising([n for n in quick if n in seconds], quick_ones)
+        near = self._compiled_for_speed(near, quick_ones, deadline)
         return [n for n in numbers if self.candidates.runs(n) and (n not in quick or n in near)]
 
-    def _compiled_for_speed(self, near: Sequence[int], promises: Promises, deadline: float) -> list[int]:
-        """Compiles a few at a time for speed, those first that promise most; without those that cannot win then."""
+    def _compiled_for_speed(self, near: Sequence[int], quick_ones: QuickCandidates, deadline: float) -> list[int]:
+        """Compiles candidates for speed, a few at a time, the most promising first; returns those that it compiled.
+
+        What can no longer win by then is dropped.
+        """
         left = deadline - time.perf_counter()
         until = deadline - FOR_MEASURING * left if math.isfinite(left) else math.inf
-        waiting, raced, count = promises.in_order(near), list[int](), _AT_ONCE
+        waiting, raced, count = quick_ones.in_order(near), list[int](), _AT_ONCE
         with self.compiler.undisturbed():
             while waiting and count and (start := time.perf_counter()) < until:
                 some, waiting = waiting[:count], waiting[count:]
@@ -260,39 +265,38 @@ class InProcessRunner:
                     if self.candidates.state(number) == "compiled":
                         self.checker.check(number)
                 right = [number for number in some if self.candidates.runs(number)] if waiting else []
-                promises.note(some, self._look(right, promises, deadline))
-                waiting = self._promising(waiting, promises)
-                # Those that were begun with at the end would be compiled beside the race, and disturb it.
+                quick_ones.note(some, self._look(right, quick_ones, deadline))
+                waiting = self._promising(waiting, quick_ones)
+                # A compilation that begins too late would run beside the race and disturb it.
                 now = time.perf_counter()
                 share = max(until - now, 0.0) / max(now - start, 1e-9)
                 count = 2 * count if share >= 2.0 else int(share * len(some)) if share >= 0.5 else 0
         self.compiler.leave_quick(waiting)
         return raced
 
-    def _look(self, numbers: Sequence[int], promises: Promises, deadline: float) -> dict[int, float]:
+    def _look(self, numbers: Sequence[int], quick_ones: QuickCandidates, deadline: float) -> dict[int, float]:
         """Seconds of the shortest of a few runs of each of these; no rounds of the race.
 
-        One that was there at the first look runs along, so that what the device has lost or gained in speed since is
-        seen.
+        The standard runs with them: it shows how much the device's speed has changed since the first look.
         """
         if not numbers:
             return {}
-        standard = promises.standard
+        standard = quick_ones.standard
         together = [*numbers, *([] if standard is None or standard in numbers else [standard])]
         sampler = self._sampler(together, deadline, is_told=False)
         outcome = sampler.race(least_rounds=1, most_rounds=_LOOKS, seed=self.seed)
         lanes = zip(together, outcome.lanes, strict=True)
         return {number: math.exp(min(lane.samples.values())) for number, lane in lanes if lane.samples}
 
-    def _promising(self, numbers: Sequence[int], promises: Promises) -> list[int]:
+    def _promising(self, numbers: Sequence[int], quick_ones: QuickCandidates) -> list[int]:
         """Those that may still win by having their parts timed; of the others it is noted why not."""
-        found = {number: promises.hopeless(number) for number in numbers}
+        found = {number: quick_ones.why_hopeless(number) for number in numbers}
         for number, why in found.items():
             if why is None:
                 continue
-            # Beside programs that were compiled for speed the time of a quick one says nothing.
+            # Round 0 marks the time of a quick program, which does not compare with those of the race.
             self.candidates.advance(number, "timed", message=why.message, dropped_round=0)
-            self.note_seconds(number, promises.seconds[number], why.ratio)
+            self.note_seconds(number, quick_ones.seconds[number], why.ratio)
         return [number for number, why in found.items() if why is None]
 
     def note_seconds(self, number: int, seconds: float, ratio: float) -> None:

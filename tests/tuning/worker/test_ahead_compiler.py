@@ -194,7 +194,9 @@ def importing(ahead):
     """A builder of two programs, one with a product."""
     programs = {n: exported(lambda x, n=n: [x @ x.T if n else x + 1], X) for n in range(2)}
     about = {"outputs": 1, "objective": "forward"}
-    known = {n: (data, {"number": n, "timed_parts": "products" if n else "", **about}) for n, data in programs.items()}
+    known = {
+        n: (data, {"number": n, "compiler_timing": "products" if n else "", **about}) for n, data in programs.items()
+    }
     return ImportingBuilder(known, ahead, Deliveries(), one_by_one=False)
 
 
@@ -205,8 +207,8 @@ def test_programs_behind_the_first_are_neither_traced_nor_lowered_before_they_ar
     second = importing.ready_made(1, "second", math.inf)
     lowered, text = importing.lower(second)
     assert (traced.traced, second.traced, lowered, text) == (None, None, second, "1")
-    assert importing.timed_parts(traced, None) == ""
-    assert importing.timed_parts(second, lowered) == "products"
+    assert importing.compiler_timing(traced, None) == ""
+    assert importing.compiler_timing(second, lowered) == "products"
     for for_speed in (False, True):
         made = importing.build(second, lowered, for_speed=for_speed)
         assert made.for_speed is for_speed
@@ -271,7 +273,7 @@ def test_the_first_of_several_shows_how_candidates_are_compared(count, given):
 def test_an_exported_program_says_whether_its_compiler_runs_parts_of_it(fn, is_timed):
     """The process that gets it need not lower it to know."""
     staged = stage(fn, flatten_call((X,), {}), [X], "forward")
-    assert bool(export(staged, "cpu", ()).timed_parts) is is_timed
+    assert bool(export(staged, "cpu", ()).compiler_timing) is is_timed
 
 
 @pytest.mark.parametrize(("kept", "needed"), [(7, (0,)), (None, ())])

@@ -95,7 +95,7 @@ def test_what_cannot_be_loaded_is_compiled_here(program):
     """As for another version or device; the reason goes with the program."""
     delivered = Deliveries()
     delivered.arrive("a", Delivery(b"of another version"))
-    about = {"number": 0, "timed_parts": "", "outputs": 1, "objective": "forward", "compiled_as": "a"}
+    about = {"number": 0, "compiler_timing": "", "outputs": 1, "objective": "forward", "compiled_as": "a"}
     builder = ImportingBuilder({0: (program, about)}, AheadCompiler(), delivered, one_by_one=False)
     staged = Staged("x", "forward", "", None, lambda executable: executable, portable=builder.programs[0])
     made = builder.build(staged, staged)
@@ -127,7 +127,7 @@ def test_a_candidate_that_waits_for_an_executable_is_not_at_work(program, execut
     delivered, told = Deliveries(), []
     about = {
         "number": 0,
-        "timed_parts": "",
+        "compiler_timing": "",
         "outputs": 1,
         "objective": "forward",
         "compiled_as": "a",

@@ -336,7 +336,7 @@ class Tracers:
                     *(str(head["text"]), int(head["outputs"]), head["objective"], str(head["structure"])),
                     tuple(None if one is None else (str(one[0]), tuple(one[1])) for one in head["extra"]),
                     str(head["notes"]),
-                    str(head["timed_parts"]),
+                    str(head["compiler_timing"]),
                 )
             task.state = "done"
             self._changed.notify_all()

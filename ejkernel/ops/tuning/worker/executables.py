@@ -18,8 +18,8 @@ from jax.experimental import serialize_executable
 
 from ... import _jax
 from ...core.device import default_device
+from ...timing.compiler_timing import compiler_timing
 from ...timing.program import compiled_for_speed, compiled_quickly
-from ...timing.timed_parts import timed_parts
 
 
 class FlatExecutable(NamedTuple):
@@ -57,7 +57,7 @@ def compiled(data: bytes, *, for_speed: bool | None = None, load: Callable[[byte
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
         lowered = jax.jit(program).trace(*shapes).lower()
         if for_speed is None:
-            for_speed = not timed_parts(lowered.as_text())
+            for_speed = not compiler_timing(lowered.as_text())
         executable = compiled_for_speed(lowered) if for_speed else compiled_quickly(lowered)
         return FlatExecutable(executable, len(shapes), for_speed, time.perf_counter() - start)
 

@@ -15,8 +15,8 @@ from ... import _jax
 from ...core.errors import NotExportedError
 from ...core.record import Objective
 from ...core.stable import short_hash
+from ...timing.compiler_timing import compiler_timing
 from ...timing.program import CompiledProgram, Staged, first_line
-from ...timing.timed_parts import timed_parts
 
 if TYPE_CHECKING:
     from .tracing import ReadyMade
@@ -49,7 +49,7 @@ class ProgramBuilder(Protocol):
     def lower(self, staged: Staged) -> tuple[Any, str]:
         """The lowered program, and a text that is equal for equal programs."""
 
-    def timed_parts(self, staged: Staged, lowered: Any) -> str:
+    def compiler_timing(self, staged: Staged, lowered: Any) -> str:
         """A name for what compiling it for a GPU runs there, equal where the same is; empty where nothing is."""
 
     def await_parts(self, staged: Staged) -> None:
@@ -90,9 +90,9 @@ class LocalBuilder:
         """Lowered by JAX."""
         return staged.lower()
 
-    def timed_parts(self, staged: Staged, lowered: Any) -> str:
+    def compiler_timing(self, staged: Staged, lowered: Any) -> str:
         """By its text."""
-        return timed_parts(lowered.as_text())
+        return compiler_timing(lowered.as_text())
 
     def await_parts(self, staged: Staged) -> None:
         """There are none."""
@@ -118,8 +118,8 @@ class PortableProgram:
     objective: Objective = "forward"
     # A hash of the program that is equal for equal programs.
     text: str = ""
-    # A name for what compiling it for a GPU runs there, as `timed_parts` gives it.
-    timed_parts: str = ""
+    # A name for what compiling it for a GPU runs there, as `compiler_timing` gives it.
+    compiler_timing: str = ""
 
 
 @final
@@ -155,9 +155,9 @@ class ExportingBuilder:
         """As it was exported: that lowers it as well."""
         return staged.portable, staged.portable.text
 
-    def timed_parts(self, staged: Staged, lowered: Any) -> str:
+    def compiler_timing(self, staged: Staged, lowered: Any) -> str:
         """By its text."""
-        return str(staged.portable.timed_parts)
+        return str(staged.portable.compiler_timing)
 
     def undisturbed(self) -> AbstractContextManager[None]:
         """Nothing is compiled here."""
@@ -199,7 +199,7 @@ def export(staged: Staged, platform: str, imports: Sequence[str]) -> PortablePro
     out = found[0]
     # Flat arrays have no structure, and outputs of another one are wrong.
     written = exported.mlir_module()
-    text = short_hash(f"{written}{jax.tree_util.tree_structure(out)}"), timed_parts(written)
+    text = short_hash(f"{written}{jax.tree_util.tree_structure(out)}"), compiler_timing(written)
     if staged.objective == "forward":
         return PortableProgram(data, (), *_shape(out), "forward", *text)
     given = len(jax.tree_util.tree_leaves(staged.arguments[0]))

@@ -326,9 +326,9 @@ class ImportingBuilder:
         """Leaves lowering to `build`. No two programs are equal here: the parent sends one for all twins."""
         return staged, f"{staged.portable[1]['number']}"
 
-    def timed_parts(self, staged: Staged, lowered: Any) -> str:
+    def compiler_timing(self, staged: Staged, lowered: Any) -> str:
         """By what the parent found in the program's text."""
-        return str(staged.portable[1]["timed_parts"])
+        return str(staged.portable[1]["compiler_timing"])
 
     def undisturbed(self) -> AbstractContextManager[None]:
         """Holds back programs of later tunings."""

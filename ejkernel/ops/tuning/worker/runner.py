@@ -200,7 +200,7 @@ class WorkerRunner:
         since it has the device.
         """
         # Only the compiler of a GPU times parts of a program.
-        quickly = bool(program.timed_parts) and self._settings["platform"] == "gpu"
+        quickly = bool(program.compiler_timing) and self._settings["platform"] == "gpu"
         if self._call is None or (quickly and number == 0):
             return None
         return self._call.executable(program.data, quickly=quickly)
@@ -247,7 +247,7 @@ class WorkerRunner:
                 self._take_over(trial)
         for number in numbers:
             samples_s = tuple(row[number] for row in rows if number in row)
-            # The best of earlier batches, which runs along, keeps its earlier samples.
+            # `kept` is the best of earlier batches, run again for comparison: it keeps its earlier samples.
             if samples_s and number != kept and self.candidates.state(number) in ("checked", "timed"):
                 self.candidates.advance(number, "timed", samples_s=samples_s, dropped_round=len(samples_s))
         return rows

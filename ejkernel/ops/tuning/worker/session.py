@@ -4,10 +4,10 @@ The parent exports programs and sends each as soon as it is there; a worker comp
 every step before it takes it. So a worker may die at any moment: of a candidate, of a kill from outside, or because the
 watchdog ends it for time or memory. The candidate that was at work is out, a new worker gets all programs that are
 left, and what was running, a look or a race, begins afresh there. Where several candidates were at work, they are
-compiled one by one first. A kill from outside costs a candidate its place the second time, and so does a death in a
-worker that compiled programs of later tunings beside it. The parent does not die of a candidate, and a worker dies with
-its parent. Three deaths with no candidate at work, or three before a worker is ready,
-are an `IsolationError`: then the worker itself cannot be used.
+compiled one by one first. A candidate is out at its second death by a kill from outside, or in a worker that also
+compiled programs of later tunings. The parent does not die of a candidate, and a worker dies with its parent. Three
+deaths with no candidate at work, or three before a worker is ready, are an `IsolationError`: then the worker itself
+cannot be used.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class WorkerSession:
     def _let_compile(self) -> None:
         """Waits a moment for compilations that nothing waits for any more: another worker takes longer to start."""
         until = min(time.perf_counter() + _LAST_COMPILATIONS, self._end_of_all)
-        # A worker that was given nothing to run has said nothing of its compilations, and may be needed at once.
+        # A worker without a run has reported no compilation: it is not waited for, since it may be needed at once.
         while self._worker is not None and self.watchdog.at_work and time.perf_counter() < until:
             try:
                 message = self._worker.hear()
@@ -218,14 +218,15 @@ class WorkerSession:
         programs = {number: self.candidates.program(number).portable for number in numbers}
         extra = next((program.extra for program in programs.values() if len(program.extra)), ())
         if len(extra) and not len(self._extra):
-            # The first program with gradients: the others go again, behind its cotangents.
+            # This is the first program with gradients: the tuning is sent again with its cotangents, then the earlier
+            # programs.
             self._extra, known = extra, sorted(self._sent)
             self._sent = set()
             self._send_tuning(worker, again=True)
             self._send_programs(worker, [number for number in known if self.candidates.runs(number)])
         for number, program in programs.items():
             arguments = None if len(program.extra) else -len(self._extra) or None
-            about = {name: getattr(program, name) for name in ("outputs", "objective", "timed_parts")}
+            about = {name: getattr(program, name) for name in ("outputs", "objective", "compiler_timing")}
             coming = self.compiled_elsewhere(number, program)
             name = None if coming is None else hashlib.sha256(program.data).hexdigest()
             worker.send("program", [program.data], number=number, arguments=arguments, compiled_as=name, **about)

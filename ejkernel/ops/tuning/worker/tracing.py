@@ -41,7 +41,7 @@ class TracedElsewhere:
     # Shapes and dtypes of the arrays beside the call's; None for a number.
     extra: Sequence[tuple[str, tuple[int, ...]] | None] = ()
     notes: str = ""
-    timed_parts: str = ""
+    compiler_timing: str = ""
 
 
 class TracingCall(Protocol):
@@ -128,7 +128,7 @@ class ReadyMade:
             or found.notes
         ):
             return None
-        about = {name: getattr(found, name) for name in ("data", "text", "outputs", "timed_parts")}
+        about = {name: getattr(found, name) for name in ("data", "text", "outputs", "compiler_timing")}
         program = replace(known, **about)
         return Staged(name, found.objective, "", None, lambda executable: executable, portable=program)
 

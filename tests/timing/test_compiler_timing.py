@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ejkernel.ops.timing.timed_parts import _products, has_kernel, has_large_products, timed_parts
+from ejkernel.ops.timing.compiler_timing import _products, compiler_timing, has_kernel, has_large_products
 
 KERNEL = "stablehlo.custom_call @mosaic_gpu_v2("
 TIMED = {
@@ -25,29 +25,29 @@ def text_of(fn, *shapes, dtype="float32"):
 @pytest.mark.parametrize("fn", TIMED.values(), ids=TIMED)
 def test_products_reductions_and_transposes_are_timed(fn):
     """A program without a kernel has a name of its own for them."""
-    assert timed_parts(text_of(fn, (4, 4)))
-    assert timed_parts(text_of(fn, (4, 4))) != timed_parts(text_of(fn, (8, 8)))
+    assert compiler_timing(text_of(fn, (4, 4)))
+    assert compiler_timing(text_of(fn, (4, 4))) != compiler_timing(text_of(fn, (8, 8)))
 
 
 def test_nothing_is_timed_of_other_programs():
     """Reductions beside a kernel are left as they come, products are not."""
-    assert timed_parts(text_of(lambda x: jax.lax.reduce_precision(x, 5, 2), (4, 4))) == ""
+    assert compiler_timing(text_of(lambda x: jax.lax.reduce_precision(x, 5, 2), (4, 4))) == ""
     reduced = "stablehlo.reduce(%0 init: %1)"
-    assert timed_parts(reduced)
-    assert timed_parts(f"{KERNEL} {reduced}") == ""
-    assert timed_parts(f"{KERNEL}\n stablehlo.dot_general")
+    assert compiler_timing(reduced)
+    assert compiler_timing(f"{KERNEL} {reduced}") == ""
+    assert compiler_timing(f"{KERNEL}\n stablehlo.dot_general")
 
 
 def test_equal_products_beside_different_kernels_have_one_name():
     """Whatever the kernel is called with, and whatever its values are called."""
     dot = "%{} = stablehlo.dot_general %{}, %arg1, contracting_dims = [1] x [0] : {}"
     wide, narrow = "(tensor<8x8xbf16>)", "(tensor<4x4xbf16>)"
-    one = timed_parts(f"%0 = {KERNEL} a\n{dot.format(1, 0, wide)}")
-    assert timed_parts(f"%0 = {KERNEL} b\n%1 = stablehlo.add\n{dot.format('2#1', 1, wide)}") == one
-    assert timed_parts(f"%0 = {KERNEL} a\n{dot.format(1, 0, narrow)}") != one
-    assert timed_parts(f"{KERNEL} a\n{dot.format(1, 0, wide)}\n{dot.format(2, 1, wide)}") != one
+    one = compiler_timing(f"%0 = {KERNEL} a\n{dot.format(1, 0, wide)}")
+    assert compiler_timing(f"%0 = {KERNEL} b\n%1 = stablehlo.add\n{dot.format('2#1', 1, wide)}") == one
+    assert compiler_timing(f"%0 = {KERNEL} a\n{dot.format(1, 0, narrow)}") != one
+    assert compiler_timing(f"{KERNEL} a\n{dot.format(1, 0, wide)}\n{dot.format(2, 1, wide)}") != one
     # Without a kernel all that the compiler fuses is timed.
-    assert timed_parts(dot.format(1, 0, wide)) not in (one, timed_parts(dot.format(2, 1, wide)))
+    assert compiler_timing(dot.format(1, 0, wide)) not in (one, compiler_timing(dot.format(2, 1, wide)))
 
 
 def test_products_in_loops_and_functions_count_as_often_as_they_run():
@@ -58,7 +58,7 @@ def test_products_in_loops_and_functions_count_as_often_as_they_run():
         return x @ x
 
     def beside_a_kernel(fn):
-        return timed_parts(text_of(fn, (4, 4)).replace("return ", f"%k = {KERNEL}\n return ", 1))
+        return compiler_timing(text_of(fn, (4, 4)).replace("return ", f"%k = {KERNEL}\n return ", 1))
 
     def looped(steps):
         return lambda x: jax.lax.fori_loop(0, steps, lambda at, y: y @ x, x)
@@ -120,7 +120,7 @@ def test_which_loop_runs_how_often_is_a_part_of_the_name():
 
     def beside_a_kernel(few, many):
         text = text_of(looped(few, many), (4, 4), (8, 8))
-        return timed_parts(text.replace("return ", f"%k = {KERNEL}\n return ", 1))
+        return compiler_timing(text.replace("return ", f"%k = {KERNEL}\n return ", 1))
 
     assert beside_a_kernel(2, 64) == beside_a_kernel(2, 64)
     assert beside_a_kernel(2, 64) != beside_a_kernel(64, 2)
@@ -130,7 +130,7 @@ def test_a_product_behind_a_composite_is_one():
     """Its function is named by what it is decomposed into; one that cannot be found at all has a name of its own."""
     text = text_of(lambda x: jax.lax.composite(lambda y: y @ y, "my.product")(x), (4, 4))
     assert sum(_products(text).values()) == 1
-    assert timed_parts(f"func.func public @main() {{\n{KERNEL}\n}}\nfunc.func @other() {{\nstablehlo.dot\n}}")
+    assert compiler_timing(f"func.func public @main() {{\n{KERNEL}\n}}\nfunc.func @other() {{\nstablehlo.dot\n}}")
 
 
 def test_a_text_that_cannot_be_read_ends_no_tuning():
@@ -138,7 +138,7 @@ def test_a_text_that_cannot_be_read_ends_no_tuning():
     text = (
         "func.func @main() {\n call @a\n}\nfunc.func @a() {\n call @b\n stablehlo.dot\n}\nfunc.func @b() {\n call @a\n}"
     )
-    assert timed_parts(f"{text} {KERNEL}")
+    assert compiler_timing(f"{text} {KERNEL}")
     assert not has_large_products(text)
 
 

@@ -1,7 +1,8 @@
 """Candidates that were compiled quickly: which may win once the compiler has timed their parts, and which cannot.
 
-Until one with the same parts is compiled for speed, a candidate may win that is not far behind. From then on it is
-known how many seconds these parts gain, which is the same for all that have them: what differs are their kernels.
+Until a candidate with the same parts has been compiled for speed, a candidate may win if it is not far behind. That
+compilation shows how many seconds the parts gain. All candidates with these parts gain the same, since only their
+kernels differ.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-# A compiler that times its products made programs up to 1.4 times as fast on an H200: a quickly compiled candidate that
-# is slower than the fastest by more than this cannot win by it.
+# A compiler that times its products made programs up to 1.4 times as fast on an H200: a quick program that takes longer
+# than the fastest by more than this factor cannot win by that.
 HOPELESS = 1.6
-# With the gain of equal parts a candidate is compiled for speed if it would be within this much of the fastest: the
-# shortest of a few runs differs by a few percent.
+# Once the gain of its parts is known, a candidate is compiled for speed if its time less that gain is within this
+# factor of the fastest: the shortest of a few runs varies by a few percent.
 NEAR = 1.05
 
 
@@ -36,8 +37,10 @@ class Hopeless:
 
 @final
 @dataclass
-class Promises:
-    """Seconds of some candidates by a first look; those in `quick` have a name for the `parts` to be timed.
+class QuickCandidates:
+    """Seconds of candidates by a first look; `quick` holds those that were compiled quickly.
+
+    `parts` names what the compiler would time of each of these.
 
     The candidate that is `kept` is compiled for speed, however slow it is.
     """
@@ -57,7 +60,7 @@ class Promises:
 
     @property
     def standard(self) -> int | None:
-        """A candidate whose program was there at the first look and stays: later looks are compared by it."""
+        """A candidate with one program from the first look on: later looks are scaled by its time."""
         if self.kept is not None and self.kept not in self.quick:
             return self.kept
         return min((n for n in self.seconds if n not in self.quick), key=lambda n: self.seconds[n], default=None)
@@ -75,20 +78,20 @@ class Promises:
         for number in numbers:
             del self._quick[number]
         standard = self.standard
-        # As if all had been seen at the first look: a device that has worked for minutes is some percent slower.
+        # Scales the times to the first look: a device that has worked for minutes is some percent slower.
         scale = 1.0 if standard is None or standard not in found else self.seconds[standard] / found[standard]
         for number in found.keys() & set(numbers):
             took = self._for_speed[number] = found[number] * scale
             parts, gain = self.parts(number), self.seconds[number] - took
             self._gained[parts] = max(gain, self._gained.get(parts, -math.inf))
 
-    def hopeless(self, number: int) -> Hopeless | None:
+    def why_hopeless(self, number: int) -> Hopeless | None:
         """The reason that a candidate cannot win; None where it may."""
         gain = self._gained.get(self.parts(number))
         if number == self.kept:
             return None
         if gain is not None:
-            # A quick program says nothing here: its own seconds would change as well.
+            # Compares with programs compiled for speed alone: the seconds of a quick one would change too.
             ratio = (self.seconds[number] - gain) / min(self._for_speed.values())
             return Hopeless(ratio, is_estimated=True) if ratio > NEAR else None
         ratio = self.seconds[number] / min([*self._quick.values(), *self._for_speed.values()])

@@ -1,6 +1,6 @@
 """Parts of a program that a GPU's compiler times to find their fastest form: products, and much else without a kernel.
 
-Programs with the same products beside their kernels, and as many, gain about the same by that, whatever their kernels.
+Programs with the same products, in the same number, gain about the same from this timing, whatever their kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FUNCTION = re.compile(rf"func\.func (?:public |private )?{_NAME}")
 _CALL = re.compile(rf"(?:(?<!custom_)call|decomposition =) {_NAME}")
 _CONSTANT = re.compile(r"(%[\w#]+) = stablehlo\.constant dense<(\d+)> : tensor<u?i\d+>")
 _COUNTS_TO = re.compile(r"stablehlo\.compare +LT, %[\w#]+, (%[\w#]+)")
-# What a product stands behind in a loop of which it cannot be read how often it runs.
+# Prefix of a product in a loop that runs an unknown number of times.
 _UNKNOWN = "in a loop: "
 _DOT = re.compile(
     r"stablehlo\.dot_general .*?(?:batching_dims = \[(?P<batch>[\d, ]*)\] x [^:]*?)?"
@@ -39,7 +39,7 @@ _NARROW = {"bf16", "f16"}
 _REST = 0.05
 
 
-def timed_parts(text: str) -> str:
+def compiler_timing(text: str) -> str:
     """A name for what a GPU's compiler times in a program of this text; empty where that is nothing.
 
     It is the same for programs with the same products beside kernels. A program without a kernel has one of its own:
@@ -50,7 +50,7 @@ def timed_parts(text: str) -> str:
         return short_hash(text) if has_products or any(name in text for name in _FUSED) else ""
     products = _products(text)
     if not products:
-        # A product that no call was seen to lead to is one all the same.
+        # A product that was not reached from `main` counts all the same.
         return short_hash(text) if has_products else ""
     return short_hash(str(sorted(products.items())))
 
@@ -126,7 +126,7 @@ def _products(text: str) -> Counter[str]:
     def inside(name: str) -> Counter[str]:
         if name in known:
             return known[name]
-        # No function of a program calls itself; in a text that is misread none does so for ever.
+        # Programs have no recursion; this entry ends it where the text was misread.
         known[name] = Counter()
         function = functions.get(name, _Function())
         found = Counter(function.products)
