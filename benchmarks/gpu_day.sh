@@ -28,15 +28,15 @@ run() {
 
 case $part in
     programs)
-        run 160 benchmarks/program_gpu.py --only moe --budget 60 --rounds 8 --processors
-        run 150 benchmarks/program_gpu.py --only experts --budget 60 --rounds 8
-        run 130 benchmarks/program_gpu.py --only vit --budget 60 --rounds 8
-        run 80 benchmarks/program_gpu.py --only decode --budget 60 --rounds 8
+        run 150 benchmarks/program_gpu.py --only experts --budget 60 --rounds 8 --processors
+        run 220 benchmarks/program_gpu.py --only dense --budget 60 --rounds 8 --repeat-tuning
+        run 140 benchmarks/program_gpu.py --only moe --budget 60 --rounds 8
         ;;
     kernels)
-        run 140 benchmarks/passes_gpu.py cross_entropy --seconds 120 --kernels 12
+        run 150 benchmarks/products_gpu.py --seconds 130
+        run 130 benchmarks/passes_gpu.py cross_entropy --only 6 3 --seconds 110 --kernels 12
+        run 80 benchmarks/passes_gpu.py norms --only 6 7 --seconds 60
         run 120 benchmarks/ragged_gpu.py --only 3 2 5
-        run 260 benchmarks/moe_gpu.py --only back layer layer-gradient --kernels 8 --seconds 200
         ;;
     guesses)
         for name in attention ragged_dot linear_cross_entropy layer_norm; do
@@ -44,9 +44,10 @@ case $part in
         done
         ;;
     more)
-        run 200 benchmarks/program_gpu.py --only dense --budget 60 --rounds 8 --repeat-tuning
-        run 120 benchmarks/program_gpu.py --only dense --budget 15 30 --rounds 6
-        run 200 benchmarks/tracing_gpu.py --tracers one
+        run 190 benchmarks/program_gpu.py --only dense --budget 60 --rounds 8 --median-heuristics
+        run 130 benchmarks/program_gpu.py --only dense --budget 15 30 --rounds 6
+        run 130 benchmarks/program_gpu.py --only vit --budget 60 --rounds 8
+        run 80 benchmarks/program_gpu.py --only decode --budget 60 --rounds 8
         ;;
     *)
         sed -n '2,6p' "${BASH_SOURCE[0]}" >&2

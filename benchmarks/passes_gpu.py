@@ -177,6 +177,8 @@ STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
         lambda: norm(32768, 1024, False),
         lambda: norm_gradient(8192, 4096),
         lambda: norm_gradient(32768, 1024),
+        lambda: norm(16384, 2048, True),
+        lambda: norm(8192, 3072, True),
     ),
     "cross_entropy": (
         lambda: cross_entropy(8192, 4096, 131072),
@@ -185,6 +187,8 @@ STUDIES: dict[str, Sequence[Callable[[], Study]]] = {
         lambda: cross_entropy(8192, 768, 50257),
         lambda: forward_cross_entropy(8192, 4096, 131072),
         lambda: forward_cross_entropy(8192, 768, 50257),
+        # More exponentials than are kept at once: some tokens at a time.
+        lambda: cross_entropy(16384, 4096, 131072),
     ),
 }
 
