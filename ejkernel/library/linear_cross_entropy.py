@@ -33,9 +33,9 @@ from .linear_cross_entropy_chunks import at_once, by_tokens, by_words, gradients
 from .linear_cross_entropy_terms import Terms
 from .linear_cross_entropy_ways import (
     CPU_BYTES,
-    KEPT_FROM,
     WHOLE_BYTES,
     LinearCrossEntropyConfig,
+    are_kept_untuned,
     by_chunks,
     by_exponentials,
     by_kernel,
@@ -186,7 +186,9 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             # Where there is no Triton: the same passes over logits took 0.4 to 1.0 of XLA's time.
             mosaic = by_kernel(*sizes, "mosaic")[:3]
             ways[-1:-1] = [*whole_products_first(mosaic[:1], *sizes), *mosaic]
-            ways = [*self._exponentials(inv, KEPT_FROM), *whole_products_first(ways[:1], *sizes), *ways]
+            ways = [*whole_products_first(ways[:1], *sizes), *ways]
+            if are_kept_untuned(sizes[0], _named(inv)["hidden"].shape[1], sizes[1]) and guess.runs_at_once(inv):
+                ways = [*self._exponentials(inv), *ways]
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
@@ -243,10 +245,9 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
 
         return refuses(block, num_warps) or too_large(inv, logits) or True
 
-    def _exponentials(self, inv: Invocation[Any, Any], least: int = 0) -> list[LinearCrossEntropyConfig]:
-        """The cfg that keeps exponentials, where it can run and they take so many bytes."""
-        tokens, words = _sizes(inv)
-        found = by_exponentials(tokens, words) if 2 * tokens * words >= least else None
+    def _exponentials(self, inv: Invocation[Any, Any]) -> list[LinearCrossEntropyConfig]:
+        """The cfg that keeps exponentials, where it can run."""
+        found = by_exponentials(*_sizes(inv))
         return [found] if found is not None and self.valid_cfg(inv, found) is True else []
 
     def _refuses_products(self, inv: Invocation[Any, Any], cfg: LinearCrossEntropyConfig) -> str:
