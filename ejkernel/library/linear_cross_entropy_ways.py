@@ -25,8 +25,8 @@ _KEPT_BYTES = 1 << 30
 # timed (4096 tokens by 32000 words), and not of shallower products than this: those of 768 to 4096 were timed, and of
 # shorter ones exponentials are what takes the time.
 _KEPT_FROM, _LEAST_DEPTH = 250_000_000, 512
-# Chunks of tokens are at most so many, since each adds up the gradient of the weight: chosen, and not timed. With 131072
-# words they serve 196,608 tokens.
+# Chunks of tokens are at most so many, since each adds up the gradient of the weight: chosen, and not timed. They serve
+# 196,608 tokens by 131072 words.
 _MOST_CHUNKS = 16
 # Words of a product's tile, and of half of one.
 PADDED = 128
