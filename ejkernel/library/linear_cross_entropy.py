@@ -57,12 +57,13 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
 
     Implementations: "chunked_tokens" (each chunk's gradients are computed with its logits, where one number is asked
     for), "triton" and "mosaic" (the same, with Pallas kernels over logits; without a chunk, for all tokens at once),
-    "chunked_vocab" (a running sum of exponentials; logits are computed again for gradients) and "xla" (all logits at
-    once). All at once only where that takes at most 64 MiB.
+    "mosaic_kept" (for Hopper GPUs: exponentials of all logits, or of a chunk's, in place of these), "chunked_vocab" (a
+    running sum of exponentials; logits are computed again for gradients) and "xla" (all logits at once). All logits at
+    once take at most 64 MiB, and exponentials 3 GiB.
     """
 
     op_id = "library.linear_cross_entropy"
-    version = "2"  # `padded` and `stacked`
+    version = "2"  # `padded` and `stacked` came, and `mosaic_kept`
     cfg_type = LinearCrossEntropyConfig
 
     def run(
@@ -229,8 +230,9 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             shape, columns = _named(inv)["hidden"].shape, words + -words % (cfg.padded or 1)
             dtype = jnp.dtype(jnp.float32) if cfg.wide else _named(inv)["hidden"].dtype
             refused = refused or refuses_exponentials(cfg, shape, words, dtype, examples(inv))
-            kept = (cfg.chunk or tokens) * columns
-            return refused or served.refuses(inv, kept, shape[1] * columns, hopper=True) or True
+            # Of a chunk's exponentials, the weight, and hidden states, of which a forward pass takes all at once.
+            sizes = (cfg.chunk or tokens) * columns, shape[1] * columns, shape[0] * shape[1]
+            return refused or served.refuses(inv, *sizes, hopper=True) or True
         if refused or not is_kernel:
             return refused or True
         if get_device_platform(device_of(inv)) != "gpu":

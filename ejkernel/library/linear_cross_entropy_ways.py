@@ -147,7 +147,7 @@ def refuses_exponentials(
         return f"chunk={chunk}: {shape[0]} tokens are no such chunks, all equal"
     size = 2 * chunk * columns * examples
     if size > STACK_BYTES:
-        return f"all exponentials take {size >> 20} MiB, over {STACK_BYTES >> 20}"
+        return f"exponentials of {chunk} tokens take {size >> 20} MiB, over {STACK_BYTES >> 20}"
     return shapes_refuse(chunk, shape[1], columns, CHUNK, dtype)
 
 
