@@ -25,7 +25,7 @@ def is_measured(inv: Invocation[Any, Any], *sizes: int) -> bool:
 
 
 def runs_at_once(inv: Invocation[Any, Any]) -> bool:
-    """Do as many multiprocessors as were measured run all blocks that stay on one each?
+    """Has the device as many multiprocessors as those that were measured, so that all blocks that stay run at once?
 
     On fewer some blocks would follow the others, and a launch would take twice as long.
     """
