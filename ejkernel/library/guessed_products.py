@@ -10,7 +10,7 @@ from typing import Any
 from ..ops import Invocation
 from .extent import examples
 from .mosaic.attention_order import is_even
-from .mosaic.guess import is_measured
+from .mosaic.guess import is_measured, runs_at_once
 from .mosaic.tiles import PROCESSORS
 
 # Rows for which a product takes as long as reading its matrix does: those of decoding.
@@ -73,4 +73,5 @@ def tile_of_attention(inv: Invocation[Any, Any], q: Any, k: Any, v: Any, *, caus
     if widest <= 64 and -(-queries // _HIGH_BLOCK) * _HIGH_BLOCK <= _REST * queries:
         return {"block_q": _HIGH_BLOCK, "block_k": 128, "num_stages": 2}
     several = q.shape[0] * q.shape[2] * -(-queries // 128) > PROCESSORS
-    return {"block_q": 128, "block_k": 128, "num_stages": 2, "persistent": several and is_even(k, v, causal=causal)}
+    stays = several and runs_at_once(inv) and is_even(k, v, causal=causal)
+    return {"block_q": 128, "block_k": 128, "num_stages": 2, "persistent": stays}

@@ -99,6 +99,8 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
                 return _finished(normed, kinds, others)
 
             stream = streams.forward(*_shape(x)) if cfg.streams else None
+            if cfg.streams and stream is None:
+                raise ArgumentError(f"{cfg} cannot compute this call: {streams.refuses(*_shape(x))}")
             if stream is not None:
                 how: dict[str, Any] = {"numbers": numbers, "eps": eps, "stream": stream, "name": _NAME}
                 return norm_streams.layer_norm(x, vectors, finished, interpret=interpret, **how)
@@ -117,6 +119,7 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
 
             how: dict[str, Any] = {"eps": eps, "interpret": interpret, "name": _NAME, "kept": kept}
             given = dict[str, Any](zip(kinds, vectors, strict=True))
+            # Rows that are whole steps of a forward pass alone have a block each here.
             stream = streams.backward(*_shape(x)) if cfg.streams else None
             if stream is not None:
                 given = {"weight": None, "bias": None, **given}
@@ -174,7 +177,7 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         streamed = from_memory(inv) and streams.fills(inv)
         ways = [LayerNormConfig(**way) for way in norm_ways(inv)]
         tried = [replace(cfg, streams=True) for cfg in ways if cfg.implementation == "mosaic" and streamed]
-        tried += [replace(cfg, kept=kept and not self._refuses(inv, cfg, kept=kept)) for cfg in ways]
+        tried += [replace(cfg, kept=kept and not self._refuses(inv, replace(cfg, kept=kept))) for cfg in ways]
         return next((cfg for cfg in tried if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[LayerNormConfig]:
@@ -187,9 +190,9 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         blocks = [LayerNormConfig("triton", rows=r, num_warps=w) for r, w in launches(inv.args[0].shape[-1])]
         wide = [LayerNormConfig("mosaic", num_warps=w, each=e) for w, e in spread.launches(inv.args[0])]
         # Fewer meetings of the warpgroups that hold a row.
-        wide += [replace(cfg, kept=True) for cfg in wide[:1] if self._refuses(inv, cfg, kept=True) == ""]
-        streaming = [LayerNormConfig("mosaic", num_warps=4, kept=kept, streams=True) for kept in (False, True)]
-        wide += [cfg for cfg in streaming if self._refuses(inv, cfg, kept=cfg.kept) == ""]
+        more = [replace(cfg, kept=True) for cfg in wide[:1]]
+        more += [LayerNormConfig("mosaic", num_warps=4, kept=kept, streams=True) for kept in (False, True)]
+        wide += [cfg for cfg in more if self._refuses(inv, cfg) == ""]
         return [*(LayerNormConfig(name) for name in ("xla", "one_pass", "recompute")), *blocks, *wide]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: LayerNormConfig) -> bool | str:
@@ -199,13 +202,13 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         if cfg.implementation == "one_pass" and x.dtype.name != "bfloat16":
             return f"mean(x^2) - mean(x)^2 is too coarse for {x.dtype.name} with a large mean"
         refused = rows_refuse(inv, cfg.implementation, cfg.lanes, cfg.rows, cfg.num_warps, cfg.each)
-        return refused or self._refuses(inv, cfg, kept=cfg.kept) or True
+        return refused or self._refuses(inv, cfg) or True
 
-    def _refuses(self, inv: Invocation[Any, Any], cfg: LayerNormConfig, *, kept: bool) -> str:
+    def _refuses(self, inv: Invocation[Any, Any], cfg: LayerNormConfig) -> str:
         x = inv.args[0]
-        if (kept or cfg.streams) and cfg.implementation != "mosaic":
-            return f"kept={kept} and streams={cfg.streams} are for mosaic alone"
-        if kept and not norm_rows.fits(x.shape[-1], x.dtype.itemsize):
+        if (cfg.kept or cfg.streams) and cfg.implementation != "mosaic":
+            return f"kept={cfg.kept} and streams={cfg.streams} are for mosaic alone"
+        if cfg.kept and not norm_rows.fits(x.shape[-1], x.dtype.itemsize):
             return f"rows of {x.shape[-1]} have no gradient by mosaic, which nothing is kept for"
         if cfg.streams and (cfg.num_warps != 4 or cfg.each is not None):
             return f"rows stream through blocks of 4 warps, not {cfg.num_warps} with each={cfg.each}"

@@ -33,9 +33,9 @@ from .linear_cross_entropy_chunks import at_once, by_tokens, by_words, gradients
 from .linear_cross_entropy_terms import Terms
 from .linear_cross_entropy_ways import (
     CPU_BYTES,
-    KEPT_FROM,
     WHOLE_BYTES,
     LinearCrossEntropyConfig,
+    are_kept_untuned,
     by_chunks,
     by_exponentials,
     by_kernel,
@@ -57,12 +57,13 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
 
     Implementations: "chunked_tokens" (each chunk's gradients are computed with its logits, where one number is asked
     for), "triton" and "mosaic" (the same, with Pallas kernels over logits; without a chunk, for all tokens at once),
-    "chunked_vocab" (a running sum of exponentials; logits are computed again for gradients) and "xla" (all logits at
-    once). All at once only where that takes at most 64 MiB.
+    "mosaic_kept" (for Hopper GPUs: exponentials of all logits, or of a chunk's, in place of these), "chunked_vocab" (a
+    running sum of exponentials; logits are computed again for gradients) and "xla" (all logits at once). All logits at
+    once take at most 64 MiB, and exponentials 3 GiB.
     """
 
     op_id = "library.linear_cross_entropy"
-    version = "2"  # `padded` and `stacked`
+    version = "2"  # `padded` and `stacked` came, and `mosaic_kept`
     cfg_type = LinearCrossEntropyConfig
 
     def run(
@@ -186,7 +187,9 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             # Where there is no Triton: the same passes over logits took 0.4 to 1.0 of XLA's time.
             mosaic = by_kernel(*sizes, "mosaic")[:3]
             ways[-1:-1] = [*whole_products_first(mosaic[:1], *sizes), *mosaic]
-            ways = [*self._exponentials(inv, KEPT_FROM), *whole_products_first(ways[:1], *sizes), *ways]
+            ways = [*whole_products_first(ways[:1], *sizes), *ways]
+            if are_kept_untuned(sizes[0], _named(inv)["hidden"].shape[1], sizes[1]) and guess.runs_at_once(inv):
+                ways = [*self._exponentials(inv), *ways]
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> LinearCrossEntropyConfig:
@@ -227,8 +230,9 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             shape, columns = _named(inv)["hidden"].shape, words + -words % (cfg.padded or 1)
             dtype = jnp.dtype(jnp.float32) if cfg.wide else _named(inv)["hidden"].dtype
             refused = refused or refuses_exponentials(cfg, shape, words, dtype, examples(inv))
-            kept = (cfg.chunk or tokens) * columns
-            return refused or served.refuses(inv, kept, shape[1] * columns, hopper=True) or True
+            # Of a chunk's exponentials, the weight, and hidden states, of which a forward pass takes all at once.
+            sizes = (cfg.chunk or tokens) * columns, shape[1] * columns, shape[0] * shape[1]
+            return refused or served.refuses(inv, *sizes, hopper=True) or True
         if refused or not is_kernel:
             return refused or True
         if get_device_platform(device_of(inv)) != "gpu":
@@ -243,10 +247,9 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
 
         return refuses(block, num_warps) or too_large(inv, logits) or True
 
-    def _exponentials(self, inv: Invocation[Any, Any], least: int = 0) -> list[LinearCrossEntropyConfig]:
-        """The cfg that keeps exponentials, where it can run and they take so many bytes."""
-        tokens, words = _sizes(inv)
-        found = by_exponentials(tokens, words) if 2 * tokens * words >= least else None
+    def _exponentials(self, inv: Invocation[Any, Any]) -> list[LinearCrossEntropyConfig]:
+        """The cfg that keeps exponentials, where it can run."""
+        found = by_exponentials(*_sizes(inv))
         return [found] if found is not None and self.valid_cfg(inv, found) is True else []
 
     def _refuses_products(self, inv: Invocation[Any, Any], cfg: LinearCrossEntropyConfig) -> str:

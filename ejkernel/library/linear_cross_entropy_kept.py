@@ -1,4 +1,4 @@
-"""Cross entropy of a linear layer from exponentials of all logits, which are kept for both gradients.
+"""Cross entropy of a linear layer from exponentials of logits, which are kept for both gradients.
 
 The product writes `exp(logit - offset)` in bfloat16, and no logits. With one offset for all of a token's words its
 derivatives are these numbers times one factor, but for its label's. So nothing is computed for each of them again: the
@@ -8,7 +8,7 @@ label's is put in its place, and the factor multiplies what comes of the other p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from .arguments import ArgumentError
 from .linear_cross_entropy_chunks import by_tokens
 from .linear_cross_entropy_terms import Slopes, Sums, Terms
-from .linear_cross_entropy_ways import LinearCrossEntropyConfig, refuses_exponentials
+from .linear_cross_entropy_ways import LinearCrossEntropyConfig, refuses_exponentials, refuses_products
 from .mosaic.tiles import EXPONENTIALS
 from .narrow import rounded
 from .reverse import recomputed
@@ -28,6 +28,19 @@ _ROWS = 1024
 _LEAST_STEEPNESS = 1e-6
 # Tokens of a chunk where gradients of gradients are asked for.
 _CHUNK = 512
+
+
+class _Weights(NamedTuple):
+    """The weight, and what is made of it for all tokens: padded, and where gradients are asked for some words and sums.
+
+    `common` is about the words' mean, and `total` their sum where all share a part of the label.
+    """
+
+    given: Any
+    whole: Any
+    sampled: Any = None
+    common: Any = None
+    total: Any = None
 
 
 def by_kept(
@@ -46,16 +59,19 @@ def by_kept(
     In that dtype they are no larger than in float32, so that nothing is lost but what rounding takes.
     """
     words = weight.shape[0 if terms.vocab_first else 1]
-    refused = refuses_exponentials(cfg, hidden.shape, words, hidden.dtype)
+    refused = refuses_products(cfg, hidden.shape[0], words, hidden.dtype.name) if cfg.stacked else ""
+    refused = refused or refuses_exponentials(cfg, hidden.shape, words, hidden.dtype)
     if refused:
         raise ArgumentError(f"mosaic_kept cannot compute this call: {refused}")
 
     def kernel(hidden: Any, weight: Any, labels: Any, scales: Any) -> Any:
         how: dict[str, Any] = {"terms": terms, "gradients": gradients, "cfg": cfg, "interpret": interpret}
+        # Once, however many chunks there are.
+        weights = _weights(weight, terms, cfg.padded, gradients=gradients)
         if not gradients or (cfg.chunk or hidden.shape[0]) == hidden.shape[0]:
-            losses, grads = _made(hidden, weight, labels, scales, **how)
+            losses, grads = _made(hidden, weights, labels, scales, **how)
         else:
-            losses, grads = _by_chunks(hidden, weight, labels, scales, **how)
+            losses, grads = _by_chunks(hidden, weights, labels, scales, **how)
         return losses, jax.tree.map(lambda x: x.astype(hidden.dtype), grads)
 
     def plain(hidden: Any, weight: Any, labels: Any, scales: Any) -> Any:
@@ -67,15 +83,24 @@ def by_kept(
     return made
 
 
+def _weights(weight: Any, terms: Terms, padded: int | None, *, gradients: bool) -> _Weights:
+    found = _Weights(weight, terms.padded(weight, padded))
+    if not gradients:
+        return found
+    axis = 0 if terms.vocab_first else 1
+    total = jnp.sum(weight, axis=axis, dtype=jnp.float32) if terms.smoothing else None
+    return found._replace(sampled=terms.sampled(weight), common=terms.common(weight), total=total)
+
+
 def _by_chunks(
-    hidden: Any, weight: Any, labels: Any, scales: Any, *, cfg: LinearCrossEntropyConfig, **how: Any
+    hidden: Any, weights: _Weights, labels: Any, scales: Any, *, cfg: LinearCrossEntropyConfig, **how: Any
 ) -> tuple[jax.Array, Any]:
     """Losses and gradients of some tokens at a time; the gradient of the weight is added up in float32."""
-    zeros = varying_like(jnp.zeros(weight.shape, jnp.float32), hidden, weight, labels, scales)
+    zeros = varying_like(jnp.zeros(weights.given.shape, jnp.float32), hidden, weights.given, labels, scales)
 
     def step(found: jax.Array, some: Any) -> Any:
         mine, label, scale = some
-        losses, (d_hidden, d_weight) = _made(mine, weight, label, scale, cfg=cfg, **how)
+        losses, (d_hidden, d_weight) = _made(mine, weights, label, scale, cfg=cfg, **how)
         return found + d_weight, (losses, d_hidden.astype(hidden.dtype))
 
     chunks = tuple(x.reshape(-1, cfg.chunk, *x.shape[1:]) for x in (hidden, labels, scales))
@@ -85,7 +110,7 @@ def _by_chunks(
 
 def _made(
     hidden: Any,
-    weight: Any,
+    weights: _Weights,
     labels: Any,
     scales: Any,
     *,
@@ -96,11 +121,10 @@ def _made(
 ) -> Any:
     from .mosaic.exponentials import exponentials
 
-    words = weight.shape[0 if terms.vocab_first else 1]
-    whole = terms.padded(weight, cfg.padded)
+    words = weights.given.shape[0 if terms.vocab_first else 1]
     how: dict[str, Any] = {"words": words, "vocab_first": terms.vocab_first, "total": bool(terms.smoothing)}
-    expected = _expected(hidden, weight, terms) if gradients else None
-    kept, parts = exponentials(hidden, whole, labels, expected, **how, interpret=interpret)
+    expected = _expected(hidden, weights.sampled, terms) if gradients else None
+    kept, parts = exponentials(hidden, weights.whole, labels, expected, **how, interpret=interpret)
     top = jnp.max(parts.offset, axis=0)
     factors = jnp.exp(parts.offset - top[None])
     total = 0.0 if parts.total is None else jnp.sum(parts.total, axis=0)
@@ -121,13 +145,12 @@ def _made(
     share = steepness / sums.norm
     kept, lost, exactly = _with_labels(kept, lost, labels, at, others, (1 - terms.smoothing) / steepness)
     slopes, factor = Slopes(kept, lost), share * scales * exactly
-    return losses, _gradients(hidden, weight, whole, slopes, factor, scales, terms, cfg)
+    return losses, _gradients(hidden, weights, slopes, factor, scales, terms, cfg)
 
 
 def _gradients(
     hidden: Any,
-    weight: Any,
-    whole: Any,
+    weights: _Weights,
     slopes: Slopes,
     factor: jax.Array,
     scales: jax.Array,
@@ -136,32 +159,32 @@ def _gradients(
 ) -> tuple[jax.Array, jax.Array]:
     """Those of hidden states and weight, of slopes that each token's factor is to be multiplied with."""
     axis = 0 if terms.vocab_first else 1
-    words, wide = weight.shape[axis], hidden.astype(jnp.float32)
+    words, wide = weights.given.shape[axis], hidden.astype(jnp.float32)
     # Rounded as it is written: it is as large as the weight, and a pass over it takes a fiftieth of all time.
-    dtype = jnp.float32 if terms.smoothing or cfg.chunk else weight.dtype
-    d_hidden = _of_hidden(slopes, whole, terms.common(weight), terms) * factor[:, None]
+    dtype = jnp.float32 if terms.smoothing or cfg.chunk else weights.given.dtype
+    d_hidden = _of_hidden(slopes, weights, terms) * factor[:, None]
     d_weight = terms.of_weight(slopes, (wide * factor[:, None]).astype(hidden.dtype), dtype)
     d_weight = terms.of_words(d_weight, words)
     if terms.smoothing:
         # What all words share of each token's derivatives.
         each = (scales * (terms.smoothing / words))[:, None]
-        d_hidden = d_hidden - each * jnp.sum(weight, axis=axis, dtype=jnp.float32)[None]
+        d_hidden = d_hidden - each * weights.total[None]
         d_weight = d_weight - jnp.expand_dims(jnp.sum(wide * each, axis=0), axis)
     return d_hidden, d_weight
 
 
-def _of_hidden(slopes: Slopes, whole: Any, common: Any, terms: Terms) -> jax.Array:
+def _of_hidden(slopes: Slopes, weights: _Weights, terms: Terms) -> jax.Array:
     """The gradient of hidden states from that of logits, without tokens' factors."""
     # Else the product would begin with what is added here, which is as large as its result.
-    made: jax.Array = jax.lax.optimization_barrier(terms.of_hidden(Slopes(slopes.values), whole, None))
-    return made if slopes.lost is None else made + slopes.lost[:, None] * common[None, :]
+    made: jax.Array = jax.lax.optimization_barrier(terms.of_hidden(Slopes(slopes.values), weights.whole, None))
+    return made if slopes.lost is None else made + slopes.lost[:, None] * weights.common[None, :]
 
 
-def _expected(hidden: Any, weight: Any, terms: Terms) -> jax.Array:
+def _expected(hidden: Any, sampled: Any, terms: Terms) -> jax.Array:
     """The largest logit among some words: no exponential is far too large once it is taken off, nor all too small."""
     from .mosaic.exponentials import LARGEST
 
-    highest = jnp.max(terms.logits(hidden, terms.sampled(weight)), axis=1)
+    highest = jnp.max(terms.logits(hidden, sampled), axis=1)
     return jnp.clip(highest, -LARGEST, LARGEST)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .mosaic.tiles import CHUNK, shapes_refuse
+from .mosaic.tiles import CHUNK, EXPONENTIALS, shapes_refuse
 
 # All logits at once only where they are as small as a chunk would be: in float32, this many bytes.
 WHOLE_BYTES = 64 << 20
@@ -21,9 +21,13 @@ _HALF_BYTES = 2 << 30
 STACK_BYTES = 3 << 30
 # Without tuning those of all tokens are kept while they take no more.
 _KEPT_BYTES = 1 << 30
-# Exponentials are kept without tuning from this size on, and chunks of tokens are at most so many: each adds up the
-# gradient of the weight.
-KEPT_FROM, _MOST_CHUNKS = 250_000_000, 16
+# Exponentials are kept without tuning from so many bytes on, a little less than the smallest of four calls that were
+# timed (4096 tokens by 32000 words), and not of shallower products than this: those of 768 to 4096 were timed, and of
+# shorter ones exponentials are what takes the time.
+_KEPT_FROM, _LEAST_DEPTH = 250_000_000, 512
+# Chunks of tokens are at most so many, since each adds up the gradient of the weight: chosen, and not timed. They serve
+# 196,608 tokens by 131072 words.
+_MOST_CHUNKS = 16
 # Words of a product's tile, and of half of one.
 PADDED = 128
 # The kernel's block of words and its warps, the first where none are given: the fastest of nine for four sizes of
@@ -85,6 +89,14 @@ def by_exponentials(tokens: int, words: int) -> LinearCrossEntropyConfig | None:
     return None
 
 
+def are_kept_untuned(tokens: int, depth: int, words: int) -> bool:
+    """Are exponentials kept without tuning, of a product of these sizes?
+
+    Of fewer tokens than a tile has rows most of a tile would be computed for nothing.
+    """
+    return 2 * tokens * words >= _KEPT_FROM and tokens >= EXPONENTIALS.m and depth >= _LEAST_DEPTH
+
+
 def with_whole_products(cfgs: Sequence[LinearCrossEntropyConfig], words: int) -> list[LinearCrossEntropyConfig]:
     """These with derivatives kept, if they have several chunks; and where rows of 16 bits are not aligned, padded."""
     odd = words % 8 != 0 and words >= 8 * PADDED
@@ -135,7 +147,7 @@ def refuses_exponentials(
         return f"chunk={chunk}: {shape[0]} tokens are no such chunks, all equal"
     size = 2 * chunk * columns * examples
     if size > STACK_BYTES:
-        return f"all exponentials take {size >> 20} MiB, over {STACK_BYTES >> 20}"
+        return f"exponentials of {chunk} tokens take {size >> 20} MiB, over {STACK_BYTES >> 20}"
     return shapes_refuse(chunk, shape[1], columns, CHUNK, dtype)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from ..ops import Executor, Invocation, Kernel
 from .call import plan, planned
 from .gate import joined, pulled
-from .mosaic.guess import is_measured
+from .mosaic.guess import is_measured, runs_at_once
+from .mosaic.tiles import CHUNK
 from .ragged_dot import RaggedDot, RaggedDotConfig
 from .ragged_dot_tiles import masked, masked_outer
 from .ragged_dot_ways import mosaic_tile, outer, product
@@ -33,7 +34,8 @@ class MoeExperts(Kernel[RaggedDotConfig, jax.Array]):
     Implementations: those of `RaggedDot`, each for three products with a pass over the first two results, and
     "mosaic_gated" (for Hopper GPUs: one kernel for the first two products, which reads the rows once and writes what is
     joined alone, and "mosaic_rolling" for the third; in the gradient what a pass would do is a part of the product
-    before it, and the gradients of all matrices are one launch).
+    before it, and the gradients of all matrices are one launch). That launch computes all three where one is asked
+    for: to train some of the matrices alone pays for all, and does not by a `cfg=` with "mosaic_rolling".
     """
 
     op_id = "library.moe_experts"
@@ -123,8 +125,8 @@ class MoeExperts(Kernel[RaggedDotConfig, jax.Array]):
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
         """That of one product; where groups are long the first two at once, 0.84 of their time on an H200."""
         rows, gate, *_ = inv.args
-        is_long = rows.shape[0] > _LONG * gate.shape[0]
-        if is_long and is_measured(inv, rows.size, gate.size) and self.valid_cfg(inv, _FUSED_CFGS[0]) is True:
+        stays = rows.shape[0] > _LONG * gate.shape[0] and runs_at_once(inv)
+        if stays and is_measured(inv, rows.size, gate.size) and self.valid_cfg(inv, _FUSED_CFGS[0]) is True:
             return _FUSED_CFGS[0]
         return RaggedDot().heuristic_cfg_gpu(_one(inv))
 
@@ -142,6 +144,9 @@ class MoeExperts(Kernel[RaggedDotConfig, jax.Array]):
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: RaggedDotConfig) -> bool | str:
         """As of each product; two at once take what rolling products take, the others being such."""
+        # Half of a tile's columns are of either matrix, and are handed over by whole chunks.
+        if cfg.implementation == _FUSED and cfg.block_n is not None and cfg.block_n < 2 * CHUNK:
+            return f"{_FUSED} has columns of two matrices in a tile: block_n must be {2 * CHUNK} at least"
         said = (RaggedDot().valid_cfg(one, _rolling(cfg)) for one in (_one(inv), _last(inv)))
         return next((one for one in said if one is not True), True)
 
@@ -243,8 +248,12 @@ def _outers(cfg: RaggedDotConfig, interpret: bool) -> Any:
     from .mosaic import outer_rolling
 
     def by_mosaic(sizes: Any, *factors: Any) -> Sequence[jax.Array]:
+        tile = mosaic_tile(cfg)
+        if any(out.shape[1] % tile.n for out in factors[1::2]):
+            # Matrices that are no whole tiles have no launch together; `valid_cfg` refuses such a cfg.
+            return plain(sizes, *factors, across=outer(_rolling(cfg), interpret))
         pairs = list(zip(factors[::2], factors[1::2], strict=True))
-        how: dict[str, Any] = {"tile": mosaic_tile(cfg), "dtype": factors[0].dtype, "interpret": interpret}
+        how: dict[str, Any] = {"tile": tile, "dtype": factors[0].dtype, "interpret": interpret}
         return tuple(outer_rolling.outers(pairs, sizes, **how))
 
     return recomputed(by_mosaic, plain)

@@ -17,7 +17,7 @@ from .arguments import ArgumentError, as_int32, float_array, integers, known_val
 from .call import plan, planned
 from .extent import too_large
 from .mosaic import served, tiles
-from .mosaic.guess import is_measured
+from .mosaic.guess import is_measured, runs_at_once
 from .narrow import split
 from .ragged_dot_tiles import masked
 from .ragged_dot_ways import mosaic_refuses, outer, product
@@ -133,8 +133,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         Up to `_READ` of them in few groups, reading the matrices is what takes the time, and Triton's low tiles leave
         room for several blocks on a multiprocessor: 0.81 to 0.93 of the time of any other in two calls. Else the
         library's own for Hopper GPUs, which took 0.66 to 1.08 of Triton's time and 0.46 to 0.92 of JAX's in fourteen
-        calls of 8 to 128 groups with 16 to 1,024 rows each; blocks that stay took 0.86 to 1.0 of that in seven. On
-        other GPUs Triton's, with tiles no higher than a group.
+        calls of 8 to 128 groups with 16 to 1,024 rows each; blocks that stay took 0.86 to 1.0 of that in seven, where
+        all run at once. On other GPUs Triton's, with tiles no higher than a group.
         """
         given = _named(inv)
         lhs, rhs = given["lhs"], given["rhs"]
@@ -147,7 +147,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
             low = RaggedDotConfig("triton", 64, 128, inner, 4, 3)
             rolling = RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 3 if rhs.shape[2] >= _MANY_COLUMNS else 4)
             reads = share <= _READ and rhs.shape[0] <= _FEW
-            ways = [*ways[:-1], low, own, ways[-1]] if reads else [*[rolling] * (share > _READ), own, *ways]
+            stays = share > _READ and runs_at_once(inv)
+            ways = [*ways[:-1], low, own, ways[-1]] if reads else [*[rolling] * stays, own, *ways]
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:

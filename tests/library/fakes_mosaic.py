@@ -60,12 +60,14 @@ def hopper(monkeypatch: Any, capability: str = "9.0", kind: str = "NVIDIA H200")
 
 @pytest.fixture
 def asked():
-    """`asked(kernel, *shapes, capability=..., **static)`: the guess for a GPU that is not there, and its call."""
+    """`asked(kernel, *shapes, capability=..., cores=..., **static)`: the guess for a GPU that is not there."""
     tokens = []
 
-    def ask(kernel: Any, *shapes: Any, capability: str = "9.0", batch: Any = None, **static: Any) -> Any:
+    def ask(
+        kernel: Any, *shapes: Any, capability: str = "9.0", cores: int = 132, batch: Any = None, **static: Any
+    ) -> Any:
         # A target must be a real device, so the variable behind it is set.
-        tokens.append(device._target.set(gpu(capability)))  # type: ignore[arg-type]
+        tokens.append(device._target.set(gpu(capability, cores)))  # type: ignore[arg-type]
         inv = Invocation(kernel.op_id, tuple(jax.ShapeDtypeStruct(*one) for one in shapes), static, batch_axes=batch)
         cfg = kernel.heuristic_cfg_gpu(inv)
         assert kernel.valid_cfg(inv, cfg) is True
@@ -77,7 +79,7 @@ def asked():
         device._target.reset(token)
 
 
-def gpu(capability: str) -> SimpleNamespace:
-    """A GPU of NVIDIA's, as far as the library asks."""
+def gpu(capability: str, cores: int = 132) -> SimpleNamespace:
+    """A GPU of NVIDIA's with so many multiprocessors, as far as the library asks."""
     kind = "NVIDIA H200" if capability == "9.0" else "NVIDIA A100"
-    return SimpleNamespace(device_kind=kind, platform="cuda", compute_capability=capability, id=0)
+    return SimpleNamespace(device_kind=kind, platform="cuda", compute_capability=capability, core_count=cores, id=0)

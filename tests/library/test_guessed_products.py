@@ -7,17 +7,22 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from fakes_mosaic import asked, needs_mosaic
+from fakes_mosaic import asked, gpu, needs_mosaic
 
 from ejkernel.library import (
     Attention,
     AttentionConfig,
+    LayerNorm,
     LinearCrossEntropy,
+    LinearCrossEntropyConfig,
     Matmul,
     MatmulConfig,
     RaggedDot,
     RaggedDotConfig,
 )
+from ejkernel.library.moe_experts import MoeExperts
+from ejkernel.ops import Invocation
+from ejkernel.ops.core import device
 
 __all__ = ["asked"]
 
@@ -149,6 +154,73 @@ def test_cross_entropy_pads_odd_words_and_keeps_derivatives_that_are_not_large(a
     shapes = ((tokens, 800), jnp.bfloat16), ((800, words), jnp.bfloat16), ((tokens,), jnp.int32)
     found = asked(LinearCrossEntropy(), *shapes)
     assert (found.implementation, found.padded, found.stacked) == ("triton", padded, stacked)
+
+
+def tokens_by_words(tokens, depth, words):
+    """Hidden states, a weight and labels."""
+    return ((tokens, depth), jnp.bfloat16), ((depth, words), jnp.bfloat16), ((tokens,), jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_kept"),
+    [
+        ((8192, 512, 32000), True),
+        ((8192, 448, 32000), False),
+        ((128, 768, 1 << 20), True),
+        ((120, 768, 5 << 18), False),
+        ((8192, 768, 12800), False),
+    ],
+    ids=["deep", "shallow", "a tile of tokens", "less than a tile", "small"],
+)
+@measured
+def test_exponentials_are_kept_without_tuning_where_tiles_are_full_and_products_deep(asked, sizes, is_kept):
+    """By depth, tokens and bytes; they are a candidate in any case."""
+    assert (asked(LinearCrossEntropy(), *tokens_by_words(*sizes)).implementation == "mosaic_kept") == is_kept
+    inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*one) for one in tokens_by_words(*sizes)), {})
+    assert LinearCrossEntropyConfig("mosaic_kept") in LinearCrossEntropy().candidate_cfgs_gpu(inv)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shapes", "most", "fewer"),
+    [
+        (LinearCrossEntropy(), tokens_by_words(8192, 768, 32000), "mosaic_kept", "triton"),
+        (RaggedDot(), groups(8192, 2048, 8, 1024), "mosaic_rolling", "mosaic"),
+        (
+            MoeExperts(),
+            (*groups(8192, 512, 8, 768)[:2], *groups(8192, 512, 8, 768)[1:2], *groups(8192, 768, 8, 512)[1:]),
+            "mosaic_gated",
+            "mosaic",
+        ),
+    ],
+    ids=lambda value: getattr(value, "op_id", None),
+)
+@measured
+def test_blocks_that_stay_are_a_guess_where_all_run_at_once(asked, kernel, shapes, most, fewer):
+    """On fewer multiprocessors the guess is the one without them, and a tuning compares both."""
+    assert asked(kernel, *shapes).implementation == most
+    assert asked(kernel, *shapes, cores=114).implementation == fewer
+    inv = Invocation("x", tuple(jax.ShapeDtypeStruct(*one) for one in shapes), {})
+    assert most in {cfg.implementation for cfg in kernel.candidate_cfgs_gpu(inv)}
+
+
+@measured
+def test_attention_s_blocks_do_not_stay_where_some_would_follow_the_others(asked, with_cudnn):
+    """On fewer multiprocessors than there are blocks."""
+    found = [asked(Attention(), *heads(2, 512, 32, 128), scale=0.1, causal=True, cores=n) for n in (132, 114)]
+    assert [cfg.persistent for cfg in found] == [True, False]
+
+
+@measured
+def test_a_call_that_is_given_a_mesh_has_no_guess_by_the_sizes_of_all_its_parts():
+    """Of 32772 rows four devices have 8193 each, which are no whole steps."""
+    token = device._target.set(gpu("9.0"))
+    try:
+        x = jax.ShapeDtypeStruct((32772, 1024), jnp.bfloat16)
+        whole, divided = (Invocation("x", (x,), {}, method=method) for method in (None, "shard_map"))
+        assert LayerNorm().heuristic_cfg_gpu(whole).streams
+        assert not LayerNorm().heuristic_cfg_gpu(divided).streams
+    finally:
+        device._target.reset(token)
 
 
 @measured

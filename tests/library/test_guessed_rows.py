@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -69,16 +67,12 @@ def test_rows_from_memory_stream_where_they_are_whole_steps(asked, shape, dtype,
 
 
 @measured
-def test_rows_do_not_stream_without_tuning_where_too_many_blocks_would_stay(asked, monkeypatch):
+def test_rows_do_not_stream_without_tuning_where_too_many_blocks_would_stay(asked):
     """Under vmap, and on fewer multiprocessors than were measured."""
     held = LayerNormConfig("mosaic", num_warps=4, kept=True)
     assert asked(LayerNorm(), rows(512, 4096), batch=((16, (0,)),)) == held
-    monkeypatch.setattr("ejkernel.library.mosaic.streams.PROCESSORS", 133)
-    device = SimpleNamespace(core_count=132)
-    monkeypatch.setattr("ejkernel.library.mosaic.streams.device_of", lambda inv: device)
-    assert asked(LayerNorm(), rows(8192, 4096)) == held
-    device.core_count = 133
-    assert asked(LayerNorm(), rows(8192, 4096)).streams
+    assert asked(LayerNorm(), rows(8192, 4096), cores=131) == held
+    assert asked(LayerNorm(), rows(8192, 4096), cores=132).streams
 
 
 @measured

@@ -320,14 +320,44 @@ def shaped(tokens, depth, words, dtype=jnp.bfloat16, vocab_first=False):
 
 
 @needs_loops
+def test_what_no_chunk_changes_is_computed_once():
+    """Of odd words with part of the label: their padding, those that are looked at first, and the sum of all."""
+    kernel, cfg = LinearCrossEntropy(), replace(PADDED, chunk=TOKENS)
+
+    def passes(*arrays):
+        return kernel.fwd_with_residuals(*arrays, cfg=cfg, label_smoothing=0.1)
+
+    (loop,) = [eqn for eqn in flat(jax.make_jaxpr(passes)(*shaped(4 * TOKENS, DEPTH, 300))) if eqn.params.get("length")]
+    assert loop.primitive.name == "scan"
+    inner = list(flat(loop.params["jaxpr"]))
+    made = {(eqn.primitive.name, *eqn.invars[0].aval.shape) for eqn in inner if eqn.invars}
+    assert any(name == "dot_general" for name, *_ in made)
+    assert not {("pad", DEPTH, 300), ("slice", DEPTH, 300), ("reduce_sum", DEPTH, 300)} & made
+
+
+def flat(jaxpr):
+    """The equations of a program and of the functions that it calls, but not those of loops and kernels."""
+    for eqn in jaxpr.eqns:
+        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        if hasattr(inner, "eqns") and eqn.primitive.name not in ("scan", "while", "pallas_call"):
+            yield from flat(inner)
+        else:
+            yield eqn
+
+
+@needs_loops
 @pytest.mark.parametrize(
-    ("words", "options", "x64"),
-    [(131072, {}, False), (50257, {"vocab_first": True, "label_smoothing": 0.1, "z_loss": 0.1}, True)],
-    ids=["whole", "odd"],
+    ("words", "chunk", "options", "x64"),
+    [
+        (131072, None, {}, False),
+        (50257, None, {"vocab_first": True, "label_smoothing": 0.1, "z_loss": 0.1}, True),
+        (50257, 1024, {"label_smoothing": 0.1}, False),
+    ],
+    ids=["whole", "odd", "chunks"],
 )
-def test_the_product_is_lowered_for_a_gpu(words, options, x64):
+def test_the_product_is_lowered_for_a_gpu(words, chunk, options, x64):
     """With gradients, and without."""
-    kernel, cfg = LinearCrossEntropy(), KEPT if words % 64 == 0 else PADDED
+    kernel, cfg = LinearCrossEntropy(), replace(KEPT if words % 64 == 0 else PADDED, chunk=chunk)
 
     def passes(*arrays):
         loss, kept = kernel.fwd_with_residuals(*arrays, cfg=cfg, **options)
@@ -416,6 +446,8 @@ def test_what_cannot_run_says_why(monkeypatch):
     assert "whole arrays alone" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", stacked=True))
     assert "no such chunks" in judged(8192, 768, 32000, cfg=LinearCrossEntropyConfig("mosaic_kept", 3000))
     assert judged(16384, 4096, 131072, cfg=LinearCrossEntropyConfig("mosaic_kept", 8192)) is True
+    # A forward pass takes hidden states of all chunks at once.
+    assert "counts in 32 bits" in judged(1 << 20, 2048, 128, cfg=LinearCrossEntropyConfig("mosaic_kept", 8192))
     hopper(monkeypatch, "10.0")
     assert "capability 9, not 10.0" in judged(8192, 4096, 131072)
     monkeypatch.setattr(sys.modules["ejkernel.library.mosaic.served"], "missing", lambda: "no Mosaic")
@@ -423,6 +455,9 @@ def test_what_cannot_run_says_why(monkeypatch):
     assert judged(8192, 4096, 131072) == "no Mosaic"
     with pytest.raises(ValueError, match="mosaic_kept cannot compute this call: exponentials are kept in bfloat16"):
         linear_cross_entropy(jnp.ones((8, 64)), jnp.ones((64, 64)), jnp.zeros(8, jnp.int32), cfg=KEPT)
+    narrow = jnp.ones((8, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16), jnp.zeros(8, jnp.int32)
+    with pytest.raises(ValueError, match="mosaic_kept cannot compute this call: mosaic_kept writes whole arrays alone"):
+        linear_cross_entropy(*narrow, cfg=replace(KEPT, stacked=True))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Covers `library/mosaic/token_rows.py`, `library/moe_combine.py` and `library/moe
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +120,36 @@ def test_experts_have_the_gradients_of_plain_jax(races, cfg):
         assert_near(one, wide(other), "bfloat16")
 
 
+@needs_loops
+@pytest.mark.parametrize(
+    ("block_n", "width", "inner"),
+    [(128, 128, 128), (256, 192, 192), pytest.param(256, 192, 320, marks=pytest.mark.slow)],
+    ids=["whole tiles", "parts of tiles", "parts of several tiles"],
+)
+def test_gradients_of_a_group_without_rows_and_of_rows_without_a_group_are_those_of_plain_jax(
+    races, block_n, width, inner
+):
+    """Of tiles that a cfg by hand may have, though `valid_cfg` refuses those that are not whole."""
+    rows, sizes = normal(136, width, dtype="bfloat16"), jnp.asarray((50, 0, 70), jnp.int32)
+    shapes = [(3, width, inner), (3, width, inner), (3, inner, width)]
+    matrices = [normal(*shape, dtype="bfloat16", seed=seed) / 16 for seed, shape in enumerate(shapes, start=1)]
+    dy = normal(136, width, dtype="bfloat16", seed=4)
+
+    def plain(rows, gate, up, down):
+        def dot(lhs, matrix):
+            return masked(lhs, matrix, sizes, transposed=False, dtype=jnp.float32)
+
+        return dot(jax.nn.silu(dot(rows, gate)) * dot(rows, up), down)
+
+    cfg = replace(FUSED, block_n=block_n)
+    found = value_and_pull(lambda *a: UNTUNED(MoeExperts(), *a, sizes, cfg=cfg), (rows, *matrices), dy)
+    arrays = [x.astype(jnp.float32) for x in (rows, *matrices)]
+    for one, other in zip(found, value_and_pull(plain, arrays, dy.astype(jnp.float32)), strict=True):
+        assert_near(one, wide(other), "bfloat16")
+    assert not np.any(found[1][120:])
+    assert not any(np.any(made[1]) for made in found[2:])
+
+
 @pytest.mark.one_leg(but_first=True)
 @pytest.mark.parametrize("cfg", [RaggedDotConfig("masked"), RaggedDotConfig("tiled", block_m=16)])
 def test_plain_experts_have_the_gradients_that_jax_derives(cfg):
@@ -205,6 +236,7 @@ def test_what_cannot_run_says_why(monkeypatch):
         assert MoeExperts().valid_cfg(inv, FUSED) is True
         assert "not whole tiles" in rolling_refuses(1024, (512, 768 - 64), (128, 256, 64))
         assert "not whole tiles" in rolling_refuses(64, (512, 768), (128, 256, 64))
+    assert "block_n must be 128 at least" in MoeExperts().valid_cfg(inv, replace(FUSED, block_n=64))
     assert FUSED in MoeExperts().candidate_cfgs_gpu(inv)
     assert ROLLING in RaggedDot().candidate_cfgs_gpu(Invocation("x", (call[0], call[1], call[4]), {}))
     found.compute_capability = "10.0"

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes_library import UNTUNED, assert_near, normal, pull
+from fakes_library import UNTUNED, assert_near, normal, pull, value_and_pull
 from fakes_mosaic import hopper, lowered_by_mosaic, needs_mosaic, races
 
 from ejkernel.library import LayerNorm, LayerNormConfig, layer_norm
+from ejkernel.library.arguments import ArgumentError
 from ejkernel.library.mosaic import streams
 from ejkernel.ops import Invocation
 
@@ -152,6 +153,37 @@ def test_streams_are_lowered_for_a_gpu(monkeypatch, shape, kept):
 
 
 @needs_streams
+@pytest.mark.gpu
+@pytest.mark.skipif(all(device.platform != "gpu" for device in jax.devices()), reason="there is no GPU here")
+@pytest.mark.parametrize("kept", [False, True], ids=["means again", "means kept"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("rows", "width"), [(11_140, 1024), (7420, 2048), (2790, 3072), (2790, 4096)])
+def test_rows_that_stream_through_a_gpu_are_those_of_float64(rows, width, dtype, kept):
+    """With gradients, more steps of each block than it holds, and a last block with fewer than the others."""
+    for stream in (streams.forward(rows, width, 2), streams.backward(rows, width, 2)):
+        steps, programs = rows // stream.tall, stream.programs(rows)
+        assert steps // programs > stream.stages
+        assert steps % programs
+    x, dy = (normal(rows, width) + 3.0).astype(dtype), normal(rows, width, dtype=dtype, seed=9)
+    vectors = [normal(width, seed=seed) for seed in (1, 2)]
+    cfg = streaming(kept=kept)
+    found = value_and_pull(lambda *a: layer_norm(*a, cfg=cfg, executor=UNTUNED), (x, *vectors), dy)
+    for one, other in zip(found, pulled_exactly(x, dy, *vectors), strict=True):
+        assert_near(one, other, dtype)
+
+
+def pulled_exactly(x, dy, weight, bias):
+    """The rows in float64, and the gradients of `x`, weight and bias."""
+    x, dy, weight, bias = (np.asarray(one, np.float64) for one in (x, dy, weight, bias))
+    off = x - x.mean(-1, keepdims=True)
+    over = 1 / np.sqrt((off * off).mean(-1, keepdims=True) + 1e-6)
+    normed, towards = off * over, dy * weight
+    along = (towards * normed).mean(-1, keepdims=True)
+    d_x = over * (towards - towards.mean(-1, keepdims=True) - normed * along)
+    return normed * weight + bias, d_x, (dy * normed).sum(0), dy.sum(0)
+
+
+@needs_streams
 def test_streams_are_mapped_and_sharded():
     """Gradients under vmap are lowered for a GPU, and traced inside shard_map with its checks on."""
     cfg, kernel = streaming(kept=True), LayerNorm()
@@ -166,6 +198,42 @@ def test_streams_are_mapped_and_sharded():
     spec = jax.sharding.PartitionSpec
     specs = {"in_specs": (spec("batch"), spec(), spec()), "out_specs": (spec("batch"), spec("batch"), spec(), spec())}
     assert jax.eval_shape(jax.shard_map(both, mesh=mesh, **specs), x, vector, vector)[0].shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((8, 1024), "float32"), ((7, 1024), "bfloat16"), ((8, 1280), "bfloat16"), ((8, 8192), "float16")],
+    ids=["wide numbers", "odd rows", "a width between", "too wide"],
+)
+def test_a_cfg_by_hand_that_cannot_stream_is_an_error(shape, dtype):
+    """With the reason for which it is no candidate: else it would be timed as what it is not."""
+    with pytest.raises(ArgumentError, match=r"cannot compute this call: .*(no whole steps|no instructions)"):
+        layer_norm(normal(*shape, dtype=dtype), cfg=streaming(kept=shape[1] < 8192), executor=UNTUNED)
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="this JAX has such instructions")
+def test_an_older_jax_cannot_stream():
+    """Whatever the rows are."""
+    with pytest.raises(ArgumentError, match="has no instructions of our own"):
+        layer_norm(normal(8, 1024, dtype="bfloat16"), cfg=streaming(), executor=UNTUNED)
+
+
+@needs_streams
+@pytest.mark.parametrize("kept", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_rows_that_stream_forward_alone_have_a_gradient(races, kept):
+    """Six rows of 1024 are whole steps of two, and not of four; nothing that is chosen has such a cfg."""
+    x, dy, vectors = (
+        normal(6, 1024, dtype="bfloat16"),
+        normal(6, 1024, dtype="bfloat16", seed=9),
+        [normal(1024, seed=1)],
+    )
+
+    def by(cfg, x):
+        return value_and_pull(lambda *a: layer_norm(*a, cfg=cfg, executor=UNTUNED), (x, *vectors), dy.astype(x.dtype))
+
+    found, wanted = by(streaming(kept=kept), x), by(LayerNormConfig("xla"), x.astype("float32"))
+    for one, other in zip(found, wanted, strict=True):
+        assert_near(one, np.asarray(other, np.float64), "bfloat16")
 
 
 @needs_streams
@@ -184,7 +252,8 @@ def test_what_cannot_stream_says_why(monkeypatch):
     assert "no whole steps" in judged(streaming(), 8, 1536)
     assert "no whole steps" in judged(streaming(), 8, 8192)
     assert "no whole steps" in judged(streaming(), 8, 1024, dtype="float32")
-    for shape, found in (((8192, 4096), {streaming(), streaming(kept=True)}), ((8190, 1024), set()), ((8, 0), set())):
+    both = {streaming(), streaming(kept=True)}
+    for shape, found in (((8192, 4096), both), ((8190, 1024), set()), ((6, 1024), set()), ((8, 0), set())):
         inv = Invocation("x", (jax.ShapeDtypeStruct(shape, jnp.bfloat16),), {})
         assert {cfg for cfg in kernel.candidate_cfgs_gpu(inv) if cfg.streams} == found
     hopper(monkeypatch, "10.0")

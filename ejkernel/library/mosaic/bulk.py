@@ -17,8 +17,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith as typed_arith
 from jaxlib.mlir.dialects import llvm
 
+from . import together
 from .launch import LANES, plgpu
-from .together import added, own
 
 # Untyped, as Pallas is.
 mosaic: Any = gpu
@@ -34,8 +34,8 @@ def barriers(count: int) -> Any:
 
 
 def boards() -> Any:
-    """Shared memory for `sums`: two boards, of which one call has the one and the next call the other."""
-    return plgpu.SMEM((2, _BOARD), jnp.float32)
+    """Shared memory for `sums`."""
+    return together.boards(_BOARD)
 
 
 def begin(held: Any, count: int) -> None:
@@ -86,32 +86,26 @@ def sums(board: Any, vectors: Sequence[jax.Array], *, layout: Any) -> tuple[jax.
 
     The lanes of a warp halve the vectors among them: a sum of each would take five exchanges a vector.
     """
-    number = plgpu.ShapeDtypeStruct((), jnp.float32, layout=layout)
 
-    def instructions(_: Any, memory: Any, *arrays: Any) -> list[Any]:
-        whole, real = ir.IntegerType.get_signless(32), ir.F32Type.get()
-        base, thread = mosaic.utils.memref_ptr(memory), _thread()
+    def show(base: Any, arrays: Sequence[Any]) -> None:
+        thread = _thread()
         warp = arith.shrui(thread, _constant(5))
         lane = arith.andi(thread, _constant(_LANES - 1))
-        values = [own(array) for array in arrays]
+        values = [together.own(array) for array in arrays]
         value, alike = folded(values, _InWarp(lane))
         which = arith.shrui(lane, _constant(alike.bit_length() - 1))
         first = arith.cmpi(arith.CmpIPredicate.eq, arith.andi(lane, _constant(alike - 1)), _constant(0))
         with mosaic.utils.when(first):
             place = arith.addi(warp, arith.muli(which, _constant(_WARPS)))
-            llvm.store(value, mosaic.utils.getelementptr(base, [place], real))
-        _asm("bar.sync 0;")
-        made = []
-        for at in range(len(arrays)):
-            four = ir.VectorType.get((_WARPS,), real)
-            found = llvm.load(four, mosaic.utils.getelementptr(base, [at * _WARPS], real))
-            total = added([llvm.extractelement(found, arith.constant(whole, one)) for one in range(_WARPS)])
-            made.append(mosaic.FragmentedArray.splat(total, (), is_signed=None))
-        return made
+            llvm.store(value, mosaic.utils.getelementptr(base, [place], ir.F32Type.get()))
 
-    kinds = (plgpu.RefType(), *[layout] * len(vectors))
-    made = plgpu.inline_mgpu(arg_types=kinds, return_type=[number] * len(vectors))(instructions)(board, *vectors)
-    return tuple(made)
+    def read(base: Any, at: int) -> list[Any]:
+        real = ir.F32Type.get()
+        place = mosaic.utils.getelementptr(base, [at * _WARPS], real)
+        found = llvm.load(ir.VectorType.get((_WARPS,), real), place)
+        return [llvm.extractelement(found, _constant(one)) for one in range(_WARPS)]
+
+    return together.by_board(board, vectors, show, read, layout=layout)
 
 
 def folded(values: Sequence[Any], warp: Any) -> tuple[Any, int]:

@@ -1,7 +1,8 @@
 """Calls for which guesses were measured: on Hopper GPUs, by JAX 0.11 or later, on one device.
 
 XLA cannot divide a kernel of ours among devices: where it shards arrays by itself, it would gather them, and each
-device would compute everything. Inside `shard_map` each device has its own part.
+device would compute everything. Inside `shard_map` each device has its own part; where a call is given a mesh and
+specs, its sizes are those of all parts.
 """
 
 from __future__ import annotations
@@ -11,14 +12,24 @@ from typing import Any
 import jax
 
 from ...ops import Invocation
+from ...ops.core.device import device_of
 from . import served
+from .tiles import PROCESSORS
 
 
 def is_measured(inv: Invocation[Any, Any], *sizes: int) -> bool:
     """Does a call with arrays of so many elements run where Mosaic kernels were measured?"""
-    if jax.__version_info__ < (0, 11) or served.refuses(inv, *sizes, hopper=True):
+    if jax.__version_info__ < (0, 11) or inv.method is not None or served.refuses(inv, *sizes, hopper=True):
         return False
     return not any(map(_may_be_divided, jax.tree_util.tree_leaves((inv.args, inv.kwargs))))
+
+
+def runs_at_once(inv: Invocation[Any, Any]) -> bool:
+    """Has the device as many multiprocessors as those that were measured, so that all blocks that stay run at once?
+
+    On fewer some blocks would follow the others, and a launch would take twice as long.
+    """
+    return bool(getattr(device_of(inv), "core_count", PROCESSORS) >= PROCESSORS)
 
 
 def _may_be_divided(leaf: Any) -> bool:

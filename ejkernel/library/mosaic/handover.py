@@ -79,15 +79,9 @@ def share_of(group: Any, size: int, start: Any, first: Any, last: Any) -> OwnRow
 
 
 def by_group(
-    share: OwnRows,
-    results: Sequence[tuple[Chunk, Any]],
-    columns: Columns,
-    staged: Any,
-    pieces: Any,
-    *,
-    settled: bool = True,
+    share: OwnRows, chunk: Chunk, o_ref: Any, columns: Columns, staged: Any, pieces: Any, *, settled: bool = True
 ) -> None:
-    """Hands a share of each result over to its reference; rows of other groups are left as they are.
+    """Hands a share of a result over to its reference; rows of other groups are left as they are.
 
     `staged` is (buffers, rows, columns), `pieces` has another order of elements, in which a row can be anywhere.
     """
@@ -96,8 +90,7 @@ def by_group(
         copy_rows(share, o_ref, pieces, there)
 
     def handed(copied: Callable[..., None], buffers: Sequence[Any]) -> None:
-        pairs = [(chunk, functools.partial(copied, share, o_ref)) for chunk, o_ref in results]
-        by_chunks(pairs, columns, buffers, settled=settled)
+        by_chunks(chunk, functools.partial(copied, share, o_ref), columns, buffers, settled=settled)
 
     mine, is_whole = share.mine, share.is_whole
     pl.when(is_whole)(lambda: handed(copy_whole, [staged.at[number, mine] for number in range(staged.shape[0])]))
@@ -126,30 +119,26 @@ def copy_rows(share: OwnRows, o_ref: Any, pieces: Any, there: Any) -> None:
 
 
 def by_chunks(
-    results: Sequence[tuple[Chunk, Callable[[Any, Any], None]]],
-    columns: Columns,
-    buffers: Sequence[Any],
-    *,
-    settled: bool = True,
+    chunk: Chunk, copy: Callable[[Any, Any], None], columns: Columns, buffers: Sequence[Any], *, settled: bool = True
 ) -> None:
-    """Hands a warpgroup's share of each result over by `copy(buffer, columns)`, as many chunks at once as buffers.
+    """Hands a warpgroup's share of a result over by `copy(buffer, columns)`, as many chunks at once as buffers.
 
     All columns at once would take the steps' memory. Those beyond the last one are left out. `settled`: all is written
     when it returns.
     """
-    parts = [(chunk, copy, at) for chunk, copy in results for at in range(0, columns.count, CHUNK)]
-    for begin in range(0, len(parts), len(buffers)):
-        some = list(zip(parts[begin:], buffers, strict=False))
+    places = range(0, columns.count, CHUNK)
+    for begin in range(0, len(places), len(buffers)):
+        some = list(zip(places[begin:], buffers, strict=False))
         # The chunks before have been read from there by now.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        for (chunk, _, at), buffer in some:
+        for at, buffer in some:
 
-            def put(chunk: Chunk = chunk, at: int = at, buffer: Any = buffer) -> None:
+            def put(at: int = at, buffer: Any = buffer) -> None:
                 buffer[...] = chunk(at)
 
             columns.where(at)(put)
         plgpu.commit_smem()
-        for (_, copy, at), buffer in some:
+        for at, buffer in some:
             columns.where(at)(functools.partial(copy, buffer, pl.ds(columns.first + at, CHUNK)))
     if settled:
         plgpu.wait_smem_to_gmem(0)

@@ -46,8 +46,8 @@ def product(
             is_group = jnp.broadcast_to(owner < groups, total.shape)
             made = jnp.where(is_group, total, jnp.zeros_like(total)).astype(dtype)
             share = share_of(group, tile.share, start, first, last)
-            results = [(lambda at: made[:, at : at + CHUNK], o_ref)]
-            by_group(share, results, Columns(j * tile.n, tile.n, width), staged, pieces)
+            there = Columns(j * tile.n, tile.n, width)
+            by_group(share, lambda at: made[:, at : at + CHUNK], o_ref, there, staged, pieces)
 
         @pl.when((first < last) & (j < columns))
         def _() -> None:
@@ -108,7 +108,7 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
             def chunk(at: int) -> jax.Array:
                 return total[:, at : at + CHUNK]  # type: ignore[no-any-return]
 
-            by_chunks([(chunk, copy)], Columns(j * tile.n, tile.n, width), [staged.at[mine]])
+            by_chunks(chunk, copy, Columns(j * tile.n, tile.n, width), [staged.at[mine]])
 
         def step(indices: Any, left: Any, right: Any, total: Any) -> Any:
             begin = (first + indices[0]) * tile.k

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from ...ops import Invocation
-from ...ops.core.device import device_of
 from ..extent import examples
+from . import guess
 from .spread import LANES, LOAD_BYTES
 from .tiles import PROCESSORS, SHARED_BYTES
 
@@ -67,11 +67,8 @@ def backward(rows: int, width: int, itemsize: int) -> Stream | None:
 
 
 def fills(inv: Invocation[Any, Any]) -> bool:
-    """Do as many multiprocessors as were measured run the blocks of one call?
-
-    On fewer some blocks would follow the others, and under vmap each example has as many blocks as a whole call.
-    """
-    return bool(getattr(device_of(inv), "core_count", PROCESSORS) >= PROCESSORS and examples(inv) == 1)
+    """Do the blocks run at once, and are they those of one call? Under vmap each example has as many."""
+    return guess.runs_at_once(inv) and examples(inv) == 1
 
 
 def refuses(rows: int, width: int, itemsize: int) -> str:

@@ -6,7 +6,7 @@ adds up its own elements, a warp its threads', and each warp shows one number fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,27 +26,17 @@ arith: Any = typed_arith
 _SIZE = 128
 
 
-def serves() -> bool:
-    """Has this JAX what `sums` is made of?"""
-    return bool(jax.__version_info__ >= (0, 11))
-
-
-def boards() -> Any:
-    """Shared memory for `sums`: two boards, of which one call has the one and the next call the other."""
-    return plgpu.SMEM((2, _SIZE), jnp.float32)
+def boards(size: int = _SIZE) -> Any:
+    """Shared memory for sums: two boards, of which one call has the one and the next call the other."""
+    return plgpu.SMEM((2, size), jnp.float32)
 
 
 def sums(board: Any, vectors: Sequence[jax.Array], *, layout: Any, groups: int) -> tuple[jax.Array, ...]:
-    """The sum of each vector's elements, over all warpgroups of the block; all of these call it.
-
-    A board is written again only after another call's barrier: by then all have read it.
-    """
+    """The sum of each vector's elements, over all warpgroups of the block; all of these call it."""
     warps = groups * LANES // 32
-    number = plgpu.ShapeDtypeStruct((), jnp.float32, layout=layout)
 
-    def instructions(_: Any, memory: Any, *arrays: Any) -> list[Any]:
+    def show(base: Any, arrays: Sequence[Any]) -> None:
         whole, real = ir.IntegerType.get_signless(32), ir.F32Type.get()
-        base = mosaic.utils.memref_ptr(memory)
         thread = mosaic.utils.thread_idx()
         warp = arith.shrui(thread, arith.constant(whole, 5))
         lane = arith.andi(thread, arith.constant(whole, 31))
@@ -56,13 +46,35 @@ def sums(board: Any, vectors: Sequence[jax.Array], *, layout: Any, groups: int) 
             for at, value in enumerate(mine):
                 place = arith.addi(warp, arith.constant(whole, at * warps))
                 llvm.store(value, mosaic.utils.getelementptr(base, [place], real))
+
+    def read(base: Any, at: int) -> list[Any]:
+        real = ir.F32Type.get()
+        places = [mosaic.utils.getelementptr(base, [at * warps + one], real) for one in range(warps)]
+        return [llvm.load(real, place) for place in places]
+
+    return by_board(board, vectors, show, read, layout=layout)
+
+
+def by_board(
+    board: Any,
+    vectors: Sequence[jax.Array],
+    show: Callable[[Any, Sequence[Any]], None],
+    read: Callable[[Any, int], list[Any]],
+    *,
+    layout: Any,
+) -> tuple[jax.Array, ...]:
+    """The sum of each vector's elements: warps `show` theirs on the board, all threads meet, and each `read`s them.
+
+    A board is written again only after another call's barrier: by then all have read it.
+    """
+    number = plgpu.ShapeDtypeStruct((), jnp.float32, layout=layout)
+
+    def instructions(_: Any, memory: Any, *arrays: Any) -> list[Any]:
+        base = mosaic.utils.memref_ptr(memory)
+        show(base, arrays)
         llvm.inline_asm(ir.Type.parse("!llvm.void"), [], "bar.sync 0;", "~{memory}", has_side_effects=True)
-        made = []
-        for at in range(len(arrays)):
-            places = [mosaic.utils.getelementptr(base, [at * warps + one], real) for one in range(warps)]
-            total = added([llvm.load(real, place) for place in places])
-            made.append(mosaic.FragmentedArray.splat(total, (), is_signed=None))
-        return made
+        totals = [added(read(base, at)) for at in range(len(arrays))]
+        return [mosaic.FragmentedArray.splat(total, (), is_signed=None) for total in totals]
 
     kinds = (plgpu.RefType(), *[layout] * len(vectors))
     made = plgpu.inline_mgpu(arg_types=kinds, return_type=[number] * len(vectors))(instructions)(board, *vectors)
