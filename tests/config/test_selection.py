@@ -374,6 +374,18 @@ def test_an_entry_from_another_environment_is_used_where_tuning_is_not_allowed(t
     assert "0.1.7" in str(data["environment"])
 
 
+def test_an_entry_that_cannot_run_here_is_not_used(tmp_path, monkeypatch):
+    """Another version of JAX may have more ways: the kernel's guess is used, and the walk says why."""
+    w = stored_world(tmp_path, policy=NO_TUNING)
+    refuses = lambda self, inv, cfg: "not with this JAX" if cfg == Blocks(64) else True  # noqa: E731 - short
+    monkeypatch.setattr(type(w.kernel), "valid_cfg", refuses)
+    aged(w, Blocks(64), jaxlib="0.1.7")
+
+    assert w.choose() == Blocks(1)
+    misses = dict(w.selector.decide(w.inv, w.kernel).misses)
+    assert misses["seeds"] == "the cfg of the entry cannot be used here: not with this JAX"
+
+
 def test_an_entry_of_this_environment_says_nothing_of_another(tmp_path):
     """The event of an ordinary hit does not name an environment."""
     w = stored_world(tmp_path)

@@ -14,7 +14,7 @@ from ..core.device import environment, same_environment
 from ..core.errors import ConfigTypeError
 from ..core.kernel import check_cfg_type
 from ..core.record import Objective
-from ..core.request import Hit, Keep, Miss, Request, revived, vetted
+from ..core.request import Hit, Keep, Miss, Request, revived, vetted, why_invalid
 from ..store.lock_file import LockFile
 from ..store.packs import Pack, found_packs
 from ..store.store import Store, StoredEntry, peek
@@ -208,11 +208,16 @@ class SeedTier(Tier):
     name = "seeds"
 
     def find(self, request: Request) -> Hit | Miss:
-        """The first seed that earlier tiers left."""
-        seed = next((seed for seed in request.seeds if seed.usable), None)
-        if seed is None:
-            return Miss("")
-        return replace(seed, tier=self.name, data={**seed.data, "source": self.name})
+        """The first seed that earlier tiers left and the kernel calls valid: another environment may have more ways."""
+        reason = ""
+        for seed in request.seeds:
+            if not seed.usable:
+                continue
+            refused = why_invalid(request.kernel, request.inv, seed.cfg)
+            if refused is None:
+                return replace(seed, tier=self.name, data={**seed.data, "source": self.name})
+            reason = reason or f"the cfg of the entry cannot be used here: {refused}"
+        return Miss(reason)
 
 
 @final
