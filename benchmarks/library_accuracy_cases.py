@@ -15,7 +15,7 @@ import library_accuracy_serving
 import numpy as np
 
 from ejkernel import library
-from ejkernel.library.ready_made import gpu_kernels
+from ejkernel.library.jax_pallas import gpu_kernels
 
 # Of a kind of values: the floating-point arrays of a call in float64, and the gradient of its result.
 Values = Mapping[str, tuple[tuple[np.ndarray, ...], np.ndarray]]

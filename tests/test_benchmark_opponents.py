@@ -14,7 +14,7 @@ import pytest
 from fakes_library import lowered_for_a_gpu
 from fakes_mosaic import needs_mosaic
 
-from ejkernel.library.ready_made import gpu_kernels
+from ejkernel.library.jax_pallas import gpu_kernels
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from cases import attention, layer_norm, rms_norm, softmax

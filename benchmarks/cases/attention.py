@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ejkernel.library import Attention
-from ejkernel.library.ready_made import gpu_kernels
+from ejkernel.library.jax_pallas import gpu_kernels
 
 from .case import Case, normal
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from ejkernel.library.ready_made import gpu_kernels
+from ejkernel.library.jax_pallas import gpu_kernels
 
 from .opponent import Call, Opponent
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ejkernel.library.ready_made import gpu_kernels
+from ejkernel.library.jax_pallas import gpu_kernels
 
 from .opponent import Call, Opponent
 

@@ -1,4 +1,4 @@
-"""Ready-made kernels: functions to call, and kernel classes to build on."""
+"""Kernels to call: functions, and kernel classes to build on."""
 
 import sys
 from types import ModuleType

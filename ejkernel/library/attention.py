@@ -33,8 +33,7 @@ from .attention_arguments import (
     window_of,
 )
 from .attention_blocks import chunked
-from .attention_plain import PLAIN, by_plain, hides
-from .attention_ready import (
+from .attention_jax import (
     by_cudnn,
     by_pallas,
     capability_of,
@@ -43,6 +42,7 @@ from .attention_ready import (
     pallas_refuses,
     ready_made_refuses,
 )
+from .attention_plain import PLAIN, by_plain, hides
 from .attention_sight import Sight
 from .call import plan, planned
 from .examples import drawn

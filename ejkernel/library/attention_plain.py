@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from .attention_blocks import chunked, sliced
-from .attention_ready import by_jax
+from .attention_jax import by_jax
 from .attention_sight import Sight, without_hidden
 
 PLAIN = ("xla", "sliced", "chunked")

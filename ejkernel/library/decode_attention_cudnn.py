@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ..ops import Invocation
 from ..ops.core.device import device_of, get_device_platform
 from .arguments import ArgumentError
-from .attention_ready import by_jax, capability_of, jax_refuses_cudnn, leaves_hidden_alone
+from .attention_jax import by_jax, capability_of, jax_refuses_cudnn, leaves_hidden_alone
 from .attention_sight import Sight
 from .cudnn_calls import ELEMENTS, Axes, call, config
 from .decode_attention_ways import CacheSight

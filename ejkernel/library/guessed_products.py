@@ -10,7 +10,7 @@ from typing import Any
 from ..ops import Invocation
 from .extent import examples
 from .mosaic.attention_order import is_even
-from .mosaic.guess import is_measured, runs_at_once
+from .mosaic.measured_calls import is_measured, runs_at_once
 from .mosaic.tiles import PROCESSORS
 
 # Rows for which a product takes as long as reading its matrix does: those of decoding.

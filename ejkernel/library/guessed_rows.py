@@ -11,7 +11,7 @@ from typing import Any
 from ..ops import Invocation
 from .extent import examples
 from .mosaic import shelf, spread
-from .mosaic.guess import is_measured
+from .mosaic.measured_calls import is_measured
 from .mosaic.tiles import PROCESSORS
 from .triton import rows as triton_rows
 

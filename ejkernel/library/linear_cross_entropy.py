@@ -46,7 +46,7 @@ from .linear_cross_entropy_ways import (
     whole_products_first,
     with_whole_products,
 )
-from .mosaic import guess, served, spread
+from .mosaic import measured_calls, served, spread
 from .values import were_checked
 
 _ARRAYS = ("hidden", "weight", "labels")
@@ -183,12 +183,14 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         sizes = _sizes(inv)
         # Small logits at once take 0.87 of the time of chunks on an H200.
         ways = [*(by_kernel(*sizes) if is_measured(inv) else ()), LinearCrossEntropyConfig("xla")]
-        if guess.is_measured(inv):
+        if measured_calls.is_measured(inv):
             # Where there is no Triton: the same passes over logits took 0.4 to 1.0 of XLA's time.
             mosaic = by_kernel(*sizes, "mosaic")[:3]
             ways[-1:-1] = [*whole_products_first(mosaic[:1], *sizes), *mosaic]
             ways = [*whole_products_first(ways[:1], *sizes), *ways]
-            if are_kept_untuned(sizes[0], _named(inv)["hidden"].shape[1], sizes[1]) and guess.runs_at_once(inv):
+            if are_kept_untuned(sizes[0], _named(inv)["hidden"].shape[1], sizes[1]) and measured_calls.runs_at_once(
+                inv
+            ):
                 ways = [*self._exponentials(inv), *ways]
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 

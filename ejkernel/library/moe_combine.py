@@ -14,7 +14,7 @@ from ..ops import Executor, Invocation, Kernel
 from .arguments import ArgumentError, as_int32, float_array, integers, known_values
 from .call import plan, planned
 from .mosaic import served, spread
-from .mosaic.guess import is_measured
+from .mosaic.measured_calls import is_measured
 from .permutation import gathered_sum, inverse
 from .reverse import recomputed
 from .values import were_checked

@@ -15,7 +15,7 @@ from .arguments import ArgumentError, float_array, integer, same
 from .call import plan, planned, program
 from .examples import drawn
 from .mosaic import served, spread
-from .mosaic.guess import is_measured
+from .mosaic.measured_calls import is_measured
 from .permutation import by_counting, by_sorting, gathered_sum, inverse
 from .reverse import recomputed
 from .top_k import TopKConfig, top_k

@@ -14,7 +14,7 @@ import numpy as np
 from ..ops import Executor, Invocation, Kernel
 from .call import plan, planned
 from .gate import joined, pulled
-from .mosaic.guess import is_measured, runs_at_once
+from .mosaic.measured_calls import is_measured, runs_at_once
 from .mosaic.tiles import CHUNK
 from .ragged_dot import RaggedDot, RaggedDotConfig
 from .ragged_dot_tiles import masked, masked_outer

@@ -17,7 +17,7 @@ from .arguments import ArgumentError, as_int32, float_array, integers, known_val
 from .call import plan, planned
 from .extent import too_large
 from .mosaic import served, tiles
-from .mosaic.guess import is_measured, runs_at_once
+from .mosaic.measured_calls import is_measured, runs_at_once
 from .narrow import split
 from .ragged_dot_tiles import masked
 from .ragged_dot_ways import mosaic_refuses, outer, product

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from .arguments import ArgumentError
+from .jax_pallas import gpu_kernels
 from .mosaic import tiles
 from .ragged_dot_tiles import in_parts, masked, masked_outer, starts_of, tiled, tiled_outer
-from .ready_made import gpu_kernels
 from .reverse import recomputed
 from .triton.served import missing as triton_missing
 

@@ -16,7 +16,7 @@ from ..ops import Executor, Invocation, Kernel
 from .arguments import FLOATS, LARGEST, ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
 from .call import plan, planned, program
 from .mosaic import scaled_tiles, served
-from .mosaic.guess import is_measured
+from .mosaic.measured_calls import is_measured
 from .mosaic.tiles import PROCESSORS
 from .quantize import FLOAT8, block_from, quantize, spread_scales
 from .reverse import recomputed

@@ -16,8 +16,8 @@ from fakes_library import UNTUNED
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ejkernel.library import Attention, AttentionConfig, attention, attention_ready
-from ejkernel.library.attention_ready import cudnn_refuses, pallas_refuses
+from ejkernel.library import Attention, AttentionConfig, attention, attention_jax
+from ejkernel.library.attention_jax import cudnn_refuses, pallas_refuses
 from ejkernel.library.attention_sight import Sight
 from ejkernel.ops import (
     AutotunePolicy,
@@ -463,12 +463,12 @@ def test_cudnn_is_asked_for_the_gradient_of_a_bias_too(monkeypatch):
     def by_jax(q, k, v, mask, bias, **kwargs):
         return q if bias is None else added(q, bias)
 
-    monkeypatch.setattr(attention_ready, "by_jax", by_jax)
+    monkeypatch.setattr(attention_jax, "by_jax", by_jax)
     q, bias = jax.ShapeDtypeStruct((1, 8, 2, 8), jnp.bfloat16), jax.ShapeDtypeStruct((2, 2, 8, 8), jnp.bfloat16)
 
     def refused(bias, gradient):
         given = {"sight": Sight(), "scale": 1.0, "gradient": gradient}
-        return attention_ready.jax_refuses_cudnn(q, q, q, None, bias, **given)
+        return attention_jax.jax_refuses_cudnn(q, q, q, None, bias, **given)
 
     assert refused(bias, gradient=False) == ""
     assert "no gradient of this bias" in refused(bias, gradient=True)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from ejkernel.library import Attention, AttentionConfig, attention_cudnn_gradient
 from ejkernel.library.attention_cudnn_gradient import gradients
-from ejkernel.library.attention_ready import capability_of
+from ejkernel.library.attention_jax import capability_of
 from ejkernel.ops import Invocation
 
 BATCH, LENGTH, HEADS, SHARED, SIZE = 2, 128, 4, 2, 64

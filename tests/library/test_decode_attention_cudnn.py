@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ejkernel.library import DecodeAttention, DecodeAttentionConfig, decode_attention, decode_attention_cudnn
-from ejkernel.library.attention_ready import capability_of
+from ejkernel.library.attention_jax import capability_of
 from ejkernel.library.decode_attention_cudnn import of_pages
 from ejkernel.library.decode_attention_ways import CacheSight, whole
 from ejkernel.ops import Invocation

@@ -1,6 +1,6 @@
 """What a GPU gets without tuning: measured on one kind, safe on every other.
 
-Covers `library/extent.py` and `library/mosaic/guess.py`.
+Covers `library/extent.py` and `library/mosaic/measured_calls.py`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ejkernel.library import (
     ScaledMatmul,
     Softmax,
     SoftmaxConfig,
-    attention_ready,
+    attention_jax,
 )
-from ejkernel.library.mosaic.guess import is_measured
+from ejkernel.library.mosaic.measured_calls import is_measured
 from ejkernel.ops import Invocation
 
 
@@ -222,13 +222,13 @@ def test_candidates_of_the_kernel_are_few_and_can_run(monkeypatch, tokens, words
 def test_where_cudnn_has_no_gradient_another_s_serves(monkeypatch):
     """The output is cuDNN's, here XLA's in its place, and the gradients are right."""
     module = sys.modules[Attention.__module__]
-    plain, asked = attention_ready.by_jax, []
+    plain, asked = attention_jax.by_jax, []
 
     def by_jax(*args, implementation, **kwargs):
         asked.append(implementation)
         return plain(*args, implementation="xla", **kwargs)
 
-    monkeypatch.setattr(attention_ready, "by_jax", by_jax)
+    monkeypatch.setattr(attention_jax, "by_jax", by_jax)
     monkeypatch.setattr(module, "jax_refuses_cudnn", lambda *args, gradient, **kwargs: "odd" if gradient else "")
     given = [jnp.asarray(np.random.default_rng(n).standard_normal((1, 7, 2, 8), np.float32)) for n in range(3)]
     kernel, how = Attention(), {"scale": 0.5, "causal": True, "cfg": AttentionConfig("cudnn")}

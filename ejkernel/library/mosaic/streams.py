@@ -9,7 +9,7 @@ import jax
 
 from ...ops import Invocation
 from ..extent import examples
-from . import guess
+from . import measured_calls
 from .spread import LANES, LOAD_BYTES
 from .tiles import PROCESSORS, SHARED_BYTES
 
@@ -68,7 +68,7 @@ def backward(rows: int, width: int, itemsize: int) -> Stream | None:
 
 def fills(inv: Invocation[Any, Any]) -> bool:
     """Do the blocks run at once, and are they those of one call? Under vmap each example has as many."""
-    return guess.runs_at_once(inv) and examples(inv) == 1
+    return measured_calls.runs_at_once(inv) and examples(inv) == 1
 
 
 def refuses(rows: int, width: int, itemsize: int) -> str:

@@ -1,6 +1,6 @@
 """cuDNN's attention without a GPU: which copies of keys and values its programs make, and what gradients see.
 
-Covers `library/folding.py` and `library/ready_made.py`.
+Covers `library/folding.py` and `library/jax_pallas.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fakes_library import UNTUNED, normal, pull, selects
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ejkernel.library import Attention, AttentionConfig, attention, attention_ready
-from ejkernel.library.attention_ready import by_cudnn, by_jax, capability_of
+from ejkernel.library import Attention, AttentionConfig, attention, attention_jax
+from ejkernel.library.attention_jax import by_cudnn, by_jax, capability_of
 from ejkernel.library.attention_sight import Sight
 
 BATCH, KEYS, HEADS, DEPTH = 2, 32, 2, 16
@@ -89,7 +89,7 @@ def test_a_gradient_sees_neither_keys_nor_values_beyond_the_lengths(monkeypatch)
         assert implementation == "cudnn"
         return by_jax(*args, implementation="xla", **kwargs)
 
-    monkeypatch.setattr(attention_ready, "by_jax", by_xla)
+    monkeypatch.setattr(attention_jax, "by_jax", by_xla)
     q, k, v = (normal(BATCH, n, HEADS, DEPTH, seed=n) for n in (4, KEYS, KEYS + 1))
     v, lengths = v[:, :KEYS], jnp.array([20, 0], jnp.int32)
     beyond = (jnp.arange(KEYS)[None] >= lengths[:, None])[..., None, None]

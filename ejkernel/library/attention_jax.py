@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .attention_sight import Sight, without_hidden
 from .folding import folded
-from .ready_made import gpu_kernels
+from .jax_pallas import gpu_kernels
 from .triton.served import missing
 
 
