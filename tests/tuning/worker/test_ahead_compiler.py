@@ -24,7 +24,7 @@ from ejkernel.ops.tuning.runner import InProcessRunner
 from ejkernel.ops.tuning.worker import main
 from ejkernel.ops.tuning.worker.ahead_compiler import AheadCompiler
 from ejkernel.ops.tuning.worker.delivered import Deliveries
-from ejkernel.ops.tuning.worker.executables import loaded
+from ejkernel.ops.tuning.worker.executables import compiled, loaded
 from ejkernel.ops.tuning.worker.export import export
 from ejkernel.ops.tuning.worker.main import ImportingBuilder, Worker, WorkerBench
 from ejkernel.ops.tuning.worker.protocol import Message
@@ -213,6 +213,17 @@ def test_programs_behind_the_first_are_neither_traced_nor_lowered_before_they_ar
         made = importing.build(second, lowered, for_speed=for_speed)
         assert made.for_speed is for_speed
         assert (made.call(X, "a cotangent")[0] == X @ X.T).all()
+
+
+@pytest.mark.parametrize("beside_others", [True, False])
+def test_a_worker_beside_processes_that_compile_says_so_to_the_compiler(importing, monkeypatch, beside_others):
+    """To choose among kernels for products by timing needs an idle machine."""
+    told = []
+    monkeypatch.setattr(main, "compiled", lambda data, **how: told.append(how) or compiled(data))
+    importing.beside_others = beside_others
+    importing.traced(Staged("first", "forward", "", None, lambda executable: executable), 0)
+    importing.build(importing.ready_made(1, "second", math.inf), None)
+    assert told == [{"for_speed": True, "beside_others": beside_others}]
 
 
 def test_a_program_that_was_compiled_ahead_is_taken(importing, ahead, monkeypatch):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from types import SimpleNamespace
 
 import jax.numpy as jnp
+import pytest
 
 from ejkernel.ops import Isolation, Record, Trial
 from ejkernel.ops.tuning.job import TuningJob
 from ejkernel.ops.tuning.worker.runner import WorkerRunner
 from ejkernel.ops.tuning.worker.session import WorkerSession
+from ejkernel.ops.tuning.worker.tracing import tracing_in_force
 
 NAMES = (1.0, 2.0, 3.0)
 
@@ -75,3 +78,25 @@ def test_where_some_were_not_exported_in_time_a_race_has_not_finished(monkeypatc
 
     assert race(monkeypatch, run, late=True).stop == "deadline"
     assert race(monkeypatch, run).stop == "finished"
+
+
+class NoneOfThem:
+    """Processes that trace, and have nothing of this call."""
+
+    def call(self, key, objective):
+        return None
+
+
+@pytest.mark.parametrize("tracing", [None, NoneOfThem()], ids=["alone", "beside-processes-that-trace"])
+def test_a_worker_is_told_whether_other_processes_compile(tracing):
+    """They are there for the whole program, whichever calls they trace."""
+    job = TuningJob(lambda n: lambda x: x * n, (jnp.arange(4.0),), {}, NAMES)
+    token = tracing_in_force.set(tracing)
+    try:
+        runner = WorkerRunner(job, Isolation(), demanded=True, warmup=0, iters=3, seed=0)
+    finally:
+        tracing_in_force.reset(token)
+    with contextlib.closing(runner):
+        heads = []
+        runner.session._send_tuning(SimpleNamespace(send=lambda verb, parts=(), **head: heads.append(head)))
+        assert [head["beside_others"] for head in heads] == [tracing is not None]

@@ -43,8 +43,17 @@ def loaded(data: bytes) -> Any:
     return jax.export.deserialize(bytearray(data))
 
 
-def compiled(data: bytes, *, for_speed: bool | None = None, load: Callable[[bytes], Any] = loaded) -> FlatExecutable:
-    """Compiles a program on this thread. `for_speed=None`: for speed, unless the compiler would time its parts."""
+def compiled(
+    data: bytes,
+    *,
+    for_speed: bool | None = None,
+    beside_others: bool = False,
+    load: Callable[[bytes], Any] = loaded,
+) -> FlatExecutable:
+    """Compiles a program on this thread; `beside_others`: other processes compile meanwhile.
+
+    `for_speed=None`: for speed, unless the compiler would time its parts.
+    """
     start = time.perf_counter()
     with _jax.clean_room():
         exported = load(data)
@@ -58,7 +67,9 @@ def compiled(data: bytes, *, for_speed: bool | None = None, load: Callable[[byte
         lowered = jax.jit(program).trace(*shapes).lower()
         if for_speed is None:
             for_speed = not compiler_timing(lowered.as_text())
-        executable = compiled_for_speed(lowered) if for_speed else compiled_quickly(lowered)
+        executable = (
+            compiled_for_speed(lowered, beside_others=beside_others) if for_speed else compiled_quickly(lowered)
+        )
         return FlatExecutable(executable, len(shapes), for_speed, time.perf_counter() - start)
 
 

@@ -186,7 +186,11 @@ class WorkerBench:
                 warmup=self._head["warmup"],
                 iters=self._head["iters"],
                 observer=self._telling,
-                builder=ImportingBuilder(self._programs, self._ahead, self._delivered, self._head["one_by_one"]),
+                builder=ImportingBuilder(
+                    *(self._programs, self._ahead, self._delivered),
+                    one_by_one=self._head["one_by_one"],
+                    beside_others=self._head["beside_others"],
+                ),
                 cases=self._cases,
                 told_rounds=self._tell_round,
             )
@@ -307,6 +311,8 @@ class ImportingBuilder:
     delivered: Deliveries
     # If one is made at a time, a candidate that ends the process is the only suspect.
     one_by_one: bool
+    # Do other processes compile meanwhile?
+    beside_others: bool = False
     is_instant: bool = False
     _has_traced: bool = False
 
@@ -346,7 +352,7 @@ class ImportingBuilder:
         name = about.get("compiled_as")
         taken = None if name is None else self.delivered.take(name, data, for_speed=for_speed)
         taken = taken or self.ahead.take(data, for_speed=for_speed)
-        found = taken or compiled(data, for_speed=for_speed)
+        found = taken or compiled(data, for_speed=for_speed, beside_others=self.beside_others)
         run = _in_parts(found.executable, about["outputs"], about["objective"])
         return CompiledProgram(
             lambda *leaves: run(*leaves[: found.arguments]),

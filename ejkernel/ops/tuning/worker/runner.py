@@ -111,6 +111,7 @@ class WorkerRunner:
             warmup=warmup,
             iters=iters,
             seed=seed,
+            beside_others=tracing_in_force.get() is not None,
             observer=observer,
         )
         self.session.references = portable

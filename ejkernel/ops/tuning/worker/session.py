@@ -57,13 +57,15 @@ class WorkerSession:
         warmup: int,
         iters: int,
         seed: int,
+        beside_others: bool = False,
         observer: StepObserver | None = None,
     ) -> None:
         self.job = job
         self.candidates = candidates
         self._cases = cases
         self._start = start
-        self._settings = {"warmup": warmup, "iters": iters, "seed": seed}
+        # `beside_others`: do other processes compile while the worker does?
+        self._settings = {"warmup": warmup, "iters": iters, "seed": seed, "beside_others": beside_others}
         self._observer: StepObserver = observer or NoObserver()
         # From a candidate's number and program to its executable, where another process compiles that.
         self.compiled_elsewhere: Callable[[int, PortableProgram], Future[Delivery] | None] = lambda number, program: (
