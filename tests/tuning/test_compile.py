@@ -1,6 +1,6 @@
 """What is compiled and checked in this process, in which order, and which candidates are cut off.
 
-Covers `tuning/runner.py`.
+Covers `tuning/builder.py` and `tuning/runner.py`.
 """
 
 from __future__ import annotations

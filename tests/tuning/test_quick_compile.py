@@ -16,9 +16,9 @@ from ejkernel.ops.core.times import read_times
 from ejkernel.ops.timing import program
 from ejkernel.ops.tuning import compile as compile_module
 from ejkernel.ops.tuning import runner
+from ejkernel.ops.tuning.builder import LocalBuilder
 from ejkernel.ops.tuning.compile import CandidateCompiler
 from ejkernel.ops.tuning.job import TuningJob
-from ejkernel.ops.tuning.worker.export import LocalBuilder
 
 X = jnp.arange(1.0, 9.0)
 MANY = {"heuristic": 1.0} | {f"c{n}": 1.2 - 0.01 * n for n in range(15)}

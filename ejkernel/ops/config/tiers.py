@@ -203,7 +203,7 @@ class PacksTier(Tier):
 
 @final
 class SeedTier(Tier):
-    """An entry from another environment, for other code, or tuned for less, where nothing could be measured."""
+    """A valid entry from another environment, for other code, or tuned for less, where nothing could be measured."""
 
     name = "seeds"
 

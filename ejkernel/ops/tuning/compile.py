@@ -17,6 +17,7 @@ from ..timing.compile_pool import Built, CompilePool, workers_for
 from ..timing.cost import free_memory, needed_memory
 from ..timing.inputs import FlatCall
 from ..timing.program import CompiledProgram, Cotangents, Staged, stage
+from .builder import LocalBuilder, ProgramBuilder
 from .candidates import CandidateSet
 from .check import builders
 from .job import TuningJob, is_abandoned
@@ -24,7 +25,7 @@ from .journal.observer import OWN, NoObserver, NoPriorResults, PriorResults, Ste
 from .progress import Step
 from .reference import NUMBERS as REFERENCES
 from .reference import PLAIN, Reference
-from .worker.export import EXPORTED, LocalBuilder, ProgramBuilder
+from .worker.export import EXPORTED
 from .worker.tracing import StillTracing
 
 # Programs of the check are compiled under this number and those below; candidates have numbers from 0 on.

@@ -16,6 +16,7 @@ from ..timing.clock import Clock
 from ..timing.cost import least_cost
 from ..timing.race import Outcome, conclude, low_end
 from ..timing.sampler import RoundSampler
+from .builder import ProgramBuilder
 from .candidates import CandidateSet
 from .check import CheckCase, Checker, inputs_of
 from .compile import CandidateCompiler
@@ -25,7 +26,6 @@ from .journal.observer import Doing, NoObserver, PriorResults, StepObserver
 from .progress import Step, Watch
 from .quick_candidates import QuickCandidates
 from .reference import Reference
-from .worker.export import ProgramBuilder
 
 # The share of a budget that is kept for timing: a candidate that is compiled and not timed cannot win.
 FOR_MEASURING = 0.25
