@@ -95,7 +95,8 @@ def study(number: int, first: int, rounds: int, clock: Any = None) -> dict[str, 
     jax.block_until_ready(arrays)
     # It is ready, and waits for its turn.
     print(jax.devices()[0].device_kind, flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        raise SystemExit("the process that gives the turns is gone")
     program, seconds, used = compiled(number, first, backward, arrays)
     built = {first: program, 1 - first: compiled(number, 1 - first, backward, arrays)[0]}
     off = apart(built[0](*arrays), built[1](*arrays))
@@ -149,10 +150,14 @@ def main() -> int:
     print(
         "device time of both and cuBLAS over default, in the process that compiled the default first and in the other"
     )
-    for number in range(len(PRODUCTS)):
-        found = [one for first in (0, 1) for one in answer(children[number, first], end)]
-        status |= len(found) < 2
-        print(told(number, found) if len(found) == 2 else f"not measured: {PRODUCTS[number]}", flush=True)
+    try:
+        for number in range(len(PRODUCTS)):
+            found = [one for first in (0, 1) for one in answer(children[number, first], end)]
+            status |= len(found) < 2
+            print(told(number, found) if len(found) == 2 else f"not measured: {PRODUCTS[number]}", flush=True)
+    finally:
+        for child in children.values():
+            child.kill()
     return int(status)
 
 

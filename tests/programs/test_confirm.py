@@ -19,7 +19,7 @@ from fakes_programs import X, three, timed
 
 from ejkernel.ops import AutotuneOptions, AutotunePolicy, AutotuningResult, PersistentCache, Record, Trial, autotune
 from ejkernel.ops.programs import confirm as module
-from ejkernel.ops.programs.batch import BatchTuner
+from ejkernel.ops.programs.batch import BatchTuner, _surely_gained
 from ejkernel.ops.programs.confirm import Change, Confirmation, Ratio, confirm
 from ejkernel.ops.programs.find import find
 from ejkernel.ops.timing.profiler import ProfilerUnavailable
@@ -325,7 +325,7 @@ def test_a_deadline_that_passes_in_the_first_rounds_takes_nothing_back(table):
     ("gains", "back"),
     [
         pytest.param((1.5, 1.02), ["two@v0"], id="a-slight-one"),
-        pytest.param((1.1, 1.099), ["two@v0"], id="just-not-enough"),
+        pytest.param((1.35, 1.349), ["two@v0"], id="just-not-enough"),
         pytest.param((math.inf, 2.0), [], id="the-cfg-before-failed"),
         pytest.param((1.0, 0.99), ["one@v0", "two@v0"], id="none-that-is-sure"),
     ],
@@ -338,6 +338,24 @@ def test_slight_gains_stay_only_where_the_program_shows_them_in_time(monkeypatch
     found = confirm(fn, (X,), {}, changes, time.perf_counter())
     assert taken_back(found) == back
     assert found.note == "the time would be up before the program was compiled"
+
+
+SAMPLES = {"guess": [2.0] * 9, "kept": [1.01] * 9, "winner": [1.0] * 9, "failed": []}
+
+
+@pytest.mark.parametrize(
+    ("place", "gain", "expected"),
+    [
+        pytest.param(0, (2.0, 1.9, 2.1), 1.9, id="over-the-heuristic"),
+        pytest.param(1, (2.0, 1.9, 2.1), 1.01, id="over-what-was-kept"),
+        pytest.param(3, (2.0, 1.9, 2.1), 1.0, id="over-what-was-not-timed"),
+    ],
+)
+def test_a_gain_is_over_the_cfg_that_would_be_brought_back(place, gain, expected):
+    """That may be a stored one, which is no heuristic."""
+    trials = tuple(Trial(cfg, samples_s=tuple(samples)) for cfg, samples in SAMPLES.items())
+    record = Record(trials=trials, winner=2, heuristic=0, gain=gain)
+    assert _surely_gained(record, place) == pytest.approx(expected)
 
 
 def test_slight_gains_stay_where_the_program_cannot_be_run():

@@ -109,6 +109,25 @@ def test_a_product_counts_as_often_as_its_loops_run():
     assert sorted(_products(exported).values()) == [1, 3 * 5 + 64]
 
 
+@pytest.mark.parametrize(
+    ("start", "step", "goes_on"),
+    [
+        pytest.param(900, 1, lambda at, x: at < 1000, id="from-another-number"),
+        pytest.param(0, 250, lambda at, x: at < 1000, id="by-other-steps"),
+        pytest.param(0, 1, lambda at, x: (at < 5) & (x.sum() < 1000), id="by-two-conditions"),
+        pytest.param(0, 1, lambda at, x: at <= 5, id="another-comparison"),
+    ],
+)
+def test_only_a_loop_that_counts_from_zero_by_ones_tells_how_often_it_runs(start, step, goes_on):
+    """Of any other its products are known to be in a loop, and no more."""
+
+    def whole(x):
+        return jax.lax.while_loop(lambda s: goes_on(*s), lambda s: (s[0] + step, s[1] @ x), (start, x))
+
+    for text in (text_of(whole, (4, 4)), jax.export.export(jax.jit(whole))(jnp.ones((4, 4))).mlir_module()):
+        assert [(line.startswith("in a loop: "), n) for line, n in _products(text).items()] == [(True, 1)]
+
+
 def test_which_loop_runs_how_often_is_a_part_of_the_name():
     """Two steps of a small product and many of a large one are not the same as the reverse."""
 
@@ -191,7 +210,11 @@ def test_small_products_beside_large_ones_make_no_difference_where_they_are_few(
     def half(x, y):
         return x @ y, x[:128] @ y
 
-    assert has_large_products(text_of(both, (2048, 4096), (4096, 1024), dtype="bfloat16"))
+    def scalar(x, y):
+        return x @ y, jnp.vdot(x[0], x[1]), x[0] @ x[1]
+
+    for beside in (both, scalar):
+        assert has_large_products(text_of(beside, (2048, 4096), (4096, 1024), dtype="bfloat16"))
     assert not has_large_products(text_of(half, (2048, 4096), (4096, 1024), dtype="bfloat16"))
     assert not has_large_products(text_of(lambda x: x + 1, (4, 4)))
 

@@ -324,20 +324,22 @@ def test_small_parts_beside_a_kernel_are_not_timed_by_the_compiler(call):
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "beside_others", "options"),
+    ("device", "size", "beside_others", "options"),
     [
-        pytest.param("NVIDIA H200", 4096, True, {"xla_gpu_enable_triton_gemm": False}, id="large"),
-        pytest.param("NVIDIA H200", 4096, False, None, id="on-an-idle-machine"),
-        pytest.param("NVIDIA H200", 64, True, None, id="small"),
-        pytest.param("AMD Instinct MI300X", 4096, True, None, id="without-cublas"),
-        pytest.param("cpu", 4096, True, None, id="no-gpu"),
+        pytest.param(("gpu", "PJRT C API cuda 13000"), 4096, True, {"xla_gpu_enable_triton_gemm": False}, id="large"),
+        pytest.param(("gpu", "PJRT C API cuda 13000"), 4096, False, None, id="on-an-idle-machine"),
+        pytest.param(("gpu", "PJRT C API cuda 13000"), 64, True, None, id="small"),
+        pytest.param(("gpu", "PJRT C API rocm 60300"), 4096, True, None, id="without-cublas"),
+        pytest.param(("cpu", "cpu"), 4096, True, None, id="no-gpu"),
     ],
 )
 def test_large_products_are_left_to_cublas_where_other_processes_compile(
-    monkeypatch, kind, size, beside_others, options
+    monkeypatch, device, size, beside_others, options
 ):
     """The compiler's own kernels take seconds to compile, and to choose by timing needs an idle machine."""
-    monkeypatch.setattr(program, "default_device", lambda: SimpleNamespace(device_kind=kind))
+    platform, version = device
+    made = SimpleNamespace(platform=platform, client=SimpleNamespace(platform_version=version))
+    monkeypatch.setattr(program, "default_device", lambda: made)
     dot = "stablehlo.dot_general %0, %1, contracting_dims = [1] x [0] : (tensor<{0}x{0}xbf16>, tensor<{0}x{0}xbf16>)"
     lowered = Compiling(f"%2 = {dot.format(size)} -> tensor<{size}x{size}xbf16>")
     program.compiled_for_speed(lowered, beside_others=beside_others)

@@ -78,6 +78,11 @@ def test_a_device_that_has_become_slower_is_no_loss():
     assert made._gained == pytest.approx({"products": 0.04})
 
 
+def test_a_heuristic_that_failed_in_the_first_look_is_no_standard():
+    """It has no time there, and runs no more."""
+    assert QuickCandidates({1: 1.0, 2: 0.5}, [2], str, kept=0).standard == 1
+
+
 def test_without_a_heuristic_the_fastest_program_that_stays_is_the_standard():
     """Where all were compiled quickly there is none, and looks are compared as they are."""
     assert QuickCandidates({0: 2.0, 1: 1.0, 2: 0.5}, [2], str, None).standard == 1

@@ -262,3 +262,23 @@ def test_times_of_quick_programs_are_not_told_as_rounds(compiled, monkeypatch):
     assert before
     assert all(set(seconds) == {0} for seconds in before)
     assert {1} <= {number for seconds, count in told if count == 4 for number in seconds} <= {0, 1}
+
+
+def test_a_heuristic_that_fails_when_it_is_timed_ends_no_tuning(compiled):
+    """It passes the check; the others, of which there are more than are compiled at once, are compared without it."""
+    ran, runs = Ran(), []
+
+    class Failing(TableClock):
+        def time(self, call, leaves, calls):
+            seconds = super().time(call, leaves, calls)
+            if self.ran.log[-1] == "heuristic":
+                runs.append(seconds)
+                raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+            return seconds
+
+    job = TuningJob(ran.make_fn, (X,), {}, list(MANY), heuristic_first=True)
+    record = Tuner(clock=Failing(ran, MANY), isolate=False).tune(job)
+    assert len(runs) == 1
+    assert record.trials[0].status == "memory"
+    # The last one is not a whole percent faster.
+    assert record.cfg == "c13"

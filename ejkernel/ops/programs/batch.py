@@ -15,7 +15,9 @@ from ..config.preview import record_behind
 from ..core.cfg import same
 from ..core.errors import SettingError
 from ..core.key import Key
+from ..core.record import Record
 from ..core.shown import Shown
+from ..timing.race import low_end
 from ..tuning.job import program_end
 from ..tuning.progress import told_elsewhere
 from ..tuning.worker.process import kept_workers
@@ -156,10 +158,11 @@ class BatchTuner:
         fixed: dict[tuple[str, str, str], Any] = {}
         for key, (_, before) in self.changed.items():
             entry = self.entries[key]
-            if _place_of(entry, before) is None:
+            place = _place_of(entry, before)
+            if place is None:
                 fixed[key] = entry.cfg
             else:
-                changes[key] = Change(before, entry.cfg, _saving(entry, total), _surely(entry))
+                changes[key] = Change(before, entry.cfg, _saving(entry, total), _surely_gained(entry.record, place))
         if not changes:
             self.confirmation = Confirmation(note="no call has an earlier cfg that works and could be brought back")
             return
@@ -339,9 +342,15 @@ def _place_of(entry: Entry, cfg: Any) -> int | None:
     return next((i for i, trial in enumerate(trials) if trial.status == "ok" and same(trial.cfg, cfg)), None)
 
 
-def _surely(entry: Entry) -> float:
-    """The low end of a call's gain alone; infinite where there is nothing to gain on."""
-    return math.inf if entry.record is None or entry.record.gain is None else entry.record.gain[1]
+def _surely_gained(record: Record | None, place: int) -> float:
+    """The low end of a winner's gain over the candidate at this place, by rounds of both; one where it is unknown."""
+    if record is None or record.winner is None:
+        return 1.0
+    if place == record.heuristic and record.gain is not None:
+        return record.gain[1]
+    before, winner = (record.trials[n].samples_s for n in (place, record.winner))
+    ratios = sorted(one / other for one, other in zip(before, winner, strict=False) if other > 0)
+    return ratios[low_end(len(ratios))] if ratios else 1.0
 
 
 def _saving(entry: Entry, total: float) -> float:

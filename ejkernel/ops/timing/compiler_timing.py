@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.stable import short_hash
@@ -24,13 +25,16 @@ _NAME = r"@(\"[^\"]*\"|[\w.$-]+)"
 _FUNCTION = re.compile(rf"func\.func (?:public |private )?{_NAME}")
 _CALL = re.compile(rf"(?:(?<!custom_)call|decomposition =) {_NAME}")
 _CONSTANT = re.compile(r"(%[\w#]+) = stablehlo\.constant dense<(\d+)> : tensor<u?i\d+>")
-_COUNTS_TO = re.compile(r"stablehlo\.compare +LT, %[\w#]+, (%[\w#]+)")
+_WHILE = re.compile(r"stablehlo\.while\((.*?)\) :")
+_COMPARE = re.compile(r"stablehlo\.compare +(\w+), (%[\w#]+), (%[\w#]+)")
+_ADD = re.compile(r"stablehlo\.add (%[\w#]+), (%[\w#]+) ")
 # Prefix of a product in a loop that runs an unknown number of times.
 _UNKNOWN = "in a loop: "
 _DOT = re.compile(
     r"stablehlo\.dot_general .*?(?:batching_dims = \[(?P<batch>[\d, ]*)\] x [^:]*?)?"
     r"contracting_dims = \[(?P<inner>[\d, ]*)\]"
-    r".*: \(tensor<(?P<left>[\dx]+)x(?P<dtype>\w+)>, tensor<[\dx]+x(?P<other>\w+)>\) -> tensor<(?P<out>[\dx]+)x\w+>"
+    r".*: \(tensor<(?P<left>[\dx]+)x(?P<dtype>\w+)>, tensor<[\dx]+x(?P<other>\w+)>\)"
+    r" -> tensor<(?:(?P<out>[\dx]+)x)?\w+>"
 )
 # A product is large with so many rows, columns and addends at least, and so many operations.
 _WIDE, _LARGE = 512, 1e10
@@ -96,7 +100,8 @@ def _read(line: str) -> Product | None:
     found = _DOT.search(line)
     if found is None:
         return None
-    left, out = (_numbers(found[name], "x") for name in ("left", "out"))
+    # A scalar has no sizes.
+    left, out = (_numbers(found[name] or "", "x") for name in ("left", "out"))
     batch, depth = (math.prod(left[place] for place in _numbers(found[name] or "", ",")) for name in ("batch", "inner"))
     rows = max(math.prod(left) // max(batch * depth, 1), 1)
     columns = math.prod(out) // max(batch * rows, 1)
@@ -146,34 +151,57 @@ def _functions(text: str) -> dict[str, _Function]:
     constants: dict[str, int] = {}
     # Loops around a line, from the outermost one: the indentation of its regions, and how often they run, 0: unknown.
     loops: list[tuple[int, int]] = []
-    is_condition = False
-    for line in text.splitlines():
+    lines = text.splitlines()
+    for place, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())
         begun = _FUNCTION.search(line)
         if begun:
             function, constants, loops = found.setdefault(begun[1], _Function()), {}, []
             continue
-        content = line.strip()
+        # Behind it there may be whole kernels.
+        content = line.strip().partition("backend_config")[0]
         if content == "cond {":
-            loops.append((indent, 0))
-            is_condition = True
-        elif loops and indent == loops[-1][0] and content.startswith("} do {"):
-            is_condition = False
-        elif loops and indent == loops[-1][0] and content.startswith("}"):
+            loops.append((indent, _runs(lines, place, indent, constants)))
+        elif loops and indent == loops[-1][0] and content.startswith("}") and not content.startswith("} do"):
             loops.pop()
-        constant = _CONSTANT.search(line)
-        if constant:
-            constants[constant[1]] = int(constant[2])
-        # The condition of a loop with a counter compares that with a constant.
-        counted = _COUNTS_TO.search(line) if is_condition else None
-        if counted:
-            loops[-1] = loops[-1][0], constants.get(counted[1], 0)
+        _note_constant(content, constants)
         times, is_known = math.prod(max(count, 1) for _, count in loops), all(count for _, count in loops)
-        if any(product in line for product in _PRODUCTS):
+        if any(product in content for product in _PRODUCTS):
             function.products[("" if is_known else _UNKNOWN) + _VALUES.sub("", content)] += times
-        for called in _CALL.findall(line):
-            function.calls[called, is_known] += times
+        if "call" in content or "decomposition" in content:
+            for called in _CALL.findall(content):
+                function.calls[called, is_known] += times
     return found
+
+
+def _note_constant(content: str, constants: dict[str, int]) -> None:
+    constant = _CONSTANT.search(content)
+    if constant:
+        constants[constant[1]] = int(constant[2])
+
+
+def _runs(lines: Sequence[str], place: int, indent: int, before: Mapping[str, int]) -> int:
+    """How often the loop runs, whose condition begins at this place; 0 where it does not count from 0 on by ones."""
+    header, constants = _WHILE.search(lines[place - 1]), dict(before)
+    starts = dict(pair.split(" = ") for pair in header[1].split(", ")) if header else {}
+    compared, counter, end = 0, "", 0
+    is_condition, steps = True, 0
+    for line in lines[place + 1 :]:
+        content = line.strip()
+        if len(line) - len(line.lstrip()) == indent and content.startswith("}"):
+            if not content.startswith("} do"):
+                break
+            is_condition = False
+        _note_constant(content, constants)
+        condition = _COMPARE.search(content) if is_condition else None
+        if condition:
+            compared += 1
+            counter, end = condition[2], constants.get(condition[3], 0) if condition[1] == "LT" else 0
+        step = None if is_condition else _ADD.search(content)
+        if step and counter == step[1] and constants.get(step[2]) == 1:
+            steps += 1
+    counts = compared == 1 and steps == 1 and before.get(starts.get(counter, "")) == 0
+    return end if counts else 0
 
 
 def has_kernel(text: str) -> bool:

@@ -61,7 +61,7 @@ class QuickCandidates:
     @property
     def standard(self) -> int | None:
         """A candidate with one program from the first look on: later looks are scaled by its time."""
-        if self.kept is not None and self.kept not in self.quick:
+        if self.kept in self.seconds and self.kept not in self.quick:
             return self.kept
         return min((n for n in self.seconds if n not in self.quick), key=lambda n: self.seconds[n], default=None)
 

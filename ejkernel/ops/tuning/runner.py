@@ -282,7 +282,9 @@ class InProcessRunner:
         if not numbers:
             return {}
         standard = quick_ones.standard
-        together = [*numbers, *([] if standard is None or standard in numbers else [standard])]
+        # A standard may have failed in an earlier look.
+        runs = standard is not None and standard not in numbers and self.candidates.runs(standard)
+        together = [*numbers, *([standard] if standard is not None and runs else [])]
         sampler = self._sampler(together, deadline, is_told=False)
         outcome = sampler.race(least_rounds=1, most_rounds=_LOOKS, seed=self.seed)
         lanes = zip(together, outcome.lanes, strict=True)

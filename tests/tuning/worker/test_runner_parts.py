@@ -12,6 +12,7 @@ import pytest
 
 from ejkernel.ops import Isolation, Record, Trial
 from ejkernel.ops.tuning.job import TuningJob
+from ejkernel.ops.tuning.worker import runner as worker_runner
 from ejkernel.ops.tuning.worker.runner import WorkerRunner
 from ejkernel.ops.tuning.worker.session import WorkerSession
 from ejkernel.ops.tuning.worker.tracing import tracing_in_force
@@ -100,3 +101,18 @@ def test_a_worker_is_told_whether_other_processes_compile(tracing):
         heads = []
         runner.session._send_tuning(SimpleNamespace(send=lambda verb, parts=(), **head: heads.append(head)))
         assert [head["beside_others"] for head in heads] == [tracing is not None]
+
+
+def test_what_a_first_look_tells_of_the_heuristic_alone_is_no_progress(monkeypatch):
+    """A race of three is not nearly done then."""
+    seen = []
+
+    def run(self, numbers, *, told, **settings):
+        checked(self)
+        for row in ({0: 1.0e-3}, {0: 1.0e-3, 1: 2.0e-3, 2: 2.0e-3}):
+            self.rows.append(row)
+            told(row)
+
+    monkeypatch.setattr(worker_runner, "told_with_gain", lambda watch, kept: lambda row, total: seen.append(len(row)))
+    assert race(monkeypatch, run).cfg == 1.0
+    assert seen == [3]
