@@ -181,7 +181,7 @@ def _note_constant(content: str, constants: dict[str, int]) -> None:
 
 
 def _runs(lines: Sequence[str], place: int, indent: int, before: Mapping[str, int]) -> int:
-    """How often the loop with a condition at this place runs; 0 where it does not count from 0 on by ones."""
+    """Runs of the loop with a condition at this place; 0 where it does not count from 0 on by ones."""
     header, constants = _WHILE.search(lines[place - 1]), dict(before)
     starts = dict(pair.split(" = ") for pair in header[1].split(", ")) if header else {}
     compared, counter, end = 0, "", 0
