@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 
 import pytest
 from fakes_remote import OTHER_SECRET, MemoryObjects, key_of_call, remote, writing
 
 from ejkernel.ops.core.errors import StoreError
 from ejkernel.ops.store.layered import MemoryStore
+from ejkernel.ops.store.remote import layout
 from ejkernel.ops.store.remote.exchange import pull, push
 from ejkernel.ops.store.remote.layout import dumped
 from ejkernel.ops.store.store import StoredEntry
@@ -48,6 +51,26 @@ def test_a_push_brings_what_is_not_there():
     again = push(mine, writing(objects), fits=everything)
     assert told(again) == [("kept", "one"), ("kept", "two")]
     assert len(objects.entries()) == 2
+
+
+def test_many_puts_at_once_write_the_mark_once():
+    """A place may refuse a second object of one name."""
+
+    class Meeting(MemoryObjects):
+        """Two that look for the mark at once both see that there is none."""
+
+        met = threading.Barrier(2)
+
+        def names(self, folder):
+            found = super().names(folder)
+            if folder == "" and layout.MARK not in found:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    self.met.wait(0.5)
+            return found
+
+    objects = Meeting()
+    push(local(one=raw(1), two=raw(2), six=raw(6)), writing(objects), fits=everything)
+    assert len(objects.entries()) == 3
 
 
 def test_the_newer_or_the_faster_entry_wins_and_the_change_says_why():

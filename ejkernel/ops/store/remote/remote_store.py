@@ -96,6 +96,7 @@ class RemoteStore(ByKey):
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
         self._writing = threading.Lock()
+        self._marking = threading.Lock()
         self._writer = secrets.token_hex(8)
         self._later = BackgroundWriter(self)
         self._said: set[str] = set()
@@ -349,7 +350,12 @@ class RemoteStore(ByKey):
         return "a newer version of ejkernel-ops wrote it; install that" if newer else ""
 
     def _mark(self) -> None:
-        if not self._marked:
+        if self._marked:
+            return
+        # Of several puts at once the first writes the mark.
+        with self._marking:
+            if self._marked:
+                return
             why = self._newer()
             if why:
                 raise StoreError(f"{self} is not written: {why}")
