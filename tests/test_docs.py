@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 import forked_python
@@ -41,7 +41,16 @@ def run(command: list[str], cache: Path, **more: str) -> subprocess.CompletedPro
     return forked_python.run(command, env=settings, cwd=cache.parent, timeout=300)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+# Pages that need seconds, and of which no version of JAX or Python changes a thing.
+LONG = {"predicting.md"}
+
+
+def of_page(page: Path) -> Any:
+    """A page as a case."""
+    return pytest.param(page, id=page.name, marks=[pytest.mark.one_leg] if page.name in LONG else [])
+
+
+@pytest.mark.parametrize("page", [of_page(page) for page in PAGES if blocks(page)])
 def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """The blocks of a page, one after the other, raise nothing and warn of nothing."""
     if page.name in EXTRAS:

@@ -123,7 +123,11 @@ def test_experts_have_the_gradients_of_plain_jax(races, cfg):
 @needs_loops
 @pytest.mark.parametrize(
     ("block_n", "width", "inner"),
-    [(128, 128, 128), (256, 192, 192), pytest.param(256, 192, 320, marks=pytest.mark.slow)],
+    [
+        (128, 128, 128),
+        pytest.param(256, 192, 192, marks=pytest.mark.slow),
+        pytest.param(256, 192, 320, marks=pytest.mark.slow),
+    ],
     ids=["whole tiles", "parts of tiles", "parts of several tiles"],
 )
 def test_gradients_of_a_group_without_rows_and_of_rows_without_a_group_are_those_of_plain_jax(
