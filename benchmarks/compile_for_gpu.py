@@ -96,6 +96,9 @@ def main() -> int:
     pallas_call_registration.gpu_info_lib.get_gpu_info = lambda *args, **kwargs: capability
     program, failed = PROGRAMS[options.program], 0
     changes = {name: int(value) for name, _, value in (one.partition("=") for one in options.sizes)}
+    unknown = sorted(changes.keys() - program.sizes.keys())
+    if unknown:
+        parser.error(f"{program.name} has no size {', '.join(unknown)}; it has {', '.join(program.sizes)}")
     sizes = program.sized(changes=changes)
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.sharding.SingleDeviceSharding(device)),

@@ -188,9 +188,8 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
             mosaic = by_kernel(*sizes, "mosaic")[:3]
             ways[-1:-1] = [*whole_products_first(mosaic[:1], *sizes), *mosaic]
             ways = [*whole_products_first(ways[:1], *sizes), *ways]
-            if are_kept_untuned(sizes[0], _named(inv)["hidden"].shape[1], sizes[1]) and measured_calls.runs_at_once(
-                inv
-            ):
+            depth = _named(inv)["hidden"].shape[1]
+            if measured_calls.runs_at_once(inv) and are_kept_untuned(sizes[0], depth, sizes[1]):
                 ways = [*self._exponentials(inv), *ways]
         return next((cfg for cfg in ways if self.valid_cfg(inv, cfg) is True), self.heuristic_cfg(inv))
 

@@ -282,9 +282,10 @@ class InProcessRunner:
         if not numbers:
             return {}
         standard = quick_ones.standard
-        # A standard may have failed in an earlier look.
-        runs = standard is not None and standard not in numbers and self.candidates.runs(standard)
-        together = [*numbers, *([standard] if standard is not None and runs else [])]
+        together = list(numbers)
+        # One that failed in an earlier look runs no more.
+        if standard is not None and standard not in numbers and self.candidates.runs(standard):
+            together.append(standard)
         sampler = self._sampler(together, deadline, is_told=False)
         outcome = sampler.race(least_rounds=1, most_rounds=_LOOKS, seed=self.seed)
         lanes = zip(together, outcome.lanes, strict=True)
