@@ -167,7 +167,10 @@ def run_in_trouble(text):
     folder = Path(folder)
     keys = [call["key"] for call in json.loads(text)["calls"]]
     begun = folder / f"{time.time_ns()}-{os.getpid()}.begun"
-    begun.write_text(json.dumps({"process": os.getpid(), "keys": keys}))
+    # Whole or not at all: Python's own pool ends all its processes with one of them, wherever they are.
+    half = begun.with_suffix(".half")
+    half.write_text(json.dumps({"process": os.getpid(), "keys": keys}))
+    half.rename(begun)
     # Tasks that were refused do not count: a worker of another device refuses many while the others start.
     tuned = len(list(folder.glob("*.tuned")))
     had_one = any(folder.glob(f"*@*.{os.getpid()}"))
