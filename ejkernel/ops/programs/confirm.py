@@ -9,6 +9,7 @@ all of them together did not help; where there was no time to run the program at
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 import time
@@ -144,6 +145,8 @@ class ProgramStep:
         self._deadline = deadline
         # A device's own clock leaves out launches; None: the host's.
         self._clock = ProfilerClock() if default_device().platform in ("gpu", "tpu") else None
+        # The rounds that were run last at one go, and the seconds that they took.
+        self._last = (1, 0.0)
         for leaf in self._call.leaves:
             if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
                 raise NotConfirmedError("an argument was donated or deleted; pass arrays that can be read")
@@ -185,20 +188,36 @@ class ProgramStep:
                 raise NotConfirmedError(f"the program cannot be traced: {first_line(error)}") from error
 
     def compare(self, one: Form, other: Form) -> Ratio:
-        """Runs two programs in turns until the interval is narrow, or the time is up."""
-        until = min(self._deadline, time.perf_counter() + _COMPARE_SECONDS)
-        longest = max(_seconds(one, 1), _seconds(other, 1), 1e-9)
+        """Runs two programs in turns until the interval is narrow, or the time would be up."""
+        until = time.perf_counter() + _COMPARE_SECONDS
+        first, second = _seconds(one, 1), _seconds(other, 1)
+        longest = max(first, second, 1e-9)
         calls = max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_SECONDS / longest)))
         pairs: list[tuple[float, float]] = []
         while len(pairs) < _MOST_ROUNDS:
-            pairs += self._by_the_device(one, other, longest) or [_in_turn(one, other, calls, len(pairs))]
-            ratio = _ratio(pairs)
-            late = time.perf_counter() >= until
-            if len(pairs) >= _LEAST_ROUNDS and (late or ratio.high - ratio.low < _NARROW):
+            start = time.perf_counter()
+            rounds_left = max(1, _LEAST_ROUNDS - len(pairs))
+            is_late = start + max(self._seconds_for(rounds_left), rounds_left * (first + second)) >= self._deadline
+            if len(pairs) < _LEAST_ROUNDS:
+                if is_late:
+                    raise NotInTimeError("the time would be up before the program was run often enough")
+            elif is_late or start >= until or _is_narrow(pairs):
                 break
-            if late and time.perf_counter() >= self._deadline:
-                raise NotInTimeError(f"the time was up after {len(pairs)} rounds of the program")
+            rounds = self._by_the_device(one, other, longest) or [_in_turn(one, other, calls, len(pairs))]
+            self._last = len(rounds), time.perf_counter() - start
+            pairs += rounds
         return _ratio(pairs)
+
+    def _seconds_for(self, rounds: int) -> float:
+        """What so many rounds will take, one at least: what is run at one go cannot be stopped half-way."""
+        count, seconds = self._last
+        return seconds * math.ceil(rounds / count)
+
+    def leaving_time_to_compare(self) -> ProgramStep:
+        """The same program with an earlier deadline, so that one comparison can follow."""
+        sooner = copy.copy(self)
+        sooner._deadline -= self._seconds_for(_LEAST_ROUNDS)
+        return sooner
 
     def _by_the_device(self, one: Form, other: Form, seconds: float) -> list[tuple[float, float]]:
         """Pairs by the device's own clock, some in one trace; none where it cannot be had."""
@@ -257,6 +276,11 @@ def _seconds(run: Callable[[], Any], calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
+def _is_narrow(pairs: Sequence[tuple[float, float]]) -> bool:
+    ratio = _ratio(pairs)
+    return ratio.high - ratio.low < _NARROW
+
+
 def _ratio(pairs: Sequence[tuple[float, float]]) -> Ratio:
     ratios = sorted(one / other for one, other in pairs)
     # An interval for the median from the order of the ratios: about 95% by the normal approximation.
@@ -286,7 +310,8 @@ def confirm(
         if not found.is_improvement:
             # One change alone has been tried by now.
             alone = len(changes) == 1
-            kept, after, note = (set(), before, "") if alone else _one_by_one(step, before, changes)
+            sooner = step.leaving_time_to_compare()
+            kept, after, note = (set(), before, "") if alone else _one_by_one(sooner, before, changes)
             note = _TOO_NOISY if alone and found.is_noisy else note
             found = step.compare(after, before) if kept else replace(found, middle=1.0, low=1.0, high=1.0)
     except NotConfirmedError as error:
