@@ -796,6 +796,24 @@ def test_a_trace_holds_all_rounds_that_are_needed_unless_they_take_long(monkeypa
     assert len(clock.rounds_asked[0]) == rounds
 
 
+def test_the_seconds_of_a_device_s_first_trace_say_nothing_about_the_next(monkeypatch):
+    """It starts the profiler; those behind it are known by what the one before took."""
+    passed = []
+
+    class Slow(DeviceClock):
+        def rounds(self, schedule):
+            passed.append(0.5 if passed else 5.0)
+            return super().rounds(schedule)
+
+    step, one, other = stepped(Slow(0.9, 1.1))
+    monkeypatch.setattr(module, "_seconds", lambda run, calls: 0.01)
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: sum(passed)))
+    # An interval that stays wide: all rounds that there is time for.
+    step._deadline = 7.3
+    assert step.compare(one, other).rounds == 9 * 5
+    assert sum(passed) == 7.0
+
+
 def test_where_the_device_s_clock_cannot_be_had_the_host_s_serves(monkeypatch):
     """From then on, and without a word."""
 

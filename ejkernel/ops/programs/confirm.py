@@ -145,8 +145,10 @@ class ProgramStep:
         self._deadline = deadline
         # A device's own clock leaves out launches; None: the host's.
         self._clock = ProfilerClock() if default_device().platform in ("gpu", "tpu") else None
-        # The rounds that were run last at one go, and the seconds that they took.
+        # The rounds that were run last at one go, and the seconds that they took. A device's first trace, which alone
+        # may take seconds to end, says nothing about the next one.
         self._last = (1, 0.0)
+        self._has_traced = False
         for leaf in self._call.leaves:
             if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
                 raise NotConfirmedError("an argument was donated or deleted; pass arrays that can be read")
@@ -204,7 +206,9 @@ class ProgramStep:
             elif is_late or start >= until or _is_narrow(pairs):
                 break
             rounds = self._by_the_device(one, other, longest) or [_in_turn(one, other, calls, len(pairs))]
-            self._last = len(rounds), time.perf_counter() - start
+            if self._clock is None or self._has_traced:
+                self._last = len(rounds), time.perf_counter() - start
+            self._has_traced = True
             pairs += rounds
         return _ratio(pairs)
 
