@@ -331,6 +331,7 @@ def test_a_documented_path_works(module, name):
         ("import ejkernel.ops; ejkernel.ops.GeneticSearch", "GuidedSearch"),
         ("from ejkernel.ops.config.wrappers import MemoryStore", "ejkernel.ops.store.layered.MemoryStore"),
         ("from ejkernel.ops.config import maintenance; maintenance.prune", "ejkernel.ops.store.maintenance.prune"),
+        ("from ejkernel.library.moe_dispatch import moe_combine", "ejkernel.library.moe_combine.moe_combine"),
     ],
 )
 def test_what_goes_with_the_next_release_warns_once(statement, new):
@@ -346,7 +347,7 @@ def test_a_module_that_has_moved_has_no_other_names():
     """A name that was never there is the usual error, without a warning."""
     from ejkernel.ops.config import maintenance, wrappers
 
-    for module in (maintenance, wrappers):
+    for module in (maintenance, wrappers, importlib.import_module("ejkernel.library.moe_dispatch")):
         with pytest.raises(AttributeError, match="no_such_name"):
             _ = module.no_such_name
 

@@ -234,6 +234,7 @@ def packs() -> Iterator[HealthFinding]:
 
 def remote() -> Iterator[HealthFinding]:
     """The remote of the settings: is it there, how long does it take, and are its entries believed?"""
+    from ..ops.core import formatting
     from ..ops.core.errors import OpsError, SettingError
     from ..ops.settings import Settings
     from ..ops.store.remote.remote_store import RemoteStore
@@ -257,7 +258,7 @@ def remote() -> Iterator[HealthFinding]:
         )
         return
     way = "read and written" if settings.remote_write else "read"
-    yield HealthFinding("ok", "remote", f"{store} answers in {seconds:.2f} s, and is {way}")
+    yield HealthFinding("ok", "remote", f"{store} answers in {formatting.seconds(seconds)}, and is {way}")
     if store.signer is None:
         advice = "set EJKERNEL_OPS_REMOTE_KEY to the team's key to have signed entries believed"
         yield HealthFinding(

@@ -138,7 +138,7 @@ def report(found: Found) -> Iterator[tuple[str, str]]:
         yield f"  from disk  in {formatting.seconds(found.seconds)}, compiling included; nothing was measured", ""
     else:
         late = ", until the time was up" if record.stop == "deadline" else ""
-        yield f"  measured   {len(record.trials)} candidates in {found.seconds:.1f} s{late}", ""
+        yield f"  measured   {len(record.trials)} candidates in {formatting.duration(found.seconds)}{late}", ""
     yield f"  kept in    {shortened(found.path)}", "dim"
 
 
@@ -206,7 +206,8 @@ def summary(paper: Paper, results: Sequence[Found], seconds: float) -> None:
     """The last lines."""
     disk = sum(found.from_disk for found in results)
     faster = [found for found in results if _surely_gains(found.record)]
-    paper.write(f"{len(results)} operations in {seconds:.0f} s, {disk} of them answered from disk", "title")
+    taken = formatting.duration(seconds, 0)
+    paper.write(f"{len(results)} operations in {taken}, {disk} of them answered from disk", "title")
     noisy = [found for found in results if found.record is not None and verdict(found.record).kind == "noisy"]
     unsure = f"{len(noisy)} are too noisy to tell; " if noisy else ""
     gains = f"{len(faster)} gain surely by tuning; {unsure}for the others the heuristic choice is as good"
@@ -229,7 +230,8 @@ def whole_step(paper: Paper, stores: OperationStores) -> None:
     for line in textwrap.wrap(str(result.confirmation), 78, subsequent_indent="  "):
         paper.write(f"  {line}", "good" if result.confirmation and result.confirmation.gain[1] > 1 else "")
     taken = time.perf_counter() - start
-    paper.write(f"  {len(measured)} of {len(result.entries)} calls have several ways; done in {taken:.0f} s", "dim")
+    done = formatting.duration(taken, 0)
+    paper.write(f"  {len(measured)} of {len(result.entries)} calls have several ways; done in {done}", "dim")
 
 
 if __name__ == "__main__":

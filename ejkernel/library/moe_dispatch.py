@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -197,3 +199,16 @@ def moe_dispatch(
 @planned()
 def _sent(x: jax.Array, experts: jax.Array, *, count: int, cfg: Any, executor: Any) -> Any:
     return plan(MoeDispatch(), x, experts, count=count, cfg=cfg, executor=executor)
+
+
+def __getattr__(name: str) -> Any:
+    # The other half was in this file once.
+    if name not in ("MoeCombine", "MoeCombineConfig", "moe_combine"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = f"{__package__}.moe_combine"
+    warnings.warn(
+        f"{__name__}.{name} is {place}.{name} now; the old path goes with the next release",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return getattr(importlib.import_module(place), name)

@@ -5,6 +5,7 @@ Covers `core/request.py`.
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,20 @@ from typing import Any
 import pytest
 from fakes import Blocks, DictStore, Doubling, Listener, TableTuner, call_of, key_of
 
-from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor, counters, explain
+from ejkernel.ops import (
+    AutotuneOptions,
+    AutotunePolicy,
+    AutotuningResult,
+    ConfigCache,
+    ConfigSelectorChain,
+    Executor,
+    autotune,
+    counters,
+    explain,
+    freeze,
+)
 from ejkernel.ops.config.selection import _Proposal
+from ejkernel.ops.config.tuning_budget import TuningWarning
 from ejkernel.ops.config.walk import Off, Tier, preview, walk
 from ejkernel.ops.core.device import environment
 from ejkernel.ops.core.request import Hit, Keep, Miss, Planned, Request, ask
@@ -215,6 +228,29 @@ def test_a_program_that_is_frozen_calls_an_added_guess_a_guess():
     with calls_made() as calls:
         chain.choose(CALL, KERNEL)
     assert [entry.source for entry in calls.entries.values()] == ["guess"]
+
+
+@dataclass(frozen=True, eq=False)
+class NearbyTier(PredictedTier):
+    """The cfg of a call of nearly this shape: a guess of a tier that no list of names has."""
+
+    name = "nearby"
+
+
+def test_a_result_calls_an_added_guess_a_guess(tmp_path):
+    """A call that was not tuned keeps it, no store has it, a frozen program calls it a guess, and files say so."""
+    chain = selector(NearbyTier(Blocks(4)), place=-1)
+    chain.tuner.broken = True
+    with pytest.warns(TuningWarning, match="no candidate ran"):
+        result = autotune([(KERNEL, CALL)], tuning=AutotuneOptions(selector=chain, progress=False))
+    (entry,) = result.entries
+    assert (entry.source, entry.cfg, entry.is_guess) == ("nearby", Blocks(4), True)
+    store = DictStore()
+    assert result.save(store) == 0
+    assert AutotuningResult.loads(result.dumps()).entries[0].is_guess
+    freeze(tmp_path / "calls.lock", result)
+    raws = json.loads((tmp_path / "calls.lock").read_text()).values()
+    assert [raw["source"] for raw in raws if "cfg" in raw] == ["guess"]
 
 
 # What a decision carries.

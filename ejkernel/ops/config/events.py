@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..core import codec
+from ..core import codec, formatting
 from ..core.key import Key
 from ..core.shown import Shown
 from ..tuning.progress import log, outcome
@@ -63,7 +63,9 @@ def _sentence(event: str, key: Key, tier: str | None, data: Mapping[str, Any]) -
     title = f"{key.op_id} {key.call_key}"
     if event == "autotune_finish":
         record, seconds = data.get("record"), data.get("seconds", 0.0)
-        return f"tuning {title} failed after {seconds:.1f} s" if record is None else outcome(title, record, seconds)
+        if record is None:
+            return f"tuning {title} failed after {formatting.duration(seconds)}"
+        return outcome(title, record, seconds)
     if event == "error":
         return f"no configuration for {title}"
     if event == "autotune_start":

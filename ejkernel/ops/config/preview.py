@@ -19,7 +19,7 @@ def entry_behind(selector: ConfigSelectorChain[Any, Any], key: Key, cfg: Any) ->
     """The stored entry with this cfg and where it lies; None where no store or pack has it."""
     for store in selector.stores():
         entry = peek(store, key)
-        if entry is not None and cfgs.key(entry.cfg) == cfgs.key(cfg):
+        if entry is not None and cfgs.same_kept(entry.cfg, cfg):
             return entry, str(store)
     return None
 
@@ -27,7 +27,7 @@ def entry_behind(selector: ConfigSelectorChain[Any, Any], key: Key, cfg: Any) ->
 def record_behind(selector: ConfigSelectorChain[Any, Any], key: Key, cfg: Any) -> Record | None:
     """The record of the tuning that gave this cfg, where it was kept."""
     record = selector.record_of(key)
-    return record if record is not None and cfgs.key(record.cfg) == cfgs.key(cfg) else None
+    return record if record is not None and cfgs.same_kept(record.cfg, cfg) else None
 
 
 def near_misses(selector: ConfigSelectorChain[Any, Any], request: Request) -> tuple[Near, ...]:

@@ -14,9 +14,10 @@ import jax
 from ..core.cfg import distinct
 from ..core.errors import OutOfTimeError, RetuneError
 from ..core.key import Key
-from ..core.record import Record, Trial
+from ..core.record import Record
 from ..core.request import Hit, Request
 from ..settings import default_folder, journal_folder
+from ..tuning.candidates import found_meanwhile
 from ..tuning.device_lock import device_lock, turn_name
 from ..tuning.interrupted import TuningInterrupted
 from ..tuning.job import TuningJob
@@ -149,8 +150,7 @@ class TuningRuns:
         first = answered() if record.stop != "settled" else None
         if first is None or len(distinct([first[0], record.cfg])) == 1:
             return record
-        found = Trial(first[0], "skipped", "found by another process meanwhile")
-        return replace(record, stop="settled", trials=(*record.trials, found), winner=len(record.trials))
+        return found_meanwhile(record, record.trials, first[0])
 
     def _answer_in_store(self, request: Request) -> tuple[Any] | None:
         found = None if self._parts.store is None else StoreTier(self._parts.store).find(request)

@@ -12,8 +12,13 @@ from .errors import ConfigTypeError
 
 
 def same(one: Any, other: Any) -> bool:
-    """Are these one cfg to a kernel? 1, 1.0 and True are three."""
+    """Are these one cfg to a kernel, of one type? 1, 1.0 and True are three."""
     return one is other or (_form(one) == _form(other) and _equal(one, other))
+
+
+def same_kept(one: Any, other: Any) -> bool:
+    """Would a file hold these as one cfg? A store without its kernel gives plain JSON back, and no type."""
+    return key(one) == key(other)
 
 
 def key(cfg: Any) -> str:

@@ -62,6 +62,11 @@ def seconds(value: float | None) -> str:
     return f"{value / 1e-9:.3g} ns"
 
 
+def duration(value: float, digits: int = 1) -> str:
+    """A time that a person waited, or will: in seconds, however long."""
+    return f"{value:.{digits}f} s"
+
+
 def short(cfg: Any) -> str:
     """A cfg's fields that say something: `triton rows=8` for an implementation with one more field.
 

@@ -37,7 +37,8 @@ class Agreed(Shown):
 
     def __str__(self) -> str:
         """The decision in a line or two."""
-        waits = ", ".join(f"{process} {seconds:.3f} s" for process, seconds in sorted(self.waited.items()))
+        each = sorted(self.waited.items())
+        waits = ", ".join(f"{process} {formatting.seconds(seconds)}" for process, seconds in each)
         text = f"{self.key}, {self.objective}: {describe(self.cfg)} from {self.tier} of process {self.process}"
         return f"{text}; waited: {waits or 'no process'}" + (f"\n  {self.why}" if self.why else "")
 

@@ -12,10 +12,12 @@ from typing import Any, Literal
 from .. import _jax
 from ..config.cache import overlay_cache
 from ..config.preview import record_behind
+from ..config.tiers import OverrideTier
 from ..core.cfg import same
 from ..core.errors import SettingError
 from ..core.key import Key
 from ..core.record import Record
+from ..core.request import Decision
 from ..core.shown import Shown
 from ..timing.race import low_end
 from ..tuning.job import program_end
@@ -325,11 +327,16 @@ class BatchTuner:
                 # The entry may go into an overlay, where a guess would take precedence over a known cfg.
                 found, why = first.decide_untuned(call.inv, call.kernel), dict(decision.misses).get("autotune", "")
                 failed = None if decision.failed is None else replace(decision.failed, winner=None)
-                return self._entry(call, found.cfg, record=failed, source=found.tier, note=why)
+                return self._untuned(call, found, failed, why)
             for other in others:
                 other.adopt(call.inv, call.kernel, decision.record)
         self._note_change(call, decision.cfg, before.cfg)
         return self._entry(call, decision.cfg, record=decision.record, source="autotune")
+
+    def _untuned(self, call: FoundCall, found: Decision, failed: Record | None, why: str) -> Entry:
+        """The entry of a call that keeps the answer that it has without a tuning."""
+        guessed = not found.measured and found.tier != OverrideTier.name
+        return self._entry(call, found.cfg, record=failed, source=found.tier, note=why, guessed=guessed)
 
     def _entry(self, call: FoundCall, cfg: Any, **about: Any) -> Entry:
         device = "" if call.key.device == self.device else call.key.device

@@ -213,12 +213,12 @@ class ProgramStep:
         return _ratio(pairs)
 
     def _seconds_for(self, rounds: int) -> float:
-        """What so many rounds will take, one at least: what is run at one go cannot be stopped half-way."""
+        """Seconds for so many rounds: those that are run at one go cannot be stopped half-way."""
         count, seconds = self._last
         return seconds * math.ceil(rounds / count)
 
     def leaving_time_to_compare(self) -> ProgramStep:
-        """The same program with an earlier deadline, so that one comparison can follow."""
+        """A copy with an earlier deadline, so that one comparison can follow."""
         sooner = copy.copy(self)
         sooner._deadline -= self._seconds_for(_LEAST_ROUNDS)
         return sooner

@@ -90,7 +90,7 @@ def _selector(selector: ConfigSelectorChain[Any, Any]) -> Entries:
             entries[key] = _timeless(found)
     for key, (cfg, objective, call) in selector.cache.entries():
         kept = entries.get(key)
-        if kept is None or cfgs.key(kept.cfg) != cfgs.key(cfg):
+        if kept is None or not cfgs.same_kept(kept.cfg, cfg):
             tuned = objective is not None
             entries[key] = StoredEntry(
                 cfg, environment(key.device), "autotune" if tuned else "hand", objective, call=call

@@ -91,7 +91,7 @@ class Progress:
     def finished(self, result: AutotuningResult) -> None:
         """Everything is done, or was stopped."""
         word = "interrupted" if result.interrupted else "done"
-        self._line(f"{word} after {self._clock() - self._start:.1f} s: {result.totals}")
+        self._line(f"{word} after {formatting.duration(self._clock() - self._start)}: {result.totals}")
         if result.confirmation is not None:
             self._line(str(result.confirmation))
 

@@ -59,6 +59,8 @@ def written(result: AutotuningResult) -> str:
 def _line(entry: Entry) -> str:
     data = {name: getattr(entry, name) for name in _TEXTS}
     record = None if entry.record is None else entry.record.as_json()
+    # Earlier releases know the tiers that guess by their names, and so does the reader where this is missing.
+    data |= {} if entry.guessed is None else {"guessed": entry.guessed}
     data |= {"count": entry.count, "cfg": codec.encode(entry.cfg), "record": record}
     return json.dumps(data, allow_nan=False)
 
@@ -104,7 +106,11 @@ def _entry(data: Mapping[str, Any], cfg_types: Mapping[str, Any]) -> Entry:
     load: Callable[[Any], Any] = (lambda cfg: cfg) if kind is None else (lambda cfg: codec.decode(kind, cfg))
     record = None if data["record"] is None else Record.from_json(data["record"], load)
     texts = {name: data[name] for name in _TEXTS}
-    return Entry(**texts, cfg=load(data["cfg"]), record=record, count=data["count"], is_plain=kind is None)
+    guessed = data.get("guessed")
+    if guessed is not None:
+        _check(data, {"guessed": bool})
+    how: dict[str, Any] = {"count": data["count"], "guessed": guessed, "is_plain": kind is None}
+    return Entry(**texts, cfg=load(data["cfg"]), record=record, **how)
 
 
 def _confirmation_json(found: Confirmation) -> dict[str, Any]:

@@ -69,6 +69,8 @@ class Entry(Shown):
     count: int = 1
     # Empty: the result's.
     device: str = ""
+    # Is the cfg a guess of a tier's? None: by the name of the tier.
+    guessed: bool | None = field(default=None, compare=False)
     # Read from a file, and plain JSON until the kernel rebuilds it.
     is_plain: bool = field(default=False, compare=False, repr=False)
 
@@ -84,7 +86,11 @@ class Entry(Shown):
     @property
     def is_guess(self) -> bool:
         """Is this what the kernel's author would take, unmeasured?"""
-        return self.source in ("heuristics", "predicted")
+        return self.source in _GUESSING if self.guessed is None else self.guessed
+
+
+# Tiers that guess, for entries of files that do not say it.
+_GUESSING = ("heuristics", "predicted")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Difference:
         if self.after is None:
             return "gone"
         said = []
-        if cfgs.key(self.before.cfg) != cfgs.key(self.after.cfg):
+        if not cfgs.same_kept(self.before.cfg, self.after.cfg):
             said.append(f"{formatting.short(self.before.cfg)} became {formatting.short(self.after.cfg)}")
         ratio = self.ratio
         if ratio is not None and abs(ratio - 1) > _SAME:

@@ -34,7 +34,7 @@ class Explanation(Shown):
     op_id: str
     call_key: str
     call: Mapping[str, str]
-    # override, overlay, memory, persistent, packs, autotune, seeds, predicted, heuristics or error.
+    # override, overlay, memory, persistent, remote, packs, autotune, seeds, predicted, heuristics or error.
     tier: str
     # None where it would have to be tuned first, or where nothing answers.
     cfg: Any

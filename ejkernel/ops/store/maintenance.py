@@ -145,7 +145,7 @@ def merge(into: Store, other: Store, prefer: Prefer = "newest") -> Merged:
         if mine is None:
             into.keep(key, _imported(theirs))
             added += 1
-        elif cfgs.key(mine.cfg) != cfgs.key(theirs.cfg):
+        elif not cfgs.same_kept(mine.cfg, theirs.cfg):
             conflicts.append(key)
             if later(theirs, mine):
                 into.keep(key, _imported(theirs))

@@ -6,10 +6,10 @@
                   +-> twin: its lowered program is an earlier candidate's, which runs for both
 
 A candidate leaves for good with a status of `core.record` that says why: compile, memory, runtime, wrong, timeout,
-crash or skipped. It may do so from every state, and no candidate comes back. `NEXT` has every step that is allowed;
-`advance` refuses any other, keeps what is known of the candidate as a `Trial`, lets go of the program of one that is
-out, and tells the observer, which may be a journal. Compiling, checking and racing are elsewhere: they read this set
-and call `advance`, all on the thread that tunes, so that there is no lock here.
+crash or skipped. It may do so from every state but `twin`, and no candidate comes back. `NEXT` has every step that is
+allowed; `advance` refuses any other, keeps what is known of the candidate as a `Trial`, lets go of the program of one
+that is out, and tells the observer, which may be a journal. Compiling, checking and racing are elsewhere: they read
+this set and call `advance`, all on the thread that tunes, so that there is no lock here.
 """
 
 from __future__ import annotations
@@ -166,9 +166,8 @@ class CandidateSet:
         return replace(shared, cfg=own.cfg, compile_s=own.compile_s, message=message)
 
 
-def found_meanwhile(record: Record, candidates: CandidateSet, cfg: Any) -> Record:
+def found_meanwhile(record: Record, trials: Sequence[Trial], cfg: Any) -> Record:
     """The record of a tuning that another process was faster with."""
-    trials = candidates.trials()
     found = Trial(cfg, "skipped", "found by another process meanwhile")
     return replace(record, stop="settled", trials=(*trials, found), winner=len(trials))
 

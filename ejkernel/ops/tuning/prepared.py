@@ -265,7 +265,7 @@ class PreparedTuning:
             phases.ended("waiting for the device")
             answer = (driver and driver.answer) or self._answered_elsewhere()
             if answer is not None:
-                return found_meanwhile(record, runner.candidates, answer[0])
+                return found_meanwhile(record, runner.candidates.trials(), answer[0])
             runner.check(deadline)
             # On an accelerator candidates are checked while others still compile.
             phases.ended("checking")

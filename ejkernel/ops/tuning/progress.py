@@ -113,7 +113,7 @@ class Line:
             gain = "" if self._best.gain is None else f" ({self._best.gain:.2f}x)"
             parts.append(f"best {formatting.seconds(self._best.best_s)}{gain}")
         if self._until is not None:
-            parts.append(f"{max(self._until - now, 0):.0f} s left")
+            parts.append(f"{formatting.duration(max(self._until - now, 0), 0)} left")
         return "  ".join(parts)
 
     def close(self) -> None:
@@ -242,7 +242,7 @@ def outcome(title: str, record: Record, seconds: float) -> str:
     if record.stop == "settled":
         return f"{title} was tuned by another process meanwhile"
     trials = sum(trial.status != "invalid" for trial in record.trials)
-    return f"tuned {title}: {trials} candidates in {seconds:.1f} s, {verdict(record).text}"
+    return f"tuned {title}: {trials} candidates in {formatting.duration(seconds)}, {verdict(record).text}"
 
 
 class _TuningTotals:
@@ -270,7 +270,7 @@ class _TuningTotals:
         keys = "1 key" if self.keys == 1 else f"{self.keys} keys"
         gain = math.exp(sum(map(math.log, self.gains)) / len(self.gains)) if self.gains else None
         faster = "" if gain is None else f", on average {gain:.2f} times as fast as the heuristic cfgs"
-        return f"{keys} tuned in {self.seconds:.1f} s{faster}"
+        return f"{keys} tuned in {formatting.duration(self.seconds)}{faster}"
 
     def say(self) -> None:
         log.info(self.text())

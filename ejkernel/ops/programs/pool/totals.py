@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
+from ...core import formatting
+
 
 @dataclass
 class WorkerTotals:
@@ -19,7 +21,7 @@ class WorkerTotals:
         """The totals in a few words."""
         more = [f"{count} {word}" for count, word in ((self.failed, "failed"), (self.refused, "refused")) if count]
         calls = "1 call" if self.tuned == 1 else f"{self.tuned} calls"
-        return f"{', '.join([f'{calls} tuned', *more])} in {self.seconds:.1f} s"
+        return f"{', '.join([f'{calls} tuned', *more])} in {formatting.duration(self.seconds)}"
 
 
 # A result lists so many workers; the others share a line.

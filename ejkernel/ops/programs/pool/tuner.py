@@ -12,7 +12,7 @@ from typing import Any, final
 import jaxlib.version
 
 from ..._version import __version__
-from ...core import codec
+from ...core import codec, formatting
 from ...core.cfg import same
 from ...core.errors import OpsError, SignatureError
 from ...core.key import Key
@@ -286,7 +286,7 @@ class PoolTuner(BatchTuner):
             with call.restored():
                 found = first.decide_untuned(call.inv, call.kernel)
             failed = None if failed is None else replace(failed, winner=None)
-            return self._entry(call, found.cfg, record=failed, source=found.tier, note=outcome.why)
+            return self._untuned(call, found, failed, outcome.why)
         record = rebuilt_record(call, outcome.record)
         if record.winner is None:
             raise SignatureError("it has no winner")
@@ -341,8 +341,9 @@ class PoolTuner(BatchTuner):
     def _time_left(self, schedule: Schedule) -> str:
         """The rest of the budget, else an estimate by the calls so far."""
         if self.deadline < math.inf:
-            return f"{max(0.0, self._left()):.0f} s left"
+            return f"{formatting.duration(max(0.0, self._left()), 0)} left"
         if not self._taken:
             return ""
         calls = sum(len(work.calls) for work in schedule.left)
-        return f"about {calls * sum(self._taken) / len(self._taken) / max(1, schedule.under_way):.0f} s left"
+        left = calls * sum(self._taken) / len(self._taken) / max(1, schedule.under_way)
+        return f"about {formatting.duration(left, 0)} left"

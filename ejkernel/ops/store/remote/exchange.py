@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ...core import formatting
 from ...core.key import Key
 from ..snapshot import Raw
 from ..store import Store, StoredEntry
@@ -99,7 +100,7 @@ def _judged(new: Raw, old: Raw | None, prefer: Prefer) -> tuple[What, str]:
     if prefer == "fastest":
         mine, theirs = _seconds(new), _seconds(old)
         if mine < theirs:
-            return "replaced", f"faster: {mine:.3g} s instead of {theirs:.3g} s"
+            return "replaced", f"faster: {formatting.seconds(mine)} instead of {formatting.seconds(theirs)}"
         return "kept", "the entry there is not slower"
     mine_at, theirs_at = str(new.get("when", "")), str(old.get("when", ""))
     if mine_at > theirs_at:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar, final
 
+from ...core import formatting
 from ...core.errors import OpsError
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class Patience:
         answered = answer.wait(left)
         self._count(self._clock() - start)
         if not answered:
-            self._leave_out(f"it did not answer within {left:.1f} s")
+            self._leave_out(f"it did not answer within {formatting.duration(left)}")
             raise LeftOutError(self.reason)
         if answer.error is None:
             self._failures = 0

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
+from ...core import formatting
 from ...core.errors import IsolationError
 from ...core.record import Status
 from ..journal.observer import Doing
@@ -145,7 +146,7 @@ class Watchdog:
 
     def _compared(self, limit: float) -> str:
         shortened = limit < self.isolation.run_seconds
-        return f" where another one took {self._quickest:.2g} s" if shortened else ""
+        return f" where another one took {formatting.seconds(self._quickest)}" if shortened else ""
 
     def blame(self, ended: KillReason | None, status: int, words: str, *, beside: bool = False) -> Blame | None:
         """The candidate that ended the worker; None where the next worker has to show which it was.
