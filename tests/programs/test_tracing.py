@@ -279,8 +279,9 @@ def test_a_program_that_takes_two_processes_down_is_out_unless_they_were_killed(
     sending = compiling._send
 
     def send(process, task, known):
-        sending(process, task, known)
+        # Before it hears of the program: it might refuse it first.
         os.kill(process.pid, number)
+        sending(process, task, known)
 
     monkeypatch.setattr(compiling, "_send", send)
     found = call.executable(b"no program", quickly=False).result(60)
