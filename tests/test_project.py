@@ -440,15 +440,38 @@ def test_importing_costs_little_beside_jax(tmp_path):
 # Names.
 
 
+# A name in CapWords, as classes and aliases of types have; constants are written in capitals.
+CAP_WORDS = re.compile(r"[A-Z]\w*[a-z]\w*")
+
+
+def defined_types(source: str) -> list[str]:
+    """The classes of a text's outermost level that other modules may name, and its aliases of types."""
+    found = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign):
+            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.append(node.target.id)
+    return [name for name in found if CAP_WORDS.fullmatch(name)]
+
+
 @pytest.mark.one_leg
 def test_no_two_classes_have_one_name():
-    """A class that other modules may name is found by its name alone; those of one module alone begin with `_`."""
+    """A class or an alias that other modules may name is found by its name alone; those of one module begin with `_`."""
     places = defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(str(path.relative_to(PACKAGE)))
+        for name in defined_types(path.read_text(encoding="utf-8")):
+            places[name].append(str(path.relative_to(PACKAGE)))
+    assert len(places) > 300
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_the_test_of_names_sees_aliases():
+    """An alias of a type shares its name as a class does; constants and private names do not count."""
+    lines = ["class Row: ...", "Rows = Sequence[Row]", "Known: TypeAlias = 'Row'", "MOST = 3", "_Own = Row", "rows = []"]
+    assert defined_types("\n".join(lines)) == ["Row", "Rows", "Known"]
 
 
 @pytest.mark.one_leg

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from .errors import CommandError, Status
+from .errors import CommandError, ExitStatus
 from .parsing import Command, Parser
 from .program import add_device, add_trust, call, function_at, is_function, kind_of, on_device, pair, program_at
 from .screen import write, write_json
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         guesses = sum(entry.source == "guess" for entry in lock.entries.values())
         write(f"{len(lock.entries)} decisions in {lock.path}" + (f", {guesses} of them guesses" if guesses else ""))
         write(f"review it, then run the program with EJKERNEL_OPS_LOCK={options.output}", "dim")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 def _frozen(options: argparse.Namespace) -> Any:

@@ -70,7 +70,7 @@ def topic_of(request: Request, tuning: int = 0) -> Topic:
 VerdictAndDecision = tuple[Verdict, Decision | None]
 
 
-class Round:
+class Participation:
     """One process's part in the decision on one topic."""
 
     def __init__(

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...core.key import Key
+from ..maintenance import Prefer
 from ..snapshot import Raw
 from ..store import Store, StoredEntry
 from .layout import folder_of
 from .remote_store import RemoteStore, in_parallel
 
 What = Literal["added", "replaced", "kept", "refused"]
-Prefer = Literal["newest", "fastest"]
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, final, get_args
+from typing import TypeVar, final, get_args
 
 from ...core import codec, invalidation
 from ...core.errors import OpsError, SettingError, StoreError
 from ...core.key import Key
 from ...settings import Settings, default_folder
+from ..faults import OnFault
 from ..files import LARGEST_ENTRY
 from ..layered import ByKey
 from ..snapshot import Raw, Snapshot, key_hash, order, read, read_key, spell
@@ -28,7 +29,6 @@ from .patience import LeftOutError, Patience, UnusableError, said, within
 from .signing import Signer, is_signed, signer_of
 from .writer import BackgroundWriter
 
-OnFault = Literal["warn", "raise"]
 T = TypeVar("T")
 R = TypeVar("R")
 
