@@ -29,12 +29,15 @@ def arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes the lock file."""
     with on_device(options.device):
-        lock = _frozen(options)
+        lock_file = _frozen(options)
     if options.json:
-        write_json({"path": lock.path, "calls": [key._asdict() for key in sorted(lock.entries)]})
+        write_json({"path": lock_file.path, "calls": [key._asdict() for key in sorted(lock_file.entries)]})
     else:
-        guesses = sum(entry.source == "guess" for entry in lock.entries.values())
-        write(f"{len(lock.entries)} decisions in {lock.path}" + (f", {guesses} of them guesses" if guesses else ""))
+        guesses = sum(entry.source == "guess" for entry in lock_file.entries.values())
+        write(
+            f"{len(lock_file.entries)} decisions in {lock_file.path}"
+            + (f", {guesses} of them guesses" if guesses else "")
+        )
         write(f"review it, then run the program with EJKERNEL_OPS_LOCK={options.output}", "dim")
     return ExitStatus.DONE
 

@@ -37,9 +37,9 @@ def near_misses(selector: ConfigSelectorChain[Any, Any], request: Request) -> tu
 
 def _known(selector: ConfigSelectorChain[Any, Any], op: str) -> Iterator[KnownCall]:
     yield from (KnownCall(key, {}, "the overlays in force") for key in overlay_in_force())
-    lock = selector.lock_file
-    if lock is not None:
-        yield from lock.known()
+    lock_file = selector.lock_file
+    if lock_file is not None:
+        yield from lock_file.known()
         return
     stored: set[Key] = set()
     for store in selector.stores():
