@@ -112,7 +112,7 @@ class Participation:
         with self.member.heartbeat.beating():
             if not self.service.set_once(self.claim, mine.dumps()):
                 return None
-            # A process that knew a cfg may have published it since this one looked: then nothing is measured.
+            # A process that knew a cfg may have published it since this one asked: then nothing is measured.
             standing = self.service.get(self.verdict)
             if standing is not None:
                 return self._follow(standing), None

@@ -37,7 +37,7 @@ class Verified:
 
 def verify(cache: PersistentCache[Any]) -> Verified:
     """Reads every entry and checks it; changes nothing on disk."""
-    # Not a look of the entry log: that would set damaged files aside.
+    # Not a read of the entry log: that would set damaged files aside.
     path = files.resolved(cache.path)
     folder = path + ".d"
     waiting = entry_names(path)

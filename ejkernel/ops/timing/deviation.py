@@ -108,7 +108,7 @@ def numbers_of(xp: Any, got: Any, want: Any, scales: Scales, limits: Limits) -> 
     wide = _wide(want)
     got, want = got.astype(wide), want.astype(wide)
     off, unlike = got - want, None
-    # On the host one look tells that nothing of this is needed.
+    # On the host one test tells that nothing of this is needed.
     if xp is not np or not np.isfinite(off).all():
         finite = xp.isfinite(want)
         same = (got == want) | (xp.isnan(got) & xp.isnan(want))
