@@ -35,7 +35,7 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "record": None,
         "stamp": "hash",
         "progress": "auto",
-        "lock": None,
+        "lock_file": None,
         "packs": (),
         "remote": None,
         "remote_write": False,
