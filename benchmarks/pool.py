@@ -34,7 +34,7 @@ START_SECONDS = 8.0
 TUNINGS = (2.0, 2.0, 6.8, 6.8, 6.8, 8.6, 13.5, 13.5, 14.0, 27.1, 60.0)
 
 # This process has a turn at least so often.
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 # Saturated: twice as many workers are not even so many times as fast.
 WORTH = 1.4
 
@@ -181,7 +181,7 @@ def simulated(
             # A process that is ended with its straggler is replaced by one that starts.
             begin, cold, idle = (start_seconds if cold else 0.0), max(0, cold - 1), idle - 1
             heapq.heappush(events, (now + begin + sum(seconds[key] for key in work.calls), number))
-        if events and events[0][0] <= now + min(LOOK_SECONDS, late):
+        if events and events[0][0] <= now + min(POLL_SECONDS, late):
             at, number = heapq.heappop(events)
             now, idle = max(now, at), idle + 1
             began = clock()
@@ -195,7 +195,7 @@ def simulated(
                 events, waiting = running, [one for one in waiting if one[1] not in vain]
                 heapq.heapify(events)
         else:
-            now += min(LOOK_SECONDS, late)
+            now += min(POLL_SECONDS, late)
         now, own, inside = now + spent, own + spent, inside + spent
     return Simulated(workers, now, sum(seconds.values()), max(seconds.values()) + start_seconds, own, inside)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/processors.py PID
 
-adds up the time of a process and its descendants until its input ends: it prints a line after its first look, and a
+adds up the time of a process and its descendants until its input ends: it prints a line after its first reading, and a
 table at the end. `watched_elsewhere` starts that: in the process itself each of some thousand files that are read would
 wait for Python's lock, and so would the tuning.
 """
@@ -30,7 +30,7 @@ _KINDS = {"tracing.tracer": "tracers", "worker.main": "worker"}
 class Processors(Sampling):
     """Adds up processor time in a `with` block: of a process, its descendants, and their busiest threads."""
 
-    # Times are totals, so a look a second misses nothing but what this process itself starts for less.
+    # Times are totals, so a reading a second misses nothing but what this process itself starts for less.
     interval = 1.0
 
     def __init__(self, root: int | None = None) -> None:
@@ -48,7 +48,7 @@ class Processors(Sampling):
         return super().__enter__()
 
     def look(self) -> None:
-        """Adds what was spent since the last look."""
+        """Adds what was spent since the last reading."""
         self._look(counts=True)
 
     def _look(self, *, counts: bool) -> None:
@@ -88,7 +88,7 @@ def watched_elsewhere() -> Iterator[list[str]]:
     table: list[str] = []
     command = [sys.executable, __file__, str(os.getpid())]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as looking:
-        # Python takes a while to start: the block begins once the first look is over.
+        # Python takes a while to start: the block begins once the first reading is over.
         if not looking.stdout.readline():
             raise RuntimeError("the process that watches this one ended at once; its own error is above")
         yield table

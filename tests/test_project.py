@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import compileall
+import functools
 import importlib
 import io
 import os
@@ -441,36 +442,121 @@ def test_importing_costs_little_beside_jax(tmp_path):
 # Names.
 
 
+# A name in CapWords, as classes and aliases of types have; constants are written in capitals.
+CAP_WORDS = re.compile(r"[A-Z]\w*[a-z]\w*")
+
+
+def defined_types(source: str) -> list[str]:
+    """The classes of a text's outermost level that other modules may name, and its aliases of types."""
+    found = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign):
+            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.append(node.target.id)
+    return [name for name in found if CAP_WORDS.fullmatch(name)]
+
+
 @pytest.mark.one_leg
 def test_no_two_classes_have_one_name():
-    """A class that other modules may name is found by its name alone; those of one module alone begin with `_`."""
+    """A class or alias that other modules may name is found by its name alone; those of one module begin with `_`."""
     places = defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(str(path.relative_to(PACKAGE)))
+        for name in defined_types(path.read_text(encoding="utf-8")):
+            places[name].append(str(path.relative_to(PACKAGE)))
+    assert len(places) > 300
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_the_test_of_names_sees_aliases():
+    """An alias of a type shares its name as a class does; constants and private names do not count."""
+    lines = ["class Row: ...", "Rows = list[Row]", "Known: TypeAlias = 'Row'", "MOST = 3", "_Own = Row", "rows = []"]
+    assert defined_types("\n".join(lines)) == ["Row", "Rows", "Known"]
+
+
+def bound_names(source: str) -> list[tuple[str, str]]:
+    """The names that a text gives to functions, classes, parameters, variables and attributes, each with its value."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        targets: list[ast.expr] = []
+        value = ""
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.append((node.name, "def" if not isinstance(node, ast.ClassDef) else "class"))
+        elif isinstance(node, ast.arg):
+            found.append((node.arg, "parameter"))
+        elif isinstance(node, ast.Assign):
+            targets, value = node.targets, ast.unparse(node.value)
+        elif isinstance(node, ast.AnnAssign):
+            targets, value = [node.target], ast.unparse(node.value) if node.value else ""
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension, ast.NamedExpr)):
+            targets = [node.target]
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            targets = [node.optional_vars]
+        for target in targets:
+            parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+            found += [(part.id, value) for part in parts if isinstance(part, ast.Name)]
+            found += [(part.attr, value) for part in parts if isinstance(part, ast.Attribute)]
+    return found
+
+
+@functools.cache
+def all_names() -> dict[str, list[tuple[str, str]]]:
+    """The names that each file of the package binds."""
+    files = sorted(PACKAGE.rglob("*.py"))
+    return {path.relative_to(PACKAGE).as_posix(): bound_names(path.read_text(encoding="utf-8")) for path in files}
+
+
+def names_bound(wrong: Callable[[str, str], bool]) -> dict[str, list[str]]:
+    """The names in the whole package, by file, that a rule finds wrong, given each with its value."""
+    found = {path: sorted({name for name, value in names if wrong(name, value)}) for path, names in all_names().items()}
+    return {path: names for path, names in found.items() if names}
+
+
+def is_a_vague_lock(name: str, value: str) -> bool:
+    """Does this name not say whether it is a mutex, the lock of a file or a lock file? `locked` is a public class."""
+    if name == "_lock":
+        return re.fullmatch(r"threading\.R?Lock\(\)", value) is None
+    return name == "lock" or (name == "locked" and value == "def")
 
 
 @pytest.mark.one_leg
 def test_a_lock_is_a_mutex():
-    """`_lock` is always one of `threading`; a lock file and a locked file are named as such."""
-    found = offenders(
-        lambda path: [
-            ast.unparse(node)
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, (ast.Assign, ast.AnnAssign))
-            and re.match(r"(self\.)?_lock\b", ast.unparse(node))
-            and not re.search(r"= threading\.R?Lock\(\)$", ast.unparse(node))
-        ]
-    )
-    assert found == {}
+    """`_lock` and `mutex` are of `threading`; `file_lock` is the lock of a file, `lock_file` a file with cfgs."""
+    assert names_bound(is_a_vague_lock) == {}
 
 
+@pytest.mark.one_leg
 def test_settled_is_the_end_of_a_record_alone():
-    """The word stands in files, as `Record.stop`, and no function has it for something else."""
-    names = re.compile(r"\b(?:def|class) (\w*settle\w*)", re.IGNORECASE)
-    assert offenders(lambda path: names.findall(path.read_text(encoding="utf-8"))) == {}
+    """The word stands in files, as `Record.stop`, and nothing has it for something else."""
+    assert names_bound(lambda name, value: "settle" in name.lower()) == {}
+
+
+# What has a first look in its name: the brief timing of candidates before a race.
+_HAVE_LOOKS = {f"ops/tuning/{name}.py" for name in ("runner", "worker/runner", "worker/session")}
+
+
+@pytest.mark.one_leg
+def test_a_look_is_a_brief_timing():
+    """A disk is read, and what cannot be waited for is polled."""
+    word = re.compile(r"(?:^|_)look(?:s|ed)?(?:_|$)(?!up|at|through|into)", re.IGNORECASE)
+    assert {*names_bound(lambda name, value: bool(word.search(name)))} == _HAVE_LOOKS
+
+
+def test_the_tests_of_words_see_every_name():
+    """Functions, classes, parameters, variables and attributes."""
+    lines = [
+        "def f(lock, *, settled: bool = True): ...",
+        "class A:",
+        "    lock: int",
+        "self.lock = _lock = open_lock()",
+    ]
+    lines += ["with a as lock, b as _lock: ...", "for lock in a: ...", "lock, found = a", "def locked(): ..."]
+    names = bound_names("\n".join(lines))
+    assert sum(is_a_vague_lock(*each) for each in names) == 9
+    assert ("settled", "parameter") in names
+    assert not any(is_a_vague_lock(*each) for each in bound_names("_lock = threading.Lock()\nlock_file = a"))
 
 
 # Tests.

@@ -35,7 +35,7 @@ def test_an_empty_environment_has_the_defaults(monkeypatch):
         "record": None,
         "stamp": "hash",
         "progress": "auto",
-        "lock": None,
+        "lock_file": None,
         "packs": (),
         "remote": None,
         "remote_write": False,
@@ -101,9 +101,9 @@ def test_the_cache_folder_can_be_set(read, tmp_path):
 
 def test_a_lock_can_be_set(read):
     """`EJKERNEL_OPS_LOCK` is a path; empty or off means none."""
-    assert read(EJKERNEL_OPS_LOCK="step.lock.json").lock == "step.lock.json"
-    assert read(EJKERNEL_OPS_LOCK=" ").lock is None
-    assert read(EJKERNEL_OPS_LOCK="off").lock is None
+    assert read(EJKERNEL_OPS_LOCK="step.lock.json").lock_file == "step.lock.json"
+    assert read(EJKERNEL_OPS_LOCK=" ").lock_file is None
+    assert read(EJKERNEL_OPS_LOCK="off").lock_file is None
 
 
 def test_packs_can_be_set_and_turned_off(read):

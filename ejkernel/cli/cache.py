@@ -15,7 +15,7 @@ from ..ops.store.persistent import PersistentCache
 from ..ops.store.snapshot import FORMAT
 from . import changing, sharing
 from .entries import EntryRow, add_store, note_if_nothing, record_of, selected, store_paths, why_newer
-from .errors import CommandError, Status
+from .errors import CommandError, ExitStatus
 from .filters import Filter, add_filters, filter_of
 from .parsing import Command, Group, Parser
 from .screen import say, write, write_json, write_table
@@ -32,12 +32,12 @@ def _list(options: argparse.Namespace) -> int:
     rows = selected(paths, filter_of(options).fits)
     if options.json:
         write_json([row.as_dict() for row in rows])
-        return Status.DONE
+        return ExitStatus.DONE
     note_if_nothing(paths, options.store)
     if rows:
         write_table(("operation", "call", "device", "cfg", "time", "gain", "age", "source"), [_cells(r) for r in rows])
     say(f"{_count(len(rows), 'entry', 'entries')} in {_count(len(paths), 'store', 'stores')}", "dim")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 def _cells(row: EntryRow) -> Sequence[str]:
@@ -75,7 +75,7 @@ def _show(options: argparse.Namespace) -> int:
     shown = [(row, record_of(row)) for row in rows]
     if options.json:
         write_json([{**row.as_dict(), "record": None if rec is None else rec.as_json()} for row, rec in shown])
-        return Status.DONE
+        return ExitStatus.DONE
     for row, record in shown:
         write(str(row.key), "title")
         figures = summary_of_entry(row.summary) if record is None else summary_of(record)
@@ -92,7 +92,7 @@ def _show(options: argparse.Namespace) -> int:
                 write(f"  {name:<10}  {text}")
         if record is not None:
             write("\n" + record.table())
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 def _begins(row: EntryRow, text: str) -> bool:
@@ -124,7 +124,7 @@ def _verify(options: argparse.Namespace) -> int:
                 write(f"          {newer}; install the newer ejkernel-ops")
         if any(not seen.is_sound for _, seen, _ in found):
             say("`ejkernel cache compact` sets what is damaged aside and keeps the rest")
-    return Status.FOUND if any(newer or not seen.is_sound for _, seen, newer in found) else Status.DONE
+    return ExitStatus.FOUND if any(newer or not seen.is_sound for _, seen, newer in found) else ExitStatus.DONE
 
 
 def _path_arguments(parser: Parser) -> None:
@@ -139,7 +139,7 @@ def _path(options: argparse.Namespace) -> int:
         write_json({"folder": str(default_folder()), "stores": store_paths(None), "format": FORMAT})
     else:
         write(str(default_folder()) if options.op is None else OperationStores().of(options.op).path)
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -11,7 +11,7 @@ from ..ops.store import files
 from ..ops.store.maintenance import Merged, compact, merge, prune
 from ..ops.store.snapshot import Snapshot, line, spell
 from .entries import EntryRow, add_store, note_if_nothing, opened, refuse_newer, selected, store_paths, target
-from .errors import CommandError, Status, UsageError
+from .errors import CommandError, ExitStatus, UsageError
 from .filters import add_filters, filter_of
 from .parsing import Command, Parser
 from .screen import write, write_json
@@ -34,7 +34,7 @@ def _compact(options: argparse.Namespace) -> int:
     for path in paths:
         gone = compact(opened(path))
         write(f"{path}: {gone} records without an entry removed" if gone else f"{path}: up to date")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 def _prune_arguments(parser: Parser) -> None:
@@ -56,12 +56,12 @@ def _prune(options: argparse.Namespace) -> int:
             prune(opened(path), where=lambda key, raw, path=path: wanted.fits(EntryRow(key, raw, path)))  # type: ignore[misc]
     if options.json:
         write_json([row.key._asdict() for row in gone])
-        return Status.DONE
+        return ExitStatus.DONE
     note_if_nothing(paths, options.store)
     for row in gone:
         write(str(row.key))
     write(f"{len(gone)} {'entry' if len(gone) == 1 else 'entries'} {'would go' if options.dry_run else 'removed'}")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 def _merge_arguments(parser: Parser) -> None:
@@ -94,11 +94,11 @@ def _merge(options: argparse.Namespace) -> int:
     )
     if options.json:
         write_json({**asdict(total), "conflicts": [key._asdict() for key in total.conflicts]})
-        return Status.DONE
+        return ExitStatus.DONE
     for key in total.conflicts:
         write(f"both had {key}")
     write(f"{total.added} added, {total.replaced} replaced in {into}; {options.prefer} wins")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -125,7 +125,7 @@ def _export(options: argparse.Namespace) -> int:
     files.make_folder(os.path.dirname(path))
     files.write(path, Snapshot(lines).text().encode(), durable=False)
     write(f"{len(lines)} {'entry' if len(lines) == 1 else 'entries'} written to {path}")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 COMMANDS: dict[str, Any] = {

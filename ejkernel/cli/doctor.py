@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator
 
 from . import examining
-from .errors import Status
+from .errors import ExitStatus
 from .examining import HealthFinding
 from .parsing import Command, Parser
 from .screen import write, write_json
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         write()
         write("nothing needs fixing" if not wrong else f"{len(wrong)} to fix", "good" if not wrong else "bad")
-    return Status.FOUND if wrong else Status.DONE
+    return ExitStatus.FOUND if wrong else ExitStatus.DONE
 
 
 def _seen() -> Iterator[HealthFinding]:

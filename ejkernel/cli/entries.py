@@ -26,7 +26,7 @@ from .screen import say
 
 # The mark at the end of a store's file.
 _FORMAT = b'"~format"'
-# Another process may fold between two looks.
+# Another process may fold between two reads.
 _TRIES = 8
 
 

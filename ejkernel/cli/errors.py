@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Status(IntEnum):
+class ExitStatus(IntEnum):
     """The exit statuses of every command; `record` gives the program's own."""
 
     DONE = 0
@@ -25,10 +25,10 @@ class Status(IntEnum):
 class CommandError(Exception):
     """An input that a command cannot use."""
 
-    status = Status.UNUSABLE
+    status = ExitStatus.UNUSABLE
 
 
 class UsageError(CommandError):
     """A command line that means nothing."""
 
-    status = Status.USAGE
+    status = ExitStatus.USAGE

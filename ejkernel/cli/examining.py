@@ -78,18 +78,18 @@ def settings() -> Iterator[HealthFinding]:
         yield HealthFinding("note", "settings", "EJKERNEL_OPS_AUTOTUNE=off: nothing is tuned")
     if found.tune_seconds is not None:
         yield HealthFinding("note", "settings", f"a process tunes for {found.tune_seconds:g} s at most")
-    if found.lock is not None:
+    if found.lock_file is not None:
         from ..ops.store.lock_file import read_lock
 
         try:
-            lock = read_lock(found.lock)
+            lock_file = read_lock(found.lock_file)
         except (RecordFormatError, OSError) as error:
             yield HealthFinding(
                 "fix", "settings", f"EJKERNEL_OPS_LOCK: {error}", "freeze the program again, or unset it"
             )
         else:
             yield HealthFinding(
-                "note", "settings", f"every call must be in the lock {found.lock}: {len(lock.entries)} calls"
+                "note", "settings", f"every call must be in the lock {found.lock_file}: {len(lock_file.entries)} calls"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .entries import EntryRow
-from .errors import CommandError, Status
+from .errors import CommandError, ExitStatus
 from .filters import Filter
 from .parsing import Command, Parser
 from .program import TARGET, add_device, add_trust, is_function, on_device, program_at
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         write("\n\n".join(map(str, seen)))
     for note in program.notes:
         say(note)
-    return Status.FOUND if program.notes else Status.DONE
+    return ExitStatus.FOUND if program.notes else ExitStatus.DONE
 
 
 COMMAND = Command(

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from .errors import CommandError, Status
+from .errors import CommandError, ExitStatus
 from .parsing import Command, Parser
 from .program import add_device, add_trust, call, function_at, is_function, kind_of, on_device, pair, program_at
 from .screen import write, write_json
@@ -29,14 +29,17 @@ def arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes the lock file."""
     with on_device(options.device):
-        lock = _frozen(options)
+        lock_file = _frozen(options)
     if options.json:
-        write_json({"path": lock.path, "calls": [key._asdict() for key in sorted(lock.entries)]})
+        write_json({"path": lock_file.path, "calls": [key._asdict() for key in sorted(lock_file.entries)]})
     else:
-        guesses = sum(entry.source == "guess" for entry in lock.entries.values())
-        write(f"{len(lock.entries)} decisions in {lock.path}" + (f", {guesses} of them guesses" if guesses else ""))
+        guesses = sum(entry.source == "guess" for entry in lock_file.entries.values())
+        write(
+            f"{len(lock_file.entries)} decisions in {lock_file.path}"
+            + (f", {guesses} of them guesses" if guesses else "")
+        )
         write(f"review it, then run the program with EJKERNEL_OPS_LOCK={options.output}", "dim")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 def _frozen(options: argparse.Namespace) -> Any:

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .errors import CommandError, Status, UsageError
+from .errors import CommandError, ExitStatus, UsageError
 from .parsing import Command, Group, listing, pick
 from .screen import close_output, plain_warnings, print_anything, say, write
 
@@ -60,13 +60,13 @@ def run(words: Sequence[str]) -> int:
                 sys.stdout.flush()
     # The parser ends --help this way.
     except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else Status.DONE
+        return leaving.code if isinstance(leaving.code, int) else ExitStatus.DONE
     except KeyboardInterrupt:
         tuned = "; what was measured is kept, and the same command goes on from there" if _may_have_tuned() else ""
         say(f"ejkernel: interrupted{tuned}")
-        return Status.INTERRUPTED
+        return ExitStatus.INTERRUPTED
     except BrokenPipeError:
-        return Status.BROKEN_PIPE
+        return ExitStatus.BROKEN_PIPE
     # The last place before the user: any error becomes a sentence, and with --traceback a traceback as well.
     except Exception as error:
         return _told(error, words)
@@ -78,12 +78,12 @@ def run(words: Sequence[str]) -> int:
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         write(listing("ejkernel", _ABOUT, COMMANDS, _EXAMPLES))
-        return Status.DONE if words else Status.USAGE
+        return ExitStatus.DONE if words else ExitStatus.USAGE
     if words[0] == "--version":
         from ..ops._version import __version__
 
         write(f"ejkernel-ops {__version__}")
-        return Status.DONE
+        return ExitStatus.DONE
     first, *rest = words
     pick("ejkernel", first, {**COMMANDS, "--help": "", "--version": ""})
     found: Command | Group = importlib.import_module(f"{__package__}.{first}").COMMAND
@@ -91,13 +91,13 @@ def _run(words: list[str]) -> int:
     if isinstance(found, Group):
         if not rest or rest[0] in ("-h", "--help"):
             write(listing(prog, found.about, {name: command.about for name, command in found.commands.items()}))
-            return Status.DONE if rest else Status.USAGE
+            return ExitStatus.DONE if rest else ExitStatus.USAGE
         command: Command = pick(prog, rest[0], found.commands)
         return command.run(command.parser(f"{prog} {rest[0]}").read(rest[1:]))
     return found.run(found.parser(prog).read(rest))
 
 
-def _told(error: Exception, words: Sequence[str]) -> Status:
+def _told(error: Exception, words: Sequence[str]) -> ExitStatus:
     from ..ops.core.errors import OpsError
 
     # Behind `--` stands the command line of the user's program.
@@ -110,9 +110,9 @@ def _told(error: Exception, words: Sequence[str]) -> Status:
     # An OpsError says what to do by itself; an OSError names the file.
     if isinstance(error, (CommandError, OpsError, OSError)):
         say(f"ejkernel: {_sentence(error)}")
-        return Status.UNUSABLE
+        return ExitStatus.UNUSABLE
     say(f"ejkernel: {type(error).__name__}: {_sentence(error)}; --traceback shows where this comes from")
-    return Status.UNEXPECTED
+    return ExitStatus.UNEXPECTED
 
 
 def _sentence(error: Exception) -> str:

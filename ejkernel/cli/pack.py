@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from .entries import add_store, refuse_newer, target
-from .errors import CommandError, Status
+from .errors import CommandError, ExitStatus
 from .parsing import Command, Group, Parser
 from .program import add_trust, program_at
 from .screen import say, write, write_json, write_table
@@ -42,7 +42,7 @@ def _create(options: argparse.Namespace) -> int:
     else:
         write(f"{len(made.entries)} entries in {made.path}")
         write(f"other users run: ejkernel pack install {os.path.basename(made.path)}", "dim")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 def _verify_arguments(parser: Parser) -> None:
@@ -72,7 +72,7 @@ def _verify(options: argparse.Namespace) -> int:
                 write(f"damaged {report.damage}" if report.damage else f"refused {report.path}", "bad")
             for refused in report.refused:
                 write(f"        {refused}")
-    return Status.DONE if all(report.is_sound for report in reports) else Status.FOUND
+    return ExitStatus.DONE if all(report.is_sound for report in reports) else ExitStatus.FOUND
 
 
 def _install_arguments(parser: Parser) -> None:
@@ -96,7 +96,7 @@ def _install(options: argparse.Namespace) -> int:
     forget_packs()
     write(f"{len(pack.entries)} entries installed as {to}; every selector looks there after its own store")
     write("to take it away, remove that file", "dim")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 def _list_arguments(parser: Parser) -> None:
@@ -126,7 +126,7 @@ def _list(options: argparse.Namespace) -> int:
     for report in reports:
         if report.damage:
             say(f"{report.damage}; it is left out")
-    return Status.FOUND if any(report.damage for report in reports) else Status.DONE
+    return ExitStatus.FOUND if any(report.damage for report in reports) else ExitStatus.DONE
 
 
 COMMAND = Group(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .entries import add_store, target
-from .errors import Status
+from .errors import ExitStatus
 from .parsing import Command, Parser
 from .screen import write, write_json
 
@@ -24,12 +24,12 @@ def run(options: argparse.Namespace) -> int:
     found = attribute(options.trace, store=target(options.store) if options.store else None)
     if options.json:
         write_json(found.as_dict())
-        return Status.DONE
+        return ExitStatus.DONE
     write(found.table())
     if not found.calls:
         write("no operation has a label: run kernels through an executor, with EJKERNEL_OPS_STAMP as it is by default,")
         write("and block_until_ready before the trace ends")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 COMMAND = Command(

@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 from ..ops.settings import variables_with
-from .errors import CommandError, Status, UsageError
+from .errors import CommandError, ExitStatus, UsageError
 from .parsing import Command, Parser
 from .screen import say
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         say(f"tune them with: ejkernel tune {options.output}")
     elif not status:
         say("nothing was recorded: the program traced no kernel call, or a warning above says why not")
-        return Status.FOUND
+        return ExitStatus.FOUND
     return status
 
 

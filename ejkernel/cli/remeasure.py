@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from .entries import EntryRow, add_store, target
-from .errors import CommandError, Status
+from .errors import CommandError, ExitStatus
 from .filters import Filter
 from .parsing import Command, Parser
 from .program import TARGET, add_device, add_trust, on_device, program_at
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         write_json({"summary": summary_line(done), "tuned_again": len(fixed), "entries": entries})
     else:
         write(summary_line(done) + (f"; {len(fixed)} tuned again" if options.fix else ""), "bad" if stale else "good")
-    return Status.FOUND if len(fixed) < len(stale) else Status.DONE
+    return ExitStatus.FOUND if len(fixed) < len(stale) else ExitStatus.DONE
 
 
 def _show(one: Any) -> None:

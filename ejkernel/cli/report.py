@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from .entries import EntryRow
-from .errors import CommandError, Status
+from .errors import CommandError, ExitStatus
 from .filters import Filter
 from .parsing import Command, Parser
 from .screen import write, write_json
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         count = "1 call" if len(calls) == 1 else f"{len(calls)} calls"
         write(f"{count} in {path}, {size / 1e3:.0f} kB; open it in a browser")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 COMMAND = Command(

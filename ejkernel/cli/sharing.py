@@ -18,7 +18,7 @@ from ..ops.store.remote.objects import is_url
 from ..ops.store.remote.remote_store import RemoteStore
 from ..ops.store.snapshot import Raw
 from .entries import EntryRow, refuse_newer, selected, store_paths, target
-from .errors import CommandError, Status, UsageError
+from .errors import CommandError, ExitStatus, UsageError
 from .filters import add_filters, filter_of
 from .parsing import Command, Parser
 from .screen import say, write, write_json
@@ -134,7 +134,7 @@ def _told(options: argparse.Namespace, changes: Sequence[EntryChange | FileChang
         counts = Counter(change.what for change in changes)
         done = ", ".join(f"{counts[what]} {what}" for what in ("added", "replaced", "kept", "refused") if counts[what])
         say(f"{done or 'nothing fits'}{'; nothing was changed (--dry-run)' if options.dry_run else ''}")
-    return Status.FOUND if any(change.what == "refused" for change in changes) else Status.DONE
+    return ExitStatus.FOUND if any(change.what == "refused" for change in changes) else ExitStatus.DONE
 
 
 def _as_dict(change: EntryChange | FileChange) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def fold_remote(url: str) -> int:
     for folded in compact_remote(opened_remote(url, write=True)):
         damaged = f", {folded.damaged} damaged objects left as they are" if folded.damaged else ""
         write(f"{folded.folder}: {folded.entries} entries, {folded.removed} objects folded{damaged}")
-    return Status.DONE
+    return ExitStatus.DONE
 
 
 COMMANDS: dict[str, Any] = {

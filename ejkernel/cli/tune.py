@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .errors import CommandError, Status
+from .errors import CommandError, ExitStatus
 from .parsing import Command, Parser
 from .program import TARGET, NamedProgram, add_device, add_trust, is_function, on_device, program_at
 from .screen import say, write, write_json
@@ -231,17 +231,17 @@ def _status(result: Any, lost: str) -> int:
     again = shlex.join(["ejkernel", *sys.argv[1:]])
     if result.interrupted:
         say(f"stopped; what was measured is kept. Go on with: {again}")
-        return Status.INTERRUPTED
+        return ExitStatus.INTERRUPTED
     if lost:
         say(f"not everything that was tuned is kept: {lost}; make room or give --store, and run it again", "bad")
-        return Status.UNUSABLE
+        return ExitStatus.UNUSABLE
     # What was measured and taken back again was tuned.
     left = [entry for entry in result.entries if entry.note and not entry.is_measured]
     if left or result.notes:
         count = len(left) + len(result.notes)
         say(f"{count} {'call was' if count == 1 else 'calls were'} not tuned, for the reasons above", "bad")
-        return Status.FOUND
-    return Status.DONE
+        return ExitStatus.FOUND
+    return ExitStatus.DONE
 
 
 COMMAND = Command(

@@ -15,11 +15,10 @@ from .arguments import ArgumentError, as_array, float_array, same, same_dtype
 from .attention_arguments import in_range, lengths_of, scale_of
 from .call import plan, planned
 from .examples import drawn
-from .gated_delta_ways import chunked, linear_chunked, linear_stepwise, stepwise
+from .gated_delta_ways import Result, chunked, linear_chunked, linear_stepwise, stepwise
 from .recurrence import masked_to
 from .values import were_checked
 
-Result = tuple[jax.Array, jax.Array]
 _TOKENS = ("batch", "length", "heads", "head_dim")
 _GATES = ("batch", "length", "heads")
 

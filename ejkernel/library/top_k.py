@@ -20,7 +20,7 @@ from .order import bits_refused
 from .top_k_ways import by_bits, by_parts, spread
 from .triton import lists, select
 
-Found = tuple[jax.Array, jax.Array]
+ValuesAndIndices = tuple[jax.Array, jax.Array]
 
 # Rows of a router, which one warp holds.
 _SHORT = 512
@@ -40,7 +40,7 @@ class TopKConfig:
     num_warps: int | None = None
 
 
-class TopK(Kernel[TopKConfig, Found]):
+class TopK(Kernel[TopKConfig, ValuesAndIndices]):
     """The k largest over the last axis, in order, and their indices; equal ones in the order of their indices.
 
     Implementations: "xla" (`lax.top_k`), "parts" (maxima of blocks, then the blocks that matter; it ends by counting or
@@ -52,15 +52,15 @@ class TopK(Kernel[TopKConfig, Found]):
     version = "1"
     cfg_type = TopKConfig
 
-    def run(self, x: jax.Array, *, k: int, cfg: TopKConfig, interpret: bool = False) -> Found:
+    def run(self, x: jax.Array, *, k: int, cfg: TopKConfig, interpret: bool = False) -> ValuesAndIndices:
         """The computation by the cfg's implementation."""
         return _selected(_selection(cfg, k, interpret), x)
 
-    def run_cpu(self, x: jax.Array, *, k: int, cfg: TopKConfig) -> Found:
+    def run_cpu(self, x: jax.Array, *, k: int, cfg: TopKConfig) -> ValuesAndIndices:
         """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
         return self.run(x, k=k, cfg=cfg, interpret=True)
 
-    def reference(self, x: jax.Array, *, k: int) -> Found:
+    def reference(self, x: jax.Array, *, k: int) -> ValuesAndIndices:
         """JAX's own."""
         return _selected(_selection(TopKConfig("xla"), k), x)
 
@@ -138,7 +138,7 @@ def top_k(
     return plan(TopK(), x, k=k, cfg=cfg, executor=executor, then=tuple)  # type: ignore[no-any-return]
 
 
-def _selection(cfg: TopKConfig, k: int, interpret: bool = False) -> Callable[[jax.Array], Found]:
+def _selection(cfg: TopKConfig, k: int, interpret: bool = False) -> Callable[[jax.Array], ValuesAndIndices]:
     if cfg.implementation == "xla":
         return lambda x: (*jax.lax.top_k(x, k),)
     if cfg.implementation == "parts":
@@ -152,24 +152,24 @@ def _selection(cfg: TopKConfig, k: int, interpret: bool = False) -> Callable[[ja
     raise ArgumentError(f"{cfg} names no implementation of top_k; use xla, parts, bits, triton or triton_lists")
 
 
-def _with_values(selection: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], Found]:
-    def found(x: jax.Array) -> Found:
+def _with_values(selection: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], ValuesAndIndices]:
+    def found(x: jax.Array) -> ValuesAndIndices:
         indices = selection(x)
         return jnp.take_along_axis(x, indices, axis=-1), indices
 
     return found
 
 
-def _selected(selection: Callable[[jax.Array], Found], x: jax.Array) -> Found:
+def _selected(selection: Callable[[jax.Array], ValuesAndIndices], x: jax.Array) -> ValuesAndIndices:
     """Values and indices; the values' tangents are those at the indices, however these were found."""
 
-    def found(x: jax.Array) -> Found:
+    def found(x: jax.Array) -> ValuesAndIndices:
         values, indices = selection(x.reshape(-1, x.shape[-1]))
         return values.reshape(*x.shape[:-1], -1), indices.reshape(*x.shape[:-1], -1)
 
     made = jax.custom_jvp(found)
 
-    def rule(primals: Any, tangents: Any) -> tuple[Found, tuple[Any, Any]]:
+    def rule(primals: Any, tangents: Any) -> tuple[ValuesAndIndices, tuple[Any, Any]]:
         values, indices = made(*primals)
         return (values, indices), (spread(tangents[0], indices), np.zeros(indices.shape, jax.dtypes.float0))
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from .core.invocation import Invocation
     from .core.trace_context import TraceContext
 
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+RecordedCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
-_calls: dict[str, dict[str, dict[str, Call]]] = {}
+_calls: dict[str, dict[str, dict[str, RecordedCall]]] = {}
 # Whole invocations, as the executor saw them: a batch or a mesh around a call is part of its key.
 _seen: dict[Key, tuple[Any, Invocation[Any, Any], TraceContext | None]] = {}
 _lock = threading.Lock()
@@ -60,7 +60,7 @@ def recorded_calls(dev: str) -> list[tuple[Key, Any, Invocation[Any, Any]]]:
     return calls
 
 
-def get_invocations(dev: str) -> dict[str, dict[str, Call]]:
+def get_invocations(dev: str) -> dict[str, dict[str, RecordedCall]]:
     """A copy of what was recorded for a device: `{op: {call_key: (kernel, args, kwargs)}}`."""
     with _lock:
         kept = {op: dict(calls) for op, calls in _calls.get(dev, {}).items()}

@@ -34,7 +34,7 @@ class Settings:
     stamp: Stamp = "hash"
     progress: Progress = "auto"
     # A lock file that every call must be in.
-    lock: str | None = None
+    lock_file: str | None = None
     # Packs to look into; None turns all of them off, those of installed packages included.
     packs: tuple[str, ...] | None = ()
     # A URL with entries that are looked at after the user's own store; whether tunings are written there; its key.
@@ -65,7 +65,7 @@ class Settings:
             record=_recording("EJKERNEL_OPS_RECORD"),
             stamp=_stamp("EJKERNEL_OPS_STAMP"),
             progress=_progress("EJKERNEL_OPS_PROGRESS"),
-            lock=_path("EJKERNEL_OPS_LOCK"),
+            lock_file=_path("EJKERNEL_OPS_LOCK"),
             packs=_paths("EJKERNEL_OPS_PACKS"),
             remote=_path("EJKERNEL_OPS_REMOTE"),
             remote_write=_switch("EJKERNEL_OPS_REMOTE_WRITE", empty=False),

@@ -76,7 +76,7 @@ def fits(word: str, said: set[str]) -> bool:
 @pytest.mark.parametrize("status", ["0", "1", "2", "3", "4", "130", "141"])
 def test_the_statuses_are_the_documented_ones(status):
     """Each number has its line."""
-    from ejkernel.cli.errors import Status
+    from ejkernel.cli.errors import ExitStatus
 
     assert f"| {status} |" in PAGE
-    assert sorted(map(int, Status)) == [0, 1, 2, 3, 4, 130, 141]
+    assert sorted(map(int, ExitStatus)) == [0, 1, 2, 3, 4, 130, 141]

@@ -7,7 +7,7 @@ import sys
 import pytest
 from fakes_cli import HERE
 
-from ejkernel.cli.errors import Status
+from ejkernel.cli.errors import ExitStatus
 
 RUN = "import tuned_program; tuned_program.program()"
 
@@ -54,7 +54,7 @@ def test_the_shards_of_a_recording_are_all_of_it(shell, recording):
 def test_a_shard_that_is_none_is_refused(shell, tmp_path, shard):
     """With how to write one."""
     done = shell("tune", "recorded.json", f"--shard={shard}")
-    assert done.status == Status.UNUSABLE
+    assert done.status == ExitStatus.UNUSABLE
     assert "write I/N" in done.err
 
 
@@ -69,5 +69,5 @@ def test_a_shard_that_is_none_is_refused(shell, tmp_path, shard):
 def test_a_pool_that_is_none_is_refused(shell, tmp_path, pool, words):
     """Before anything is read."""
     done = shell("tune", "recorded.json", "--pool", pool)
-    assert done.status == Status.UNUSABLE
+    assert done.status == ExitStatus.UNUSABLE
     assert words in done.err

@@ -119,7 +119,7 @@ def test_choosing_is_three_frames_above_the_tiers():
             return Hit(Blocks(1), self.name)
 
     class Chain(ConfigSelectorChain):
-        def _tiers(self, policy, lock=None):
+        def _tiers(self, policy, lock_file=None):
             return (Listing(),)
 
     Chain(ConfigCache()).choose(CALL, KERNEL)
@@ -163,8 +163,8 @@ class More(ConfigSelectorChain):
     added: Tier = Off("remote", "off")
     place = 4
 
-    def _tiers(self, policy, lock=None):
-        tiers = super()._tiers(policy, lock)
+    def _tiers(self, policy, lock_file=None):
+        tiers = super()._tiers(policy, lock_file)
         return (*tiers[: self.place], self.added, *tiers[self.place :])
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ejkernel.ops import Invocation
-from ejkernel.ops.core.description import Known, calls_apart, described, nearest, one_line
+from ejkernel.ops.core.description import KnownCall, calls_apart, described, nearest, one_line
 from ejkernel.ops.core.key import Key
 
 
@@ -99,7 +99,7 @@ DEVICE = "gpu|NVIDIA H200"
 
 def known(call_key, parts, op="op@v2", device=DEVICE, where="memory"):
     """A call that has a cfg."""
-    return Known(Key(device, op, call_key), parts, where)
+    return KnownCall(Key(device, op, call_key), parts, where)
 
 
 def near(parts, *others, most=3, op="op@v2"):

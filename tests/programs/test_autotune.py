@@ -39,7 +39,7 @@ from ejkernel.ops import (
     explain,
     forward_autotune_only,
 )
-from ejkernel.ops.programs.progress import Progress
+from ejkernel.ops.programs.batch_progress import BatchProgress
 
 programs_autotune = importlib.import_module("ejkernel.ops.programs.autotune")
 
@@ -411,7 +411,7 @@ ENTRY = Entry("op@v0", "00", 3, Record(trials=(Trial(3, samples_s=(2e-3,)),), wi
 
 def told(stream):
     """What a short campaign says on a stream."""
-    progress = Progress(on=True, stream=stream)
+    progress = BatchProgress(on=True, stream=stream)
     progress.total = 2
     progress.tuning(key_of("op@v0"))
     progress.tuned(ENTRY)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ejkernel.ops.timing.deviation import Numbers, numbers_of, scales_of
+from ejkernel.ops.timing.deviation import Deviations, numbers_of, scales_of
 from ejkernel.ops.timing.rounding import limits_of
 
 LIMITS = limits_of(np.float32)
@@ -25,7 +25,7 @@ def numbers(lib, got, want, limits=LIMITS):
 
     # One program for a device: its operations one by one would each be compiled.
     found = find(got, want) if lib is np else jax.jit(find)(got, want)
-    return Numbers(*np.asarray(found).tolist())
+    return Deviations(*np.asarray(found).tolist())
 
 
 @pytest.mark.one_leg(but_first=True)

@@ -79,7 +79,7 @@ def share_of(group: Any, size: int, start: Any, first: Any, last: Any) -> OwnRow
 
 
 def by_group(
-    share: OwnRows, chunk: Chunk, o_ref: Any, columns: Columns, staged: Any, pieces: Any, *, settled: bool = True
+    share: OwnRows, chunk: Chunk, o_ref: Any, columns: Columns, staged: Any, pieces: Any, *, written: bool = True
 ) -> None:
     """Hands a share of a result over to its reference; rows of other groups are left as they are.
 
@@ -90,7 +90,7 @@ def by_group(
         copy_rows(share, o_ref, pieces, there)
 
     def handed(copied: Callable[..., None], buffers: Sequence[Any]) -> None:
-        by_chunks(chunk, functools.partial(copied, share, o_ref), columns, buffers, settled=settled)
+        by_chunks(chunk, functools.partial(copied, share, o_ref), columns, buffers, written=written)
 
     mine, is_whole = share.mine, share.is_whole
     pl.when(is_whole)(lambda: handed(copy_whole, [staged.at[number, mine] for number in range(staged.shape[0])]))
@@ -119,11 +119,11 @@ def copy_rows(share: OwnRows, o_ref: Any, pieces: Any, there: Any) -> None:
 
 
 def by_chunks(
-    chunk: Chunk, copy: Callable[[Any, Any], None], columns: Columns, buffers: Sequence[Any], *, settled: bool = True
+    chunk: Chunk, copy: Callable[[Any, Any], None], columns: Columns, buffers: Sequence[Any], *, written: bool = True
 ) -> None:
     """Hands a warpgroup's share of a result over by `copy(buffer, columns)`, as many chunks at once as buffers.
 
-    All columns at once would take the steps' memory. Those beyond the last one are left out. `settled`: all is written
+    All columns at once would take the steps' memory. Those beyond the last one are left out. `written`: all is written
     when it returns.
     """
     places = range(0, columns.count, CHUNK)
@@ -140,5 +140,5 @@ def by_chunks(
         plgpu.commit_smem()
         for at, buffer in some:
             columns.where(at)(functools.partial(copy, buffer, pl.ds(columns.first + at, CHUNK)))
-    if settled:
+    if written:
         plgpu.wait_smem_to_gmem(0)

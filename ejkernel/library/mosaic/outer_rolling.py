@@ -129,7 +129,7 @@ def outers(
 
         parts = [staged.at[number, mine] for number in range(held)]
         width = pairs[0][1].shape[1]
-        by_chunks(chunk, copy, Columns(place.column * tile.n, tile.n, width), parts, settled=False)
+        by_chunks(chunk, copy, Columns(place.column * tile.n, tile.n, width), parts, written=False)
 
     held = buffers(tile, jnp.dtype(dtype).itemsize, tile.n)
     made = rolling(

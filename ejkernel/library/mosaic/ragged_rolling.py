@@ -181,7 +181,7 @@ def _made(
             is_first = column < each
             column, o_ref = jnp.where(is_first, column, column - each), Either(is_first, *made_refs)
         there = Columns(column * tall, tall, width)
-        by_group(place.share(tile), made, o_ref, there, staged, pieces, settled=False)
+        by_group(place.share(tile), made, o_ref, there, staged, pieces, written=False)
 
     held = buffers(tile, jnp.dtype(dtype).itemsize, tall)
     scratch = [

@@ -148,12 +148,12 @@ class Plain:
 class _Shadow:
     """One content of overlays: the value that selects is the very value in JAX's jit key."""
 
-    __slots__ = ("__weakref__", "base", "lock", "mapping")
+    __slots__ = ("__weakref__", "base", "lock_file", "mapping")
 
-    def __init__(self, mapping: Mapping[Key, Any], base: object = None, lock: LockFile | None = None) -> None:
+    def __init__(self, mapping: Mapping[Key, Any], base: object = None, lock_file: LockFile | None = None) -> None:
         self.mapping = mapping
-        # The lock in force behind the overlays: then nothing else answers.
-        self.lock = lock
+        # The lock file in force behind the overlays: then nothing else answers.
+        self.lock_file = lock_file
         # The global value it was made under, kept so that its address stays its own.
         self.base = base
 
@@ -174,7 +174,7 @@ class _Block:
     owner: object
     context: Any
     merged: dict[Key, Any]
-    lock: LockFile | None
+    lock_file: LockFile | None
     before: tuple[Mapping[Key, Any], ...]
     # Left already, but out of order: it ends with the block inside it.
     is_left: bool = False
@@ -201,7 +201,7 @@ def overlay_in_force() -> Mapping[Key, Any]:
 def lock_in_force() -> LockFile | None:
     """The lock that this thread is in."""
     shadow = _in_force.value
-    return None if shadow is None else shadow.lock
+    return None if shadow is None else shadow.lock_file
 
 
 def is_shadowed(key: Key) -> bool:
@@ -218,21 +218,21 @@ class _Scope:
     def __enter__(self) -> Self:
         layers = _layers_in_force() + self._layers
         merged: dict[Key, Any] = {}
-        lock = None
+        lock_file = None
         for layer in layers:
             if isinstance(layer, LockFile):
                 # It replaces what is around it, overlays too; those inside it stand before it.
-                merged, lock = {}, layer
+                merged, lock_file = {}, layer
             else:
                 merged.update(layer)
-        context = self._context(merged, lock)
+        context = self._context(merged, lock_file)
         context.__enter__()
-        _entered.stack.append(_Block(self, context, merged, lock, _cache_overlay.get()))
+        _entered.stack.append(_Block(self, context, merged, lock_file, _cache_overlay.get()))
         _cache_overlay.set(layers)
         return self
 
-    def _context(self, merged: dict[Key, Any], lock: LockFile | None) -> Any:
-        return _context_of(merged, lock)
+    def _context(self, merged: dict[Key, Any], lock_file: LockFile | None) -> Any:
+        return _context_of(merged, lock_file)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -274,8 +274,8 @@ class locked(_Scope):
     """Answers every call inside a `with` block of this thread from a lock file; one that is not in it is an error."""
 
     def __init__(self, path: str | os.PathLike[str] | LockFile) -> None:
-        self.lock = path if isinstance(path, LockFile) else read_lock(path)
-        super().__init__((self.lock,))
+        self.lock_file = path if isinstance(path, LockFile) else read_lock(path)
+        super().__init__((self.lock_file,))
 
 
 class traced_anew(_Scope):
@@ -284,9 +284,9 @@ class traced_anew(_Scope):
     def __init__(self) -> None:
         super().__init__(())
 
-    def _context(self, merged: dict[Key, Any], lock: LockFile | None) -> Any:
+    def _context(self, merged: dict[Key, Any], lock_file: LockFile | None) -> Any:
         # A value of its own, never shared: no program compiled so far matches it.
-        return _in_force(_Shadow(merged, _jax.global_value(_in_force), lock))
+        return _in_force(_Shadow(merged, _jax.global_value(_in_force), lock_file))
 
 
 def refresh() -> None:
@@ -298,7 +298,7 @@ def refresh() -> None:
     _jax.set_global_value(_in_force, _Shadow({}))
     # The overlays that this thread is in come back over the new value.
     for block in stack:
-        block.context = _context_of(block.merged, block.lock)
+        block.context = _context_of(block.merged, block.lock_file)
         block.context.__enter__()
     invalidation.note_everything()
 
@@ -313,27 +313,27 @@ def _layers_in_force() -> tuple[Mapping[Key, Any], ...]:
     return tuple(layer for layer in (lock_in_force(), overlay_in_force()) if layer or isinstance(layer, LockFile))
 
 
-def _context_of(merged: dict[Key, Any], lock: LockFile | None) -> Any:
+def _context_of(merged: dict[Key, Any], lock_file: LockFile | None) -> Any:
     # An empty overlay changes nothing, so it must not make JAX trace anything again; a lock always does.
-    return _in_force(_interned(merged, lock)) if merged or lock is not None else contextlib.nullcontext()
+    return _in_force(_interned(merged, lock_file)) if merged or lock_file is not None else contextlib.nullcontext()
 
 
-def _interned(mapping: dict[Key, Any], lock: LockFile | None) -> _Shadow:
+def _interned(mapping: dict[Key, Any], lock_file: LockFile | None) -> _Shadow:
     # Equal overlays share compiled programs, and JAX compares by identity.
     # The global value is part of it: after a refresh, programs made under this overlay before are old.
     base = _jax.global_value(_in_force)
-    content = _content_of(mapping, base, lock)
+    content = _content_of(mapping, base, lock_file)
     with _shadows_lock:
         shadow = _shadows.get(content)
         # A cfg that was changed since, such as a dict, is not what it was made for any more.
-        if shadow is None or _content_of(shadow.mapping, base, lock) != content:
-            shadow = _shadows[content] = _Shadow(mapping, base, lock)
+        if shadow is None or _content_of(shadow.mapping, base, lock_file) != content:
+            shadow = _shadows[content] = _Shadow(mapping, base, lock_file)
         return shadow
 
 
-def _content_of(mapping: Mapping[Key, Any], base: object, lock: LockFile | None) -> tuple[Any, ...]:
+def _content_of(mapping: Mapping[Key, Any], base: object, lock_file: LockFile | None) -> tuple[Any, ...]:
     # The path as well: messages name it.
-    locked_by = None if lock is None else (lock.path, lock.digest)
+    locked_by = None if lock_file is None else (lock_file.path, lock_file.digest)
     return (id(base), locked_by, *sorted((key, *_content(cfg)) for key, cfg in mapping.items()))
 
 

@@ -148,7 +148,7 @@ def is_watching() -> bool:
     return _finder.get() is not None or bool(_collectors.get())
 
 
-def collect(request: Request, decision: Decision, lock: LockFile | None) -> None:
+def collect(request: Request, decision: Decision, lock_file: LockFile | None) -> None:
     """Adds a decision to every collection around this call."""
     collectors = _collectors.get()
     # A cfg that the caller gives stands in the program's own text: no file need hold it.
@@ -159,9 +159,9 @@ def collect(request: Request, decision: Decision, lock: LockFile | None) -> None
     # A tuned cfg has an objective; a measured one without it was put by hand, or came from an overlay.
     source: Source = "guess" if not decision.measured else "hand" if decision.objective is None else "autotune"
     entry = StoredEntry(cfg, environment(request.device), source, decision.objective, call=request.call)
-    if lock is not None and request.key in lock and request.key not in overlay_in_force():
+    if lock_file is not None and request.key in lock_file and request.key not in overlay_in_force():
         # The lock file answered: its entry is taken over, so that freezing again under the lock writes the same text.
-        entry = replace(lock.entries[request.key], cfg=cfg)
+        entry = replace(lock_file.entries[request.key], cfg=cfg)
     for calls in collectors:
         calls.entries[request.key] = entry
 

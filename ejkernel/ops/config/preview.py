@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..core import cfg as cfgs
-from ..core.description import Known, Near, nearest
+from ..core.description import KnownCall, Near, nearest
 from ..core.key import Key
 from ..core.record import Record
 from ..core.request import Request
@@ -35,11 +35,11 @@ def near_misses(selector: ConfigSelectorChain[Any, Any], request: Request) -> tu
     return nearest(request.key, request.call, _known(selector, request.key.op_id.partition("@v")[0]))
 
 
-def _known(selector: ConfigSelectorChain[Any, Any], op: str) -> Iterator[Known]:
-    yield from (Known(key, {}, "the overlays in force") for key in overlay_in_force())
-    lock = selector.lock_file
-    if lock is not None:
-        yield from lock.known()
+def _known(selector: ConfigSelectorChain[Any, Any], op: str) -> Iterator[KnownCall]:
+    yield from (KnownCall(key, {}, "the overlays in force") for key in overlay_in_force())
+    lock_file = selector.lock_file
+    if lock_file is not None:
+        yield from lock_file.known()
         return
     stored: set[Key] = set()
     for store in selector.stores():
@@ -48,5 +48,5 @@ def _known(selector: ConfigSelectorChain[Any, Any], op: str) -> Iterator[Known]:
             entry = peek(store, key) if key.op_id.partition("@v")[0] == op else None
             if entry is not None:
                 stored.add(key)
-                yield Known(key, entry.call, str(store))
-    yield from (Known(key, entry.call, "memory") for key, entry in selector.cache.entries() if key not in stored)
+                yield KnownCall(key, entry.call, str(store))
+    yield from (KnownCall(key, entry.call, "memory") for key, entry in selector.cache.entries() if key not in stored)

@@ -79,7 +79,7 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
         self.persist_autotune = persist_autotune
         self.forbid_reautotune = forbid_reautotune
         self.settings = Settings.read()
-        self._lock_file = read_lock(self.settings.lock) if self.settings.lock else None
+        self._lock_file = read_lock(self.settings.lock_file) if self.settings.lock_file else None
         self.tell = Teller(on_event)
         self._flights = SingleFlight()
         self._kept = KeptAnswers(self)
@@ -110,17 +110,17 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
         if log is not None:
             # The program is traced for its calls, not run: the call is noted and answered without tuning.
             return log.saw(self, request, self._decide_untuned(request, policy))
-        lock = self.lock_file
-        tiers = self._tiers(policy, lock)
+        lock_file = self.lock_file
+        tiers = self._tiers(policy, lock_file)
         # Processes need not agree under a lock file, or on a cfg in the program's text: all of them have the same.
-        if lock is None and self._is_shared() and not is_program_text(request):
+        if lock_file is None and self._is_shared() and not is_program_text(request):
             decision = self._agree(_Proposal(self, request, tiers))
         else:
             with self._flights.on_demand(request.key) as flight:
                 decision = self._accept(
                     walk(tiers, request, hold=lambda: flight.hold() or request.key in self._kept.tuned)
                 )
-        call_log.collect(request, decision, lock)
+        call_log.collect(request, decision, lock_file)
         if question is not None:
             self._recall.keep(question, decision, epoch)
         return decision
@@ -143,9 +143,9 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
         return self._preview(ask(inv, kernel, objective_of(policy)), policy)
 
     def _preview(self, request: Request, policy: AutotunePolicy) -> Walked:
-        lock = self.lock_file
-        tiers = self._tiers(policy, lock)
-        if lock is None and self._is_shared():
+        lock_file = self.lock_file
+        tiers = self._tiers(policy, lock_file)
+        if lock_file is None and self._is_shared():
             # The agreed cfg comes after override and overlay, which all processes share, and before what this process
             # alone knows.
             tiers = (*tiers[:2], AgreedTier(), *tiers[2:])
@@ -197,25 +197,25 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
         """The record of the tuning behind the entry of a key, where it was kept."""
         return self._kept.record_of(key)
 
-    def _tiers(self, policy: AutotunePolicy, lock: LockFile | None = None) -> Sequence[Tier]:
+    def _tiers(self, policy: AutotunePolicy, lock_file: LockFile | None = None) -> Sequence[Tier]:
         """The list that policy and settings make of the tiers; a lock turns off what is behind the overlays."""
         # The list is kept until a part of this selector is replaced: to make it costs more than a choice from memory.
-        parts = (policy, lock, *vars(self).values())
+        parts = (policy, lock_file, *vars(self).values())
         over = tuning_budget.why_over(self.settings) if policy.allow_autotune else ""
         known = (self.tuning_is_off(), over, *map(id, parts))
         listed = self._listed.get(known)
         if listed is None:
             self._listed.clear()
             # `known` has the ids of the parts: they are kept alive with the list, so that no other object gets an id.
-            listed = self._listed[known] = (self._list_of_tiers(policy, lock), parts)
+            listed = self._listed[known] = (self._list_of_tiers(policy, lock_file), parts)
         return listed[0]
 
-    def _list_of_tiers(self, policy: AutotunePolicy, lock: LockFile | None) -> Sequence[Tier]:
+    def _list_of_tiers(self, policy: AutotunePolicy, lock_file: LockFile | None) -> Sequence[Tier]:
         packs = self.settings.packs
         autotune = self._autotune_or_why_not(policy)
         tiers = (
             _OVERRIDE,
-            _OVERLAY if lock is None else OverlayTier(lock),
+            _OVERLAY if lock_file is None else OverlayTier(lock_file),
             MemoryTier(self.cache),
             Off("persistent", "none given") if self.store is None else StoreTier(self.store),
             Off("remote", "") if self.remote is None else RemoteTier(self.remote, autotune),
@@ -225,7 +225,7 @@ class ConfigSelectorChain(SelectorParts[Cfg, Out]):
             self._predicted_or_why_not(policy),
             _HEURISTICS if policy.allow_heuristics else Off("heuristics", "off (allow_heuristics=False)"),
         )
-        return tiers if lock is None else (*tiers[:2], *(Off(tier.name, LOCKED) for tier in tiers[2:]))
+        return tiers if lock_file is None else (*tiers[:2], *(Off(tier.name, LOCKED) for tier in tiers[2:]))
 
     def _is_shared(self) -> bool:
         """Does this process decide together with others?"""

@@ -46,7 +46,7 @@ class OverrideTier(Tier):
 class OverlayTier(Tier):
     """The cfg of an overlay around this call, or of the lock behind the overlays."""
 
-    lock: LockFile | None = None
+    lock_file: LockFile | None = None
     name = "overlay"
 
     def find(self, request: Request) -> Hit | Miss:
@@ -56,26 +56,26 @@ class OverlayTier(Tier):
             cfg = shadow[request.key]
             cfg = revived(request, cfg.data) if isinstance(cfg, Plain) else _renewed(request, cfg)
             return self._hit(request, cfg, "the overlay's cfg", {})
-        if self.lock is not None:
-            return self._locked(request, self.lock)
+        if self.lock_file is not None:
+            return self._locked(request, self.lock_file)
         return Miss(f"none of {len(shadow)} entries in force is for this call") if shadow else _NONE_ACTIVE
 
     def _hit(self, request: Request, cfg: Any, what: str, data: Mapping[str, str]) -> Hit:
         return Hit(check_cfg_type(request.kernel, cfg, what), self.name, "overlay_hit", data, measured=True)
 
-    def _locked(self, request: Request, lock: LockFile) -> Hit | Miss:
-        entry = lock.entries.get(request.key)
+    def _locked(self, request: Request, lock_file: LockFile) -> Hit | Miss:
+        entry = lock_file.entries.get(request.key)
         if entry is None:
-            return Miss(lock.why_not(request.key, request.call))
+            return Miss(lock_file.why_not(request.key, request.call))
         try:
             cfg = revived(request, entry.cfg)
         except ConfigTypeError as error:
-            raise ConfigTypeError(f"the entry for {request.key} in {lock.path} does not fit: {error}") from error
-        data = {"lock": lock.path}
+            raise ConfigTypeError(f"the entry for {request.key} in {lock_file.path} does not fit: {error}") from error
+        data = {"lock": lock_file.path}
         # A lock gives what it says, whatever was updated since; the listener may want to know.
         if entry.environment and not _believed(entry.environment, request.device):
             data["environment"] = _spelled(entry.environment)
-        return self._hit(request, cfg, f"the entry in {lock.path}", data)
+        return self._hit(request, cfg, f"the entry in {lock_file.path}", data)
 
 
 @final

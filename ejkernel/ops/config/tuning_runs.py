@@ -74,9 +74,8 @@ class TuningRuns:
                 if ahead is not None:
                     record = ahead.measure(job.seconds, watch)
                 else:
-                    lock = self._lock_for(request)
                     record = engine(self._parts.tuner).tune(
-                        replace(job, watch=watch), device_lock=lock, answered_elsewhere=answered
+                        replace(job, watch=watch), device_lock=self._lock_for(request), answered_elsewhere=answered
                     )
             record = self._first_answer(answered, record)
             cfg = record.cfg

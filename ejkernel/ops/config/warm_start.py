@@ -14,8 +14,8 @@ from ..core.key import Key
 from ..core.request import Request, revived, why_invalid
 from ..store.store import Store, StoredEntry, peek
 
-# So many entries of a store are looked at, and so many cfgs are taken from the nearest of them.
-_MOST_LOOKED = 256
+# So many entries of a store are read, and so many cfgs are taken from the nearest of them.
+_MOST_READ = 256
 _MOST_ENTRIES = 6
 MOST_SEEDS = 8
 # How far another device or another platform is: in doublings of a size, as between calls.
@@ -50,7 +50,7 @@ def _relatives(store: Store, own: Key) -> list[Key]:
     keys = [Key(*key) for key in store.keys() if key[1] == own.op_id and tuple(key) != tuple(own)]
     # The same call elsewhere, and other calls here, before anything else.
     keys.sort(key=lambda key: (key.call_key != own.call_key, key.device != own.device, key))
-    return keys[:_MOST_LOOKED]
+    return keys[:_MOST_READ]
 
 
 def _cfgs(request: Request, entry: StoredEntry) -> list[Any]:

@@ -92,7 +92,7 @@ def one_line(op_id: str, call: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownCall:
     """A call that has a cfg somewhere."""
 
     key: Key
@@ -136,7 +136,7 @@ def _difference(name: str, there: str | None, here: str | None) -> str:
     return f"{name} is {there} there, {here} here"
 
 
-def nearest(key: Key, call: Mapping[str, str], known: Iterable[Known], most: int = 3) -> tuple[Near, ...]:
+def nearest(key: Key, call: Mapping[str, str], known: Iterable[KnownCall], most: int = 3) -> tuple[Near, ...]:
     """The known calls of the same operation, in any version and on any device, that differ in the fewest fields."""
     op = _operation(key)
     found: dict[tuple[Key, str], Near] = {}
@@ -175,7 +175,7 @@ def _operation(key: Key) -> str:
     return key.op_id.partition("@v")[0]
 
 
-def _fields(key: Key, call: Mapping[str, str], other: Known) -> dict[str, tuple[str | None, str | None]]:
+def _fields(key: Key, call: Mapping[str, str], other: KnownCall) -> dict[str, tuple[str | None, str | None]]:
     fields: dict[str, tuple[str | None, str | None]] = {}
     if other.key.device != key.device:
         fields["device"] = (other.key.device, key.device)

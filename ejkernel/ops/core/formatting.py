@@ -10,7 +10,7 @@ from typing import Any
 from . import codec
 from .errors import ConfigTypeError
 
-Rows = Sequence[Sequence[str]]
+TableRows = Sequence[Sequence[str]]
 
 # A message can be long, and a table is looked at as a whole.
 _WIDEST = 60
@@ -34,7 +34,7 @@ def shown(text: str) -> str:
     return text.translate(_SHOWN)
 
 
-def as_text(header: Sequence[str], rows: Rows) -> str:
+def as_text(header: Sequence[str], rows: TableRows) -> str:
     """Rows as aligned text, two spaces between the columns; long cells are cut, but not those of a column `cfg`."""
     lines = [[_line(c) if name == _WHOLE else _cut(c) for name, c in zip(header, row, strict=True)] for row in rows]
     cells = [list(header), *lines]
@@ -44,7 +44,7 @@ def as_text(header: Sequence[str], rows: Rows) -> str:
     )
 
 
-def as_html(header: Sequence[str], rows: Rows) -> str:
+def as_html(header: Sequence[str], rows: TableRows) -> str:
     """Rows as an HTML table; markup in the cells is escaped."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)

@@ -149,7 +149,7 @@ class Record(Shown):
     def _for_kin(self) -> dict[str, Any]:
         """Figures of a search that start the operation's next search, for another call or on another device."""
         few = {"space": self.space, "next": self._next_best()}
-        # A summary is loaded with every look at its entry; the record itself has everything.
+        # A summary is loaded with every read of its entry; the record itself has everything.
         return {name: value for name, value in few.items() if len(json.dumps(value)) <= _MOST_TEXT}
 
     def _next_best(self) -> list[Any]:

@@ -10,31 +10,31 @@ from typing import Self, final
 
 
 class SingleFlight:
-    """A lock for each key that a thread works on now."""
+    """A mutex for each key that a thread works on now."""
 
     def __init__(self) -> None:
-        self._locks: dict[Hashable, tuple[threading.RLock, int]] = {}
+        self._mutexes: dict[Hashable, tuple[threading.RLock, int]] = {}
         self._mutex = threading.Lock()
 
     @contextlib.contextmanager
     def hold(self, key: Hashable) -> Iterator[bool]:
         """Holds the key; gives True where another thread held it before, so that the answer may be there by now."""
         with self._mutex:
-            lock, users = self._locks.get(key, (threading.RLock(), 0))
-            self._locks[key] = (lock, users + 1)
-        waited = not lock.acquire(blocking=False)
+            mutex, users = self._mutexes.get(key, (threading.RLock(), 0))
+            self._mutexes[key] = (mutex, users + 1)
+        waited = not mutex.acquire(blocking=False)
         if waited:
-            lock.acquire()
+            mutex.acquire()
         try:
             yield waited
         finally:
-            lock.release()
+            mutex.release()
             with self._mutex:
-                lock, users = self._locks[key]
+                mutex, users = self._mutexes[key]
                 if users == 1:
-                    del self._locks[key]
+                    del self._mutexes[key]
                 else:
-                    self._locks[key] = (lock, users - 1)
+                    self._mutexes[key] = (mutex, users - 1)
 
     def on_demand(self, key: Hashable) -> Flight:
         """A block that may hold the key."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SAME = 0.01
 _WHAT_TO_DO = "tune again on an idle machine, or with more iters"
 
-Kind = Literal["faster", "same", "noisy", "changed", "unmeasured"]
+StandingKind = Literal["faster", "same", "noisy", "changed", "unmeasured"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Standing:
 class TuningVerdict:
     """The outcome of a tuning in one word, and in the sentence that tables, explanations and pages show."""
 
-    kind: Kind
+    kind: StandingKind
     text: str
 
 

@@ -65,7 +65,7 @@ class CompiledEntry:
         "hot",
         "jitted",
         "kernel",
-        "lock",
+        "mutex",
         "signature_of",
     )
 
@@ -90,13 +90,13 @@ class CompiledEntry:
         self.hot = False
         # By key and shapes: a kernel inside a kernel may be part of several of its programs.
         self.decisions: dict[tuple[Key, tuple[Any, ...]], Chosen] = {}
-        self.lock = threading.Lock()
+        self.mutex = threading.Lock()
         # By shapes, where a cfg changed, a function of their own: what other shapes compiled stays.
         self.forks: dict[tuple[Any, ...], Any] = {}
 
     def learn(self, key: Key, chosen: Chosen) -> None:
         """Remembers what a program was traced with."""
-        with self.lock:
+        with self.mutex:
             self.decisions[key, chosen.signature] = chosen
 
     def is_current(self) -> bool:
@@ -106,7 +106,7 @@ class CompiledEntry:
             return True
         if invalidation.everything_since(self.epoch):
             return False
-        with self.lock:
+        with self.mutex:
             for (key, shapes), chosen in list(self.decisions.items()):
                 if invalidation.differs(key, chosen.cfg, since=chosen.epoch):
                     self._fork(shapes)

@@ -33,7 +33,7 @@ from ..core.single_flight import SingleFlight
 from ..fleet.proposal import Proposal
 from .heartbeat import LEASE, Heartbeat, beat_key
 from .kv_store import KeyValueStore
-from .protocol import ROOT, Member, Round, Topic, topic_of
+from .protocol import ROOT, Member, Participation, Topic, topic_of
 from .report import Agreed, AgreementReport
 
 
@@ -70,7 +70,7 @@ class Agreement:
             with self._flights.hold(topic):
                 agreed = self._agreed.get(topic)
                 if agreed is None:
-                    return self._agree(Round(self.member, proposal, topic, seconds, self.report))
+                    return self._agree(Participation(self.member, proposal, topic, seconds, self.report))
         return self._again(proposal, agreed)
 
     def standing(self, request: Request) -> Hit | None:
@@ -91,7 +91,7 @@ class Agreement:
             self._tunings[topic] += 1
             return replace(topic, tuning=self._tunings[topic])
 
-    def _agree(self, asking: Round) -> Decision:
+    def _agree(self, asking: Participation) -> Decision:
         start = self.member.clock()
         verdict, decision = asking.agree()
         key = asking.request.key

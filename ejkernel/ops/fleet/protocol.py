@@ -70,7 +70,7 @@ def topic_of(request: Request, tuning: int = 0) -> Topic:
 VerdictAndDecision = tuple[Verdict, Decision | None]
 
 
-class Round:
+class Participation:
     """One process's part in the decision on one topic."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Round:
         with self.member.heartbeat.beating():
             if not self.service.set_once(self.claim, mine.dumps()):
                 return None
-            # A process that knew a cfg may have published it since this one looked: then nothing is measured.
+            # A process that knew a cfg may have published it since this one asked: then nothing is measured.
             standing = self.service.get(self.verdict)
             if standing is not None:
                 return self._follow(standing), None

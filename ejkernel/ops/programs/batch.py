@@ -23,12 +23,12 @@ from ..timing.race import low_end
 from ..tuning.job import program_end
 from ..tuning.progress import told_elsewhere
 from ..tuning.worker.process import kept_workers
+from .batch_progress import BatchProgress
 from .budget_split import Share, allotted, in_order, quick_to_trace_first, share_of
 from .confirm import Change, Confirmation, confirm
 from .found_call import FoundCall
 from .interrupts import Interrupts, noting_interrupts
 from .left_behind import is_worth_more, raced
-from .progress import Progress
 from .results import AutotuningResult, Entry, seconds_of
 from .trace_ahead import TracedAhead, start_worker
 from .tracing.launch import traced_elsewhere
@@ -102,7 +102,7 @@ class BatchTuner:
         # Seconds of each tuning so far that measured something, and of the first one of each call, whatever it found.
         self._taken: list[float] = []
         self._took: dict[Key, float] = {}
-        self._progress = Progress(on=options.progress)
+        self._progress = BatchProgress(on=options.progress)
 
     def run(self, calls: Sequence[FoundCall]) -> None:
         """Tunes what is not known; Ctrl-C ends it and keeps what is done."""

@@ -20,11 +20,11 @@ from ..store.store import StoredEntry, as_store
 from .results import AutotuningResult, Entry
 from .user_function import trace
 
-Entries = dict[Key, StoredEntry]
-Source = CallsMade | AutotuningResult | ConfigSelectorChain[Any, Any] | Executor[Any, Any] | Callable[..., Any]
+LockedEntries = dict[Key, StoredEntry]
+FreezeSource = CallsMade | AutotuningResult | ConfigSelectorChain[Any, Any] | Executor[Any, Any] | Callable[..., Any]
 
 
-def freeze(path: str | os.PathLike[str], source: Source, /, *args: Any, **kwargs: Any) -> LockFile:
+def freeze(path: str | os.PathLike[str], source: FreezeSource, /, *args: Any, **kwargs: Any) -> LockFile:
     """Writes what a source decided to a lock file, for review and for `locked`; the same decisions, the same text.
 
     A function is traced with the arguments, never run: the calls in it are what is frozen. `calls_made()` gives those
@@ -39,9 +39,9 @@ def freeze(path: str | os.PathLike[str], source: Source, /, *args: Any, **kwargs
     return write_lock(path, entries)
 
 
-def _entries(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entries:
+def _entries(source: FreezeSource, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockedEntries:
     if isinstance(source, Executor):
-        return _entries(cast(Source, source.chooser), args, kwargs)
+        return _entries(cast(FreezeSource, source.chooser), args, kwargs)
     if callable(source):
         return _traced(source, args, kwargs)
     if args or kwargs:
@@ -58,7 +58,7 @@ def _entries(source: Source, args: tuple[Any, ...], kwargs: dict[str, Any]) -> E
     )
 
 
-def _traced(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entries:
+def _traced(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LockedEntries:
     # Twice: the first trace may tune, and measuring a candidate may ask for kernels inside it that the program has not.
     for _ in range(2):
         with calls_made() as calls:
@@ -66,7 +66,7 @@ def _traced(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return calls.entries
 
 
-def _result(result: AutotuningResult) -> Entries:
+def _result(result: AutotuningResult) -> LockedEntries:
     found = result.by_key()
     calls = {key: described(inv) for device in {key.device for key in found} for key, _, inv in recorded_calls(device)}
     return {key: _tuned(key, entry, calls.get(key, {})) for key, entry in found.items()}
@@ -81,8 +81,8 @@ def _tuned(key: Key, entry: Entry, call: Mapping[str, str]) -> StoredEntry:
     return StoredEntry(entry.cfg, where, "autotune", record.objective, call=call or described_in(record))
 
 
-def _selector(selector: ConfigSelectorChain[Any, Any]) -> Entries:
-    entries: Entries = {}
+def _selector(selector: ConfigSelectorChain[Any, Any]) -> LockedEntries:
+    entries: LockedEntries = {}
     store = None if selector.persistent is None else as_store(selector.persistent)
     for key in map(Key._make, store.keys() if store is not None else ()):
         found = store.lookup(key) if store is not None else None

@@ -28,7 +28,7 @@ from ..tuning.runner import InProcessRunner
 from .found_call import FoundCall
 from .rebuilt import rebuilt_call
 
-State = Literal["fine", "stale", "noisy", "broken", "skipped"]
+EntryState = Literal["fine", "stale", "noisy", "broken", "skipped"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +36,7 @@ class Remeasured(Shown):
     """One entry, measured again."""
 
     key: Key
-    state: State
+    state: EntryState
     cfg: Any
     call: FoundCall | None = None
     # The faster cfg of a stale entry, and the time of the entry's over its: middle, low and high end.
@@ -182,7 +182,7 @@ def _loss(runner: InProcessRunner, mine: int, rival: int, *, seed: int) -> Loss:
 def summary_line(done: Sequence[Remeasured]) -> str:
     """All entries in one line."""
     counts = Counter(one.state for one in done)
-    words: dict[State, str] = {
+    words: dict[EntryState, str] = {
         "fine": "as before",
         "stale": "stale",
         "broken": "broken",

@@ -178,9 +178,9 @@ def _explained(selector: ConfigSelectorChain[Any, Any], seen: Walked) -> Explana
 def _origin(
     selector: ConfigSelectorChain[Any, Any], request: Request, hit: Hit
 ) -> tuple[dict[str, str], StoredEntry | None]:
-    lock, found = selector.lock_file if "lock" in hit.data else None, None
-    if lock is not None:
-        found = lock.entries[request.key], lock.path
+    lock_file, found = selector.lock_file if "lock" in hit.data else None, None
+    if lock_file is not None:
+        found = lock_file.entries[request.key], lock_file.path
     elif not is_program_text(request):
         found = entry_behind(selector, request.key, hit.cfg)
     if found is None:

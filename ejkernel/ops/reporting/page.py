@@ -14,7 +14,7 @@ from .._version import __version__
 from ..core import formatting
 from ..core.description import one_line
 from ..core.errors import SettingError
-from ..core.standing import Kind
+from ..core.standing import StandingKind
 from ..store import files
 from . import charts
 from .compare import differences, environments
@@ -84,7 +84,7 @@ def _opening(subject: Subject) -> str:
     calls = subject.calls
     devices = Counter(one.key.device or "an unknown device" for one in calls)
     kinds = Counter(one.verdict.kind for one in calls)
-    words: dict[Kind, str] = {
+    words: dict[StandingKind, str] = {
         "faster": "surely faster",
         "same": "heuristic cfg is best",
         "noisy": "too noisy to tell",

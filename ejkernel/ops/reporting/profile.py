@@ -19,7 +19,7 @@ from .markup import Cell, bar, cell, number, table, text
 from .summary import TuningSummary, summary_of_entry
 from .xplane import Operation, operations
 
-State = Literal["tuned", "guessed", "locked"]
+CallState = Literal["tuned", "guessed", "locked"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CallTime:
     seconds: float
     runs: int
     # Tuned: a store has its cfg. Locked: the lock file in force has. Guessed: neither.
-    state: State
+    state: CallState
     cfg: Any = None
     call: Mapping[str, str] | None = None
     figures: TuningSummary | None = None

@@ -18,7 +18,7 @@ from .remote.objects import is_url
 from .snapshot import Raw, is_entry, is_whole, line, read_key, seal, spell
 from .store import StoredEntry
 
-Kind = Literal["lock", "pack"]
+BundleKind = Literal["lock", "pack"]
 
 FORMAT = 1
 # Far above any real file; a larger one is not read at all.
@@ -35,7 +35,7 @@ class Bundle:
     digest: str
 
 
-def write(kind: Kind, entries: Mapping[Key, StoredEntry], about: Mapping[str, Any]) -> str:
+def write(kind: BundleKind, entries: Mapping[Key, StoredEntry], about: Mapping[str, Any]) -> str:
     """The text of a file with these entries."""
     sealed = {spell(key): seal(spell(key), _dump(key, entry)) for key, entry in entries.items()}
     lines = [line(name, sealed[name]) for name in sorted(sealed)]
@@ -45,7 +45,9 @@ def write(kind: Kind, entries: Mapping[Key, StoredEntry], about: Mapping[str, An
     return "\n".join(["{", *lines, f'"~{kind}": {last}', "}", ""])
 
 
-def save(kind: Kind, path: str | os.PathLike[str], entries: Mapping[Key, StoredEntry], about: Mapping[str, Any]) -> str:
+def save(
+    kind: BundleKind, path: str | os.PathLike[str], entries: Mapping[Key, StoredEntry], about: Mapping[str, Any]
+) -> str:
     """Writes a lock file or a pack, over an older one of its kind and over nothing else; returns its path."""
     where = url_files.located(path)
     text = write(kind, entries, about)
@@ -61,18 +63,18 @@ def save(kind: Kind, path: str | os.PathLike[str], entries: Mapping[Key, StoredE
     return where
 
 
-def _refuse_other(kind: Kind, where: str, there: files.Content | None) -> None:
+def _refuse_other(kind: BundleKind, where: str, there: files.Content | None) -> None:
     # A damaged file of its kind may be replaced as well; a store, a result or any other file may not.
     if there is not None and there.data.strip() and f'"~{kind}"'.encode() not in there.data:
         raise StoreError(f"{where} exists and is no {kind}; give another path, or remove it")
 
 
-def read_in_haste(kind: Kind, path: str) -> Bundle:
+def read_in_haste(kind: BundleKind, path: str) -> Bundle:
     """Reads a file behind a URL for a program at work, which waits two seconds in all for such files."""
     return _read(kind, path, hasty=True)
 
 
-def read(kind: Kind, path: str) -> Bundle:
+def read(kind: BundleKind, path: str) -> Bundle:
     """Reads a lock file or a pack, on disk or at a URL; a RecordFormatError says what is wrong with it.
 
     People review and edit a lock, so a line of it may have no checksum; a pack is as it was made.
@@ -80,7 +82,7 @@ def read(kind: Kind, path: str) -> Bundle:
     return _read(kind, path)
 
 
-def _read(kind: Kind, path: str, *, hasty: bool = False) -> Bundle:
+def _read(kind: BundleKind, path: str, *, hasty: bool = False) -> Bundle:
     edited = kind == "lock"
     try:
         # Installed files are often links.

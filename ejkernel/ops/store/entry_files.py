@@ -37,7 +37,7 @@ class StoredText:
 
 
 class Removed:
-    """An entry file that a fold removed since the last look."""
+    """An entry file that a fold removed since the last read."""
 
 
 def sequence_of(file_name: str) -> int:

@@ -109,7 +109,7 @@ class EntryLog(EntryReader):
         return seq
 
     def holds(self, key: Key, sealed: Raw) -> bool:
-        """Would a reader that looks now get this entry, or a later one?"""
+        """Would a reader get this entry now, or a later one?"""
         name = spell(key)
         if os.path.lexists(os.path.join(self.folder, f"{key_hash(name)}.{sealed['seq']}.{self.writer}.json")):
             return True
@@ -123,7 +123,7 @@ class EntryLog(EntryReader):
         """Moves the counter, so that every other process sees that something changed."""
         count, added = files.append_byte(self.counter)
         before = self._count
-        # If this was the only change since the last look, this process need not look.
+        # If this was the only change since the last read, this process need not read.
         is_first = before is False and count[2] == added
         if is_first or (isinstance(before, tuple) and count == (*before[:2], before[2] + added)):
             self._count = count
@@ -212,7 +212,7 @@ class EntryLog(EntryReader):
         return seen
 
     def merge(self) -> tuple[Snapshot, list[_Folded]]:
-        """The snapshot with the entry files in it, as of the last look, and the entries with their files."""
+        """The snapshot with the entry files in it, as of the last read, and the entries with their files."""
         mine = os.getuid()
         entries = [(name, self._entry(name)) for chain in list(self._pending.values()) for name in list(chain)]
         entries += [latest for chain in list(self._folded.values()) for latest in self._latest(chain)]
@@ -252,7 +252,7 @@ class EntryLog(EntryReader):
             yield file_name, found
 
     def entries(self) -> Iterator[tuple[Key, Raw]]:
-        """Every key with its newest entry, as of the last look."""
+        """Every key with its newest entry, as of the last read."""
         merged, _ = self.merge()
         yield from ((read_key(name), raw) for name, raw in merged.entries())
 

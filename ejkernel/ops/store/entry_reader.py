@@ -38,7 +38,7 @@ TRIES = 8
 
 @dataclass
 class EntryReader:
-    """The files behind one store, as of the last look."""
+    """The files behind one store, as of the last read."""
 
     path: str
     durable: bool = False
@@ -62,7 +62,7 @@ class EntryReader:
     _snapshot: Snapshot = field(default_factory=Snapshot)
     _snapshot_id: tuple[int, ...] | None = None
     _snapshot_owner: int = -1
-    # The counter's device, inode and length at the last look; False: there was none.
+    # The counter's device, inode and length at the last read; False: there was none.
     _count: tuple[int, int, int] | bool | None = None
 
     def __post_init__(self) -> None:
@@ -77,11 +77,11 @@ class EntryReader:
 
     @property
     def has_pending(self) -> bool:
-        """Are there entry files that are not folded yet, as of the last look?"""
+        """Are there entry files that are not folded yet, as of the last read?"""
         return bool(self._pending)
 
     def unchanged(self) -> bool:
-        """Has no process put or folded anything since the last look?"""
+        """Has no process put or folded anything since the last read?"""
         return (files.length(self.counter) or False) == self._count
 
     def is_edited(self) -> bool:
@@ -93,7 +93,7 @@ class EntryReader:
         self._is_sound = self._is_sound or identity == self._snapshot_id
 
     def be_another_writer(self) -> None:
-        """In the child of a fork: two processes are two writers, and a look may have been cut short."""
+        """In the child of a fork: two processes are two writers, and a read may have been cut short."""
         self.writer = secrets.token_hex(8)
         self._count = None
 
@@ -142,7 +142,7 @@ class EntryReader:
 
     def _load(self, *, thoroughly: bool = False) -> None:
         if self._snapshot_id is not None and self._snapshot_id[3] > _HELD_TWICE:
-            # The old file goes out of memory before the new one comes in; if that fails, the next use must look again.
+            # The old file goes out of memory before the new one comes in; if that fails, the next use must read again.
             self._snapshot, self._snapshot_id, self._count = Snapshot(), None, None
         content = files.read(self.path)
         self._held = set()
@@ -189,7 +189,7 @@ class EntryReader:
         return (self._snapshot_id[3] if self._snapshot_id else 0) <= SMALL
 
     def find(self, key: Key) -> StoredText | None:
-        """The newest entry of a key, as of the last look."""
+        """The newest entry of a key, as of the last read."""
         name = spell(key)
         for _ in range(TRIES):
             found = self._find(name)

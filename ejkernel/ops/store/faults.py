@@ -46,7 +46,7 @@ class DegradingStore:
         # Not a method: the entry log is held for the end of the process, and must not keep the cache alive.
         self._say = _Voice()
         self._entry_log = EntryLog(file, durable=durable, report=self._say)
-        # The entries read since that look of the entry log, or put.
+        # The entries read since that read of the entry log, or put.
         self._kept: dict[Key, StoredEntry] = {}
         self._kept_since = 0
         # The puts that the disk did not take: served from here, written when that works.
@@ -57,10 +57,10 @@ class DegradingStore:
         _open_stores.add(self)
 
     def _up_to_date(self) -> bool:
-        """True where nothing changed on disk; else looks, and forgets what was read before."""
+        """True where nothing changed on disk; else reads, and forgets what was read before."""
         try:
             if self._entry_log.unchanged():
-                # A put or a fold of this process may have looked, and seen changes of other processes.
+                # A put or a fold of this process may have read, and seen changes of other processes.
                 if self._kept_since == self._entry_log.listings:
                     return True
             else:

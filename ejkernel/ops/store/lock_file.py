@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from ..core.description import Known, nearest, one_line
+from ..core.description import KnownCall, nearest, one_line
 from ..core.errors import RecordFormatError
 from ..core.key import Key
 from . import bundle
@@ -40,9 +40,9 @@ class LockFile(Mapping[Key, Any]):
         """Path and number of calls."""
         return f"<lock {self.path}: {len(self)} calls>"
 
-    def known(self) -> list[Known]:
+    def known(self) -> list[KnownCall]:
         """The calls, for the search of the nearest one."""
-        return [Known(key, entry.call, self.path) for key, entry in self.entries.items()]
+        return [KnownCall(key, entry.call, self.path) for key, entry in self.entries.items()]
 
     def why_not(self, key: Key, call: Mapping[str, str]) -> str:
         """Reason why a call has no answer here: another device, another program, or the nearest entry."""

@@ -37,7 +37,7 @@ class Verified:
 
 def verify(cache: PersistentCache[Any]) -> Verified:
     """Reads every entry and checks it; changes nothing on disk."""
-    # Not a look of the entry log: that would set damaged files aside.
+    # Not a read of the entry log: that would set damaged files aside.
     path = files.resolved(cache.path)
     folder = path + ".d"
     waiting = entry_names(path)
@@ -59,7 +59,7 @@ def verify(cache: PersistentCache[Any]) -> Verified:
         else:
             names.add(parsed[0])
     good, bad, checked = check_snapshot(path, names)
-    with cache.locked() as log:
+    with cache.held() as log:
         if checked is not None:
             log.note_sound(checked)
     places = [f"{cache.path}: {reason}" for reason in bad]
@@ -69,7 +69,7 @@ def verify(cache: PersistentCache[Any]) -> Verified:
 def compact(cache: PersistentCache[Any]) -> int:
     """Folds everything into the file, and removes records without an entry; returns their number."""
     wanted = set()
-    with cache.locked() as log:
+    with cache.held() as log:
         folder = os.path.join(log.folder, "records")
         # Listed first: a record is written after its entry, so each of these has one by now, if it ever will.
         records = [name for name in files.names(folder) if name.endswith(".json")]
@@ -175,7 +175,7 @@ def export_store(cache: PersistentCache[Any], path: str | os.PathLike[str]) -> i
     target = PersistentCache[Any]("", path)
     if files.identity(target.path) is not None:
         raise StoreError(f"{target.path} exists; give the path of a new file")
-    with cache.locked() as log:
+    with cache.held() as log:
         log.list_entries()
         merged, _ = log.merge()
     files.make_folder(os.path.dirname(target.path))

@@ -23,7 +23,7 @@ from .persistent import PersistentCache
 from .remote.url_files import located
 from .store import Store, StoredEntry
 
-Call = tuple[Kernel[Any, Any], Invocation[Any, Any]]
+KernelCall = tuple[Kernel[Any, Any], Invocation[Any, Any]]
 
 
 def make_pack(
@@ -106,7 +106,7 @@ class PackReport:
         return not self.damage and not self.refused
 
 
-def verify_pack(path: str | os.PathLike[str], calls: Iterable[Call] = ()) -> PackReport:
+def verify_pack(path: str | os.PathLike[str], calls: Iterable[KernelCall] = ()) -> PackReport:
     """Checks format and checksums and, for the entries of these calls, that their kernels would accept the cfg.
 
     `calls` are pairs of a kernel and an invocation, such as a recorded call. Nothing is run, and nothing changed.

@@ -145,7 +145,7 @@ class PersistentCache(DegradingStore, Shown, Generic[Cfg]):
             return folded
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[EntryLog]:
+    def held(self) -> Iterator[EntryLog]:
         """The files behind the store, for maintenance; other threads wait until the block ends."""
         with self._mutex:
             yield self._entry_log

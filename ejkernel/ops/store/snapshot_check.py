@@ -14,10 +14,10 @@ _LONGEST = 64 << 20
 
 
 # The number of whole entries, what is damaged, and the identity of a file of which each line was checked.
-Checked = tuple[int, list[str], tuple[int, ...] | None]
+CheckedSnapshot = tuple[int, list[str], tuple[int, ...] | None]
 
 
-def check_snapshot(path: str, names: set[str]) -> Checked:
+def check_snapshot(path: str, names: set[str]) -> CheckedSnapshot:
     """Checks every line; takes the keys of whole entries out of `names`."""
     identity = files.identity(path)
     if identity is None:
@@ -77,7 +77,7 @@ def _sorted_parts(path: str) -> Iterator[SortedLines | None]:
     yield ending if isinstance(ending, SortedLines) and (not len(ending) or ending.first > last) else None
 
 
-def _check_whole(path: str, names: set[str]) -> Checked:
+def _check_whole(path: str, names: set[str]) -> CheckedSnapshot:
     content = files.read(path)
     if content is None:
         return 0, [], None

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.record import Finding
 from . import comparing
-from .deviation import ELEMENT_UNITS, QUIET, SEGMENT, Numbers
+from .deviation import ELEMENT_UNITS, QUIET, SEGMENT, Deviations
 from .rounding import Limits, limits_of
 
 # A plain run that is off by over half of the values in more segments than that may compute something else.
@@ -120,7 +120,7 @@ class Standard:
         error, nearest = 0.0, None
         for place, row in zip(self._places, np.asarray(begun).tolist(), strict=True):
             leaf = self._leaves[place]
-            found = Numbers(*row)
+            found = Deviations(*row)
             reason, finding = judge(found, leaf.limits, leaf.want.size, bias=leaf.bias, wider=leaf.wider)
             finding = replace(finding, output=leaf.name)
             # Without a scale for the difference, what is not finite is the reason.
@@ -218,7 +218,7 @@ def _other_form(got: Any, want: Any) -> str:
 
 
 def judge(
-    found: Numbers, limits: Limits | None, size: int, *, bias: float = 0.0, wider: float = 0.0
+    found: Deviations, limits: Limits | None, size: int, *, bias: float = 0.0, wider: float = 0.0
 ) -> tuple[str, Finding]:
     """The reason that an array is wrong, empty where it is right, and the test that decided or came nearest.
 
@@ -247,7 +247,7 @@ def judge(
     return said, finding
 
 
-def _allowed(found: Numbers, limits: Limits, bias: float) -> dict[str, tuple[float, float]]:
+def _allowed(found: Deviations, limits: Limits, bias: float) -> dict[str, tuple[float, float]]:
     """Each test's number and its limit."""
     # A few segments may be noisier than many are.
     few = 1 + 1 / math.sqrt(max(found.segments, 1.0))
@@ -265,7 +265,7 @@ def _ratio(value: float, most: float) -> float:
     return value / most if math.isfinite(value) and math.isfinite(most) else math.inf
 
 
-def _said(test: str, found: Numbers, limits: Limits, most: float) -> str:
+def _said(test: str, found: Deviations, limits: Limits, most: float) -> str:
     unit = limits.unit
     if test == "segments":
         axis, share = ("rows", found.rows) if found.rows >= found.columns else ("columns", found.columns)

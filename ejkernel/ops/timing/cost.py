@@ -25,7 +25,7 @@ def traffic_and_operations(fn: Callable[..., Any], args: Any, kwargs: Any) -> tu
     return _bytes(leaves) + _bytes(jax.tree_util.tree_leaves(traced.out_info)), _operations(traced.jaxpr.jaxpr)
 
 
-# Each look costs about a millisecond, and most programs of a tuning count alike.
+# Each read costs about a millisecond, and most programs of a tuning count alike.
 _MOST_READ = 4
 
 

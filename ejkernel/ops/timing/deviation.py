@@ -52,7 +52,7 @@ class Noise(NamedTuple):
     strange: Any
 
 
-class Numbers(NamedTuple):
+class Deviations(NamedTuple):
     """Findings of a comparison; the order is that of the array that comes from the device."""
 
     # Values that are finite on one side alone, or not the same where they are not; of integers, those that differ.
@@ -108,7 +108,7 @@ def numbers_of(xp: Any, got: Any, want: Any, scales: Scales, limits: Limits) -> 
     wide = _wide(want)
     got, want = got.astype(wide), want.astype(wide)
     off, unlike = got - want, None
-    # On the host one look tells that nothing of this is needed.
+    # On the host one test tells that nothing of this is needed.
     if xp is not np or not np.isfinite(off).all():
         finite = xp.isfinite(want)
         same = (got == want) | (xp.isnan(got) & xp.isnan(want))
@@ -165,7 +165,7 @@ def _elements(xp: Any, off: Any, want: Any, found: tuple[Any, Any], scales: Scal
 def differing(xp: Any, got: Any, want: Any) -> Any:
     """The `Numbers` of an array with values that are equal or not, such as integers."""
     count = xp.sum(got != want).astype(np.float32)
-    return xp.stack([count, *[xp.zeros((), np.float32)] * (len(Numbers._fields) - 1)])
+    return xp.stack([count, *[xp.zeros((), np.float32)] * (len(Deviations._fields) - 1)])
 
 
 def _wide(x: Any) -> Any:

@@ -285,10 +285,10 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 class _Coming:
-    """A program on its way: the thread that holds the lock compiles it."""
+    """A program on its way: the thread that holds the mutex compiles it."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.mutex = threading.Lock()
         self.program: Any = None
 
 
@@ -320,7 +320,7 @@ def own_program(
         _own_programs.move_to_end(key)
         while len(_own_programs) > _MOST_OWN:
             _own_programs.popitem(last=False)
-    with coming.lock:
+    with coming.mutex:
         if coming.program is None:
             sharding = jax.sharding.SingleDeviceSharding(device)
             shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for leaf in leaves]

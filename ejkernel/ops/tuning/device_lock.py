@@ -35,10 +35,10 @@ class DeviceLockWarning(UserWarning):
     """A tuning that does not wait for its turn on a device."""
 
 
-_locks: dict[str, threading.RLock] = {}
+_mutexes: dict[str, threading.RLock] = {}
 # Turns that the thread that holds a device's lock is in: a tuning inside a tuning already has its turn.
 _depths: dict[str, int] = {}
-_locks_lock = threading.Lock()
+_lock = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -47,8 +47,8 @@ def device_lock(device: str, folder: Path | None, wait: float = math.inf) -> Ite
 
     After the wait the caller goes on without its turn: a config is wanted now, and a deadline is a deadline.
     """
-    with _locks_lock:
-        mine = _locks.setdefault(device, threading.RLock())
+    with _lock:
+        mine = _mutexes.setdefault(device, threading.RLock())
     end = time.perf_counter() + max(0.0, min(wait, _WAIT_SECONDS))
     held = mine.acquire(timeout=max(0.0, end - time.perf_counter()))
     depth = _depths.get(device, 0) if held else 0
@@ -94,10 +94,10 @@ def _between_processes(device: str, folder: Path | None, end: float) -> Iterator
                 # One folder by two names: this process must not wait for itself.
                 if any(map(_same_file(path), taken)):
                     continue
-                lock = _turn(path, end)
+                file_lock = _turn(path, end)
                 taken.append(path)
-                if lock is not None:
-                    held.callback(lock.release)
+                if file_lock is not None:
+                    held.callback(file_lock.release)
                 else:
                     # It goes on without its turn: a lock that is free still tells others that it is at work.
                     end = time.perf_counter()
@@ -111,12 +111,12 @@ def _same_file(path: str) -> Callable[[str], bool]:
 
 def _turn(path: str, end: float) -> FileLock | None:
     """The lock once it is free; None where its holder does not end in time, or is stopped."""
-    lock = lock_at(path, timeout=0)
+    file_lock = lock_at(path, timeout=0)
     stopped_since = None
     while True:
         now = time.perf_counter()
         try:
-            lock.acquire(timeout=min(_POLL_SECONDS, max(0.0, end - now)))
+            file_lock.acquire(timeout=min(_POLL_SECONDS, max(0.0, end - now)))
         except Timeout:
             holder = _holder(path)
             stopped_since = (stopped_since or now) if holder is not None and is_stopped(holder) else None
@@ -130,7 +130,7 @@ def _turn(path: str, end: float) -> FileLock | None:
                 return None
         else:
             _sign(path)
-            return lock
+            return file_lock
 
 
 def _holder(path: str) -> int | None:

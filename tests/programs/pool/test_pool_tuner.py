@@ -28,7 +28,7 @@ from ejkernel.ops import (
 )
 from ejkernel.ops.core import device as devices
 from ejkernel.ops.execution.recording import Recording
-from ejkernel.ops.programs import progress
+from ejkernel.ops.programs import batch_progress
 from ejkernel.ops.programs.found_call import FoundCall
 from ejkernel.ops.programs.pool.schedule import ScheduleRules
 from ejkernel.ops.programs.pool.task import Reply, Task, TaskOutcome
@@ -173,7 +173,7 @@ def test_a_budget_ends_the_whole():
 
 def test_a_log_tells_of_the_whole(monkeypatch, capsys):
     """With the worker's name from the future that is under way, and what came of the calls so far."""
-    monkeypatch.setattr(progress, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(batch_progress, "_LOG_SECONDS", 0.0)
 
     class Later(Future):
         """A future that is answered when it is asked for the second time."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, final
 from ...tuning.worker.delivered import Delivery
 from ...tuning.worker.tracing import TracedElsewhere
 
-State = Literal["waiting", "begun", "done"]
+TaskState = Literal["waiting", "begun", "done"]
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ class TraceTask:
     number: int
     call: str
     cfg: Any
-    state: State = "waiting"
+    state: TaskState = "waiting"
     found: TracedElsewhere | None = None
     # Is the program kept once it is taken?
     is_kept: bool = False
@@ -45,7 +45,7 @@ class CompileTask:
     data: bytes
     # Without what the compiler would run on the device, to find the fastest form of it.
     quickly: bool
-    state: State = "waiting"
+    state: TaskState = "waiting"
     again: bool = False
     coming: Future[Delivery] = field(default_factory=Future)
 
@@ -56,7 +56,7 @@ class CompileTask:
             self.coming.set_result(delivery)
 
 
-Task = TraceTask | CompileTask
+TracerTask = TraceTask | CompileTask
 
 
 @final
@@ -65,14 +65,14 @@ class TaskOrder:
 
     def __init__(self, most_programs: int) -> None:
         self._most_programs = most_programs
-        self._waiting: list[Task] = []
+        self._waiting: list[TracerTask] = []
         # The turns of the calls that are being tuned, or were.
         self._turns: dict[str, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, task: Task) -> None:
+    def add(self, task: TracerTask) -> None:
         """Has a task wait; so does one that a process could not finish."""
         task.state = "waiting"
         self._waiting.append(task)
@@ -81,17 +81,17 @@ class TaskOrder:
         """A tuning has begun: its call goes behind those that began before, and before all others."""
         self._turns.setdefault(call, len(self._turns))
 
-    def remove(self, task: Task) -> None:
+    def remove(self, task: TracerTask) -> None:
         """This one need not be done."""
         if task in self._waiting:
             self._waiting.remove(task)
 
-    def clear(self) -> list[Task]:
+    def clear(self) -> list[TracerTask]:
         """Takes all of them away."""
         left, self._waiting = self._waiting, []
         return left
 
-    def next(self, beside: Iterable[Task]) -> Task | None:
+    def next(self, beside: Iterable[TracerTask]) -> TracerTask | None:
         """The next task for a process that has these at work; a program is compiled alone.
 
         One at hand behind a compilation would wait for seconds, where another process could have it.
@@ -101,14 +101,14 @@ class TaskOrder:
         programs = Counter(task.call for task in self._waiting if isinstance(task, CompileTask))
         enough = {call for call, count in programs.items() if count >= self._most_programs}
         found = min(self._waiting, key=lambda task: self._turn(task, enough))
-        at_work: Sequence[Task] = list(beside)
+        at_work: Sequence[TracerTask] = list(beside)
         if at_work and any(isinstance(task, CompileTask) for task in (*at_work, found)):
             return None
         self._waiting.remove(found)
         found.state = "begun"
         return found
 
-    def _turn(self, task: Task, enough: Collection[str]) -> tuple[int, bool, int]:
+    def _turn(self, task: TracerTask, enough: Collection[str]) -> tuple[int, bool, int]:
         is_later = isinstance(task, CompileTask) != (task.call in enough)
         # Tasks are numbered in the order in which their calls will be tuned.
         return self._turns.get(task.call, len(self._turns)), is_later, task.number

@@ -35,7 +35,7 @@ from ..pool.task import AskedCall
 
 # What is made while a candidate is traced lives until the next one: looking for garbage in it was an eighth of the time
 # for tracing and writing down the candidates of an expert layer.
-_OBJECTS_BETWEEN_LOOKS = 200_000
+_OBJECTS_BETWEEN_COLLECTIONS = 200_000
 # The last of all: the worker's own compilations, which measuring waits for, took twice as long beside them.
 _NICE = 19
 
@@ -96,7 +96,7 @@ class Tracer:
                 os.nice(_NICE)
             # JAX and the kernels are there for good.
             gc.freeze()
-            gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, *gc.get_threshold()[1:])
+            gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
             self._sender.send("hello", kind=device.device_kind, jax=jax.__version__)
         elif message.verb == "call":
             self._texts[head["name"]] = head["text"]

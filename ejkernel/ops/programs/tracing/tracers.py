@@ -28,7 +28,7 @@ from ...tuning.worker.process import FROM_OUTSIDE, WorkerGone, WorkerProcess
 from ...tuning.worker.protocol import Message
 from ...tuning.worker.tracing import StillTracing, TracedElsewhere, TracerGone, tracing_in_force
 from ..pool.task import AskedCall
-from .tasks import CompileTask, Task, TaskOrder, TraceTask
+from .tasks import CompileTask, TaskOrder, TracerTask, TraceTask
 
 # A process has one candidate at work and the next one at hand: an answer waits for Python's lock here.
 _AT_ONCE = 2
@@ -254,7 +254,7 @@ class Tracers:
     def _follow(self, process: WorkerProcess) -> bool:
         """Gives a process one candidate after the other; True where another process is to go on."""
         process.ready()
-        at_work: deque[Task] = deque()
+        at_work: deque[TracerTask] = deque()
         known: set[str] = set()
         self._count_ready(1)
         try:
@@ -290,7 +290,7 @@ class Tracers:
         with self._changed:
             self._ready += more
 
-    def _end_if_stuck(self, process: WorkerProcess, at_work: deque[Task], since: float) -> None:
+    def _end_if_stuck(self, process: WorkerProcess, at_work: deque[TracerTask], since: float) -> None:
         """Ends a process that does not come to an end with what it has."""
         if time.perf_counter() - since <= _LONGEST_TASK:
             return
@@ -303,7 +303,7 @@ class Tracers:
             at_work.popleft()
         raise WorkerGone(f"it was at work for over {_LONGEST_TASK:g} s")
 
-    def _send(self, process: WorkerProcess, task: Task, known: set[str]) -> None:
+    def _send(self, process: WorkerProcess, task: TracerTask, known: set[str]) -> None:
         if isinstance(task, CompileTask):
             process.send("compile", [task.data], quickly=task.quickly)
             return
@@ -312,14 +312,14 @@ class Tracers:
             process.send("call", name=task.call, text=self._calls[task.call].text)
         process.send("trace", name=task.call, cfg=task.cfg)
 
-    def _next(self, at_work: Collection[Task]) -> Task | None:
+    def _next(self, at_work: Collection[TracerTask]) -> TracerTask | None:
         """The next task; a process that has none at work waits for it."""
         with self._changed:
             while not at_work and not self._waiting and not self._closed:
                 self._changed.wait()
             return None if self._closed else self._waiting.next(at_work)
 
-    def _done(self, task: Task, message: Message) -> None:
+    def _done(self, task: TracerTask, message: Message) -> None:
         head = message.head
         with self._changed:
             if isinstance(task, CompileTask):
@@ -341,7 +341,7 @@ class Tracers:
             task.state = "done"
             self._changed.notify_all()
 
-    def _gone(self, process: WorkerProcess, at_work: deque[Task], why: str = "") -> bool:
+    def _gone(self, process: WorkerProcess, at_work: deque[TracerTask], why: str = "") -> bool:
         """A process has died, of the first of what it had; `why`: it was ended here."""
         words = why or process.last_words()
         with self._changed:
@@ -361,7 +361,7 @@ class Tracers:
             self._changed.notify_all()
             return self._restarts >= 0
 
-    def _give_back(self, at_work: Collection[Task]) -> None:
+    def _give_back(self, at_work: Collection[TracerTask]) -> None:
         with self._changed:
             for task in at_work:
                 # One that is not needed any more has ended.

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from ...core import formatting
 from ...core.key import Key
+from ..maintenance import Prefer
 from ..snapshot import Raw
 from ..store import Store, StoredEntry
 from .layout import folder_of
 from .remote_store import RemoteStore, in_parallel
 
 What = Literal["added", "replaced", "kept", "refused"]
-Prefer = Literal["newest", "fastest"]
 
 
 @dataclass(frozen=True)

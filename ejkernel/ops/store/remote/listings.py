@@ -42,9 +42,9 @@ class SharedListings:
             return found
         try:
             files.make_folder(str(self.folder))
-            lock = lock_at(f"{path}.lock", timeout=wait)
+            file_lock = lock_at(f"{path}.lock", timeout=wait)
             # Jitter: waiting processes do not all look at the same moment.
-            lock.acquire(poll_interval=random.uniform(0.02, 0.06))
+            file_lock.acquire(poll_interval=random.uniform(0.02, 0.06))
         # Another process takes too long, or this folder cannot be written: each process asks by itself.
         except (Timeout, OSError, NotImplementedError):
             return ask()
@@ -55,7 +55,7 @@ class SharedListings:
                 self._keep(path, found)
             return found
         finally:
-            lock.release()
+            file_lock.release()
 
     def drop(self, name: str) -> None:
         """Forgets a listing that this process has just made out of date."""

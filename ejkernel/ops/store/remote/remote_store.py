@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, final, get_args
+from typing import TypeVar, final, get_args
 
 from ...core import codec, invalidation
 from ...core.errors import OpsError, SettingError, StoreError
 from ...core.key import Key
 from ...settings import Settings, default_folder
+from ..faults import OnFault
 from ..files import LARGEST_ENTRY
 from ..layered import ByKey
 from ..snapshot import Raw, Snapshot, key_hash, order, read, read_key, spell
@@ -28,7 +29,6 @@ from .patience import LeftOutError, Patience, UnusableError, said, within
 from .signing import Signer, is_signed, signer_of
 from .writer import BackgroundWriter
 
-OnFault = Literal["warn", "raise"]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -36,7 +36,7 @@ R = TypeVar("R")
 FRESH_SECONDS = 300.0
 # A hostile writer can put any number of entries of one key; so many of them are read.
 _MOST_READ = 8
-# Another process may fold between two looks.
+# Another process may fold between two reads.
 _TRIES = 4
 # So long may the import of a driver take, once a process: 0.4 s for the one of S3.
 _LOAD_SECONDS = 5.0
@@ -202,7 +202,7 @@ class RemoteStore(ByKey):
         raise StoreError(f"objects of {shown(self.url)} vanish faster than they can be read; try again")
 
     def forget(self) -> None:
-        """Forgets every listing: the next look asks the remote."""
+        """Forgets every listing: the next read asks the remote."""
         with self._lock:
             self._folders.clear()
 

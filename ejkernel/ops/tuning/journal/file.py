@@ -161,12 +161,12 @@ class Journal:
     def _take(self) -> bool:
         make_folder(str(self.path.parent))
         # A tuning may be prepared by one thread and measured by another.
-        lock = lock_at(f"{self.path}.lock", timeout=0, thread_local=False)
+        file_lock = lock_at(f"{self.path}.lock", timeout=0, thread_local=False)
         try:
-            lock.acquire()
+            file_lock.acquire()
         except Timeout:
             return False
-        self._file_lock = lock
+        self._file_lock = file_lock
         self._descriptor = plain_file.open_plain(str(self.path), _APPENDING)
         found = os.fstat(self._descriptor)
         if found.st_uid != os.getuid() or found.st_mode & 0o002:

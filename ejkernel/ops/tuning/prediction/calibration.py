@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .example import FAILED
-
-Array = NDArray[np.float64]
 
 # Within this of the best counts as near it; the logarithm.
 NEAR = math.log(1.05)

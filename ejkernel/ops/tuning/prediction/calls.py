@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from ..search.features import Array
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](.*)", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(\.\d*)?(e[+-]?\d+)?")

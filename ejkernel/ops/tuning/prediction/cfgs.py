@@ -13,10 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..search.features import leaves
-
-Array = NDArray[np.float64]
-Places = NDArray[np.int64]
+from ..search.features import Array, Places, leaves
 
 # A cfg is known where one of its kind is within so many doublings of it.
 _COUNTERPART = 1.5

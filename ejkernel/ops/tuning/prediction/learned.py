@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from ..search.features import Array
 from .calibration import NEAR, Calibration, Checked
 from .calls import CallPoint, CallTable
 from .cfgs import CfgTable, cfg_point
 from .example import Example
 from .process import Process
 from .regions import found_scales, process_of, regions_of
-from .scales import Array, Points
+from .scales import Points
 
 # With fewer tuned calls nothing can be held against anything.
 LEAST = 4

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
+from ..search.features import Array, Places
 from ..search.model import matern
-from .scales import JITTER, LEVEL, Array, ModelScales, Places, Points
+from .scales import JITTER, LEVEL, ModelScales, Points
 
 # A point about which the others say all but this share of the noise says nothing new.
 _UNSAID = 0.1

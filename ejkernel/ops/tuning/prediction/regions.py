@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..search.features import Array, Places
 from .process import Process
-from .scales import Array, ModelScales, Places, Points, fit
+from .scales import ModelScales, Points, fit
 
 # Scales are found from so many times of so many calls, and so many times stand for all of a region: the cost grows with
 # the cube.

@@ -12,12 +12,9 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..search.features import Array, Places
 from ..search.model import matern
-
-Array = NDArray[np.float64]
-Places = NDArray[np.int64]
 
 # The level of a call is unknown: the variance of its logarithm.
 LEVEL = 4.0

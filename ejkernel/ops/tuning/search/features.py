@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from ...core.codec import is_model, is_named_tuple
 
+Array = NDArray[np.float64]
+# Positions of cfgs, calls or kinds in a list.
+Places = NDArray[np.int64]
+
 # Deeper than any real config.
 _DEEPEST = 16
 # Numbers that span at least this ratio count by their logarithm: 16 to 32 is as far as 128 to 256.

@@ -10,8 +10,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from .features import Space
-from .model import Array, Belief, learn
+from .features import Array, Space
+from .model import Belief, learn
 from .random import RandomSearch
 from .strategy import Known, best_first, neighbours, steps, unknown
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .features import Space
+from .features import Array, Space
 
-Array = NDArray[np.float64]
 Marks = NDArray[np.bool_]
 
 # Lengths are looked for with no more samples than this, and no more are kept: the cost grows with the cube.

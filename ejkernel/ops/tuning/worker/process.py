@@ -29,7 +29,7 @@ FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT
 # How often one is started that is killed before it is ready.
 BIRTHS = 3
 # How often what cannot be heard is looked at: the memory, and whether time is up.
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 # The end of what a dying process said is looked at, and of that what Python or XLA say when they cannot go on.
 _LAST_WORDS = 1 << 16
 _TELLING = re.compile(
@@ -239,7 +239,7 @@ class WorkerProcess:
         # Asked before the queue: what it said before its end has been heard by the time that nothing more comes.
         ended = self._has_ended()
         try:
-            message = self._inbox.get(timeout=LOOK_SECONDS)
+            message = self._inbox.get(timeout=POLL_SECONDS)
         except queue.Empty:
             # A child of its own may hold the pipe open.
             if ended:
@@ -291,7 +291,7 @@ class WorkerProcess:
         """The worker's exit status, or minus the signal that ended it."""
         until = time.perf_counter() + 10
         while not self._has_ended() and time.perf_counter() < until:
-            time.sleep(LOOK_SECONDS / 10)
+            time.sleep(POLL_SECONDS / 10)
         # Its remains still hold its number, which is its group's too.
         self.kill()
         return self._process.wait()

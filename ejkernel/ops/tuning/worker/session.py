@@ -34,7 +34,7 @@ from . import protocol
 from .delivered import Delivery
 from .export import PortableProgram
 from .limits import Isolation
-from .process import BIRTHS, LOOK_SECONDS, KilledAtBirth, WorkerGone, WorkerProcess
+from .process import BIRTHS, POLL_SECONDS, KilledAtBirth, WorkerGone, WorkerProcess
 from .protocol import Message
 from .watchdog import KillReason, Watchdog
 
@@ -260,7 +260,7 @@ class WorkerSession:
             raise WorkerGone(self._too_late())
 
     def _follow(self, worker: WorkerProcess) -> Record:
-        looked = 0.0
+        polled = 0.0
         self.watchdog.hears()
         while True:
             message = worker.hear()
@@ -272,8 +272,8 @@ class WorkerSession:
             elif not all(coming.done() for coming in self._coming):
                 # The worker waits for executables of other processes: its silence is no hang.
                 self.watchdog.hears()
-            if message is None or time.perf_counter() - looked > LOOK_SECONDS:
-                looked = time.perf_counter()
+            if message is None or time.perf_counter() - polled > POLL_SECONDS:
+                polled = time.perf_counter()
                 ended = self.watchdog.poll(
                     worker.memory(), usable=self._is_one_right(), falls_back=self.job.heuristic_first
                 )

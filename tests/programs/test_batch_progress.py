@@ -7,8 +7,8 @@ import io
 import pytest
 
 from ejkernel.ops import Entry
-from ejkernel.ops.programs import progress
-from ejkernel.ops.programs.progress import Progress
+from ejkernel.ops.programs import batch_progress
+from ejkernel.ops.programs.batch_progress import BatchProgress
 
 ENTRY = Entry("op@v1", "00", 1, source="heuristics", note="nothing to measure")
 
@@ -31,7 +31,7 @@ class Clock:
 
 def shown(stream, **about):
     """A progress of ten calls, one of them done by a worker."""
-    found = Progress(on=True, stream=stream, **about)
+    found = BatchProgress(on=True, stream=stream, **about)
     found.total = 10
     found.tuned(ENTRY, "node:12")
     return found
@@ -102,7 +102,7 @@ def test_a_notebook_has_that_line_too(monkeypatch):
         written.append(shown["text/plain"])
         return Handle()
 
-    monkeypatch.setattr(progress, "notebook_display", lambda: display)
+    monkeypatch.setattr(batch_progress, "notebook_display", lambda: display)
     found = shown(io.StringIO())
     assert found.is_due
     found.under_way(3, "", 0, 2.0, "")
@@ -113,9 +113,9 @@ def test_a_notebook_has_that_line_too(monkeypatch):
 @pytest.mark.parametrize("display", [None, print])
 def test_without_progress_nothing_is_written(monkeypatch, display):
     """Neither on the stream nor in a notebook."""
-    monkeypatch.setattr(progress, "notebook_display", lambda: display)
+    monkeypatch.setattr(batch_progress, "notebook_display", lambda: display)
     stream = Terminal()
-    found = Progress(on=False, stream=stream)
+    found = BatchProgress(on=False, stream=stream)
     found.under_way(3, "", 0, None, "")
     assert not found.is_due
     assert stream.getvalue() == ""

@@ -20,7 +20,7 @@ _LEAST_SECONDS = 0.3
 _LOG_SECONDS = 30.0
 
 
-class Progress:
+class BatchProgress:
     """Says on the error stream what is being done; silent unless asked for."""
 
     def __init__(
