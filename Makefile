@@ -20,7 +20,7 @@ test: ## set up and run the default suite on the oldest and the newest leg
 MIDDLE := tests/test_project.py tests/timing tests/core/test_gradients.py tests/core/test_keys.py tests/core/test_kernel_code.py \
 	tests/execution/test_transformations.py tests/execution/test_executor.py tests/execution/test_trace_context.py \
 	tests/execution/test_own_gradients.py tests/execution/test_batch_axes.py tests/execution/test_sharded_calls.py \
-	tests/programs/test_find.py tests/library/test_matmul.py tests/library/test_rows.py \
+	tests/config/test_call_log.py tests/programs/test_find.py tests/library/test_matmul.py tests/library/test_rows.py \
 	tests/library/test_mosaic_rows.py tests/library/test_mosaic_staged.py tests/library/test_mosaic_products.py \
 	tests/library/test_mosaic_quantized.py tests/library/test_mosaic_rolling.py tests/library/test_mosaic_scaled.py \
 	tests/library/test_mosaic_kept.py \

@@ -39,6 +39,7 @@ import hypothesis
 import jax
 import numpy as np
 import pytest
+import skips
 from jax._src import core, dtypes, literals
 from jax._src.interpreters import mlir
 from jax._src.lax import lax
@@ -60,6 +61,7 @@ name_alike(tuning_compile, numbered=False)
 
 def pytest_configure(config):
     """Compiled programs are shared by the processes that run tests, and those that are forked for them."""
+    config.pluginmanager.register(skips)
     forked_python.fork_workers()
     # Until all tests are collected: next to nothing of what that makes is garbage.
     gc.disable()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
+import forked_python
 import jax
 import jax.numpy as jnp
+import pytest
 from fakes import Blocks, Doubling, call_of
+from test_project import declared
 
+import ejkernel
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Kernel, Tuner
 from ejkernel.ops.store.store import StoredEntry
 from ejkernel.ops.timing.race import Rules
@@ -131,3 +139,76 @@ def test_a_library_operation_is_one_class_and_one_function():
     assert jnp.allclose(halves(X, executor=executor), X / 2)
     slope = jax.jit(jax.grad(lambda x: halves(x, executor=executor).sum()))(X)
     assert jnp.allclose(slope, 0.5)
+
+
+HALVES = '''"""Half of an array."""
+
+from dataclasses import dataclass
+
+from ..ops import Kernel, default_executor
+
+
+@dataclass(frozen=True)
+class HalvesConfig:
+    """How many elements a block has."""
+
+    block: int
+
+
+class Halves(Kernel[HalvesConfig, object]):
+    """Half of an array, by blocks."""
+
+    op_id = "library.halves"
+
+    def run(self, x, *, cfg):
+        return x / 2
+
+    def heuristic_cfg(self, inv):
+        return HalvesConfig(8)
+
+
+def halves(x, *, cfg=None):
+    """Half of the argument."""
+    return default_executor()(Halves(), x, cfg=cfg)
+'''
+LISTED = "from .halves import Halves as Halves, HalvesConfig as HalvesConfig, halves as halves"
+USED = """
+import sys
+import ejkernel.library as library
+assert "ejkernel.library.halves" not in sys.modules and "ejkernel.library.softmax" not in sys.modules
+from ejkernel.library import Halves, HalvesConfig, halves, softmax
+import ejkernel.library.halves
+assert library.halves is halves and {"Halves", "HalvesConfig", "halves"} < {*library.__all__} & {*dir(library)}
+print(library.__file__, halves(8.0), halves(8.0, cfg=HalvesConfig(4)), Halves.op_id, callable(softmax))
+"""
+
+
+@pytest.fixture
+def library(tmp_path):
+    """A copy of the package with an operation in a new file of its library, and one line more in its list."""
+    shutil.copytree(Path(ejkernel.__file__).parent, tmp_path / "ejkernel")
+    folder = tmp_path / "ejkernel" / "library"
+    (folder / "halves.py").write_text(HALVES)
+    file = folder / "__init__.py"
+    text = file.read_text(encoding="utf-8")
+    before = "    from .layer_norm import "
+    assert text.count(before) == 1
+    file.write_text(text.replace(before, f"    {LISTED}\n{before}"), encoding="utf-8")
+    return file
+
+
+@pytest.mark.one_leg
+def test_an_operation_of_the_library_is_one_file_and_one_line(library, tmp_path):
+    """Programs find its names in `ejkernel.library`, which imports it when it is used."""
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = forked_python.run([sys.executable, "-c", USED], env=variables, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(library), "4.0", "4.0", "library.halves", "True"]
+
+
+def test_type_checkers_see_an_operation_by_the_same_line(library):
+    """The line is an import of each name as itself, which is how a typed package says that a name is public."""
+    found = declared(library)
+    assert {name: found[name] for name in ("Halves", "HalvesConfig", "halves")} == dict.fromkeys(
+        ("Halves", "HalvesConfig", "halves"), ".halves"
+    )

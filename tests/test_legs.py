@@ -183,13 +183,13 @@ def test_everything_that_is_asked_for_is_pinned():
     """Linter, type checker, tests, documentation and frameworks on each leg that has them."""
     for leg in ("oldest", "middle", "newest"):
         assert requirements("", "docs", "frameworks", "plot", "pydantic", "test", "dev").keys() <= pins(leg).keys()
-    assert requirements("", "plot", "pydantic", "test").keys() <= pins("lowest").keys()
+    assert requirements("", "mosaic", "plot", "pydantic", "remote", "test").keys() <= pins("lowest").keys()
     for extra in ("dask", "mpi", "notebooks", "pools", "ray", "servers", "slurm"):
         assert requirements(extra).keys() <= pins("engines").keys()
 
 
 def test_the_lowest_leg_has_the_lower_bounds():
-    """Of all that users install."""
+    """Of all that users install, but Triton and the engines for pools."""
     found = pins("lowest")
-    for name, bound in requirements("", "plot", "pydantic", "remote").items():
+    for name, bound in requirements("", "mosaic", "plot", "pydantic", "remote").items():
         assert re.fullmatch(rf"{re.escape(bound)}(\.0)*", found[name]), (name, bound, found[name])

@@ -308,7 +308,7 @@ def declared(path: Path) -> dict[str, str]:
     return {alias.name: "." * n.level + (n.module or "") for n in imported for alias in n.names}
 
 
-@pytest.mark.parametrize("package", ["ejkernel.ops", "ejkernel.ops.core"])
+@pytest.mark.parametrize("package", ["ejkernel.ops", "ejkernel.ops.core", "ejkernel.library"])
 def test_type_checkers_see_the_names_that_exist(package):
     """The imports for type checkers and the lazy table name the same things in the same places."""
     module = importlib.import_module(package)

@@ -1,7 +1,4 @@
-"""What the key of a call depends on, and what not.
-
-Covers `core/key.py`.
-"""
+"""What the key of a call depends on, and what not."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ RECORD = Record(
 @pytest.fixture
 def pyplot():
     """matplotlib without a screen."""
-    matplotlib = pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+    matplotlib = pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     matplotlib.use("agg")
-    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs the extra `plot`")
     yield pyplot
     pyplot.close("all")
 

@@ -1,7 +1,4 @@
-"""The batch around a call: found under vmap, part of the key, and measured as a whole.
-
-Covers `timing/transforms.py`.
-"""
+"""The batch around a call: found under vmap, part of the key, and tuned after `prepare`."""
 
 from __future__ import annotations
 
@@ -93,31 +90,6 @@ def test_the_batch_is_seen_through_a_gradient(kernel, derivative, around):
     chooser = asked_under(wrap, kernel.fresh()(), jnp.ones((5, 3)))
     assert chooser.last.batch_sizes == [5]
     assert chooser.count == 1
-
-
-@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jitted"])
-def test_the_whole_batch_is_measured(around):
-    """The tuner gets arrays of the batched shape, and is asked once for eager and jitted calls together."""
-    tuner = Picking()
-    executor, kernel = executor_with(tuner), Times.fresh()()
-    call = around(jax.vmap(jax.vmap(lambda x: executor(kernel, x), in_axes=1)))
-    x = jnp.arange(2.0 * 3 * 5).reshape(2, 3, 5)
-    close(call(x), jnp.swapaxes(x, 1, 2) * 5)
-    jax.jit(call)(x)
-    assert tuner.shapes == [[(2, 3, 5)]]
-
-
-def test_a_real_tuning_of_a_batch():
-    """Candidates of a batched call run over the whole batch and agree."""
-    events = []
-    selector = ConfigSelectorChain(
-        ConfigCache(), tuner=Tuner(0, 1), on_event=lambda event, **data: events.append((event, data))
-    )
-    executor, kernel = Executor(selector), OwnCubic.fresh()()
-    x = jnp.ones((4, 3))
-    close(jax.vmap(lambda y: executor(kernel, y))(x), x * 1.5)
-    [finished] = [data for event, data in events if event == "autotune_finish"]
-    assert all(trial.status == "ok" for trial in finished["record"].trials)
 
 
 class Turned(Counting):

@@ -1,7 +1,4 @@
-"""Errors of the first hour: each says what is wrong and what to write, before anything about tuning.
-
-Covers `core/errors.py`.
-"""
+"""Errors of the first hour: each says what is wrong and what to write, before anything about tuning."""
 
 from __future__ import annotations
 

@@ -185,16 +185,6 @@ def test_the_calls_of_a_block_are_frozen(path):
     assert set(calls_in(path)) == {("float32[8]",), ("float32[4]",)}
 
 
-def test_blocks_nest(path):
-    """The outer block has the inner one's calls too."""
-    executor = executor_with()
-    with calls_made() as outer:
-        executor(Scale(), X)
-        with calls_made() as inner:
-            executor(Scale(), X[:4])
-    assert (len(outer), len(inner)) == (2, 1)
-
-
 # A selector, and a result.
 
 

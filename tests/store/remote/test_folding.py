@@ -144,7 +144,7 @@ def test_damaged_objects_stay_where_they_are():
 
 
 def test_signed_entries_are_folded_with_the_key_alone():
-    """Without it a forged entry could take the place of a right one; unsigned ones are folded by anyone."""
+    """Without it a forged entry could take the place of a right one; without a key unsigned ones are folded."""
     with pytest.raises(StoreError, match="EJKERNEL_OPS_REMOTE_KEY"):
         compact_remote(writing(filled(), key=""))
     objects = filled(key="")
