@@ -2,9 +2,11 @@
 
 A process a case: all compile at once, and take turns on the device. A line a way: device time over interleaved rounds,
 its ratio to the floor, how far it is off float32, and with `--kernels` where its time goes. Exit code 1 where a way
-fails or is wrong.
+fails or is wrong. The case `gathered` runs only where it is asked for: its kernel has not run on a GPU. As every other
+one it is stopped after `--seconds`.
 
     python benchmarks/moe_gpu.py --only rows layer --kernels 8
+    python benchmarks/moe_gpu.py --only gathered --kernels 8
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ from ejkernel.library import MoeCombineConfig, MoeConfig, MoeDispatchConfig, Rag
 from ejkernel.library.gate import joined, pulled
 from ejkernel.library.moe_combine import combined
 from ejkernel.library.moe_experts import MoeExperts
-from ejkernel.library.mosaic import outer_rolling, ragged_rolling
+from ejkernel.library.mosaic import gathered, outer_rolling, ragged_rolling
 from ejkernel.library.mosaic.gated_back import TILE as BACK
 from ejkernel.library.mosaic.gated_back import gated_back
 from ejkernel.library.mosaic.tiles import Tile
+from ejkernel.library.permutation import by_counting, inverse
 from ejkernel.library.ragged_dot_ways import product
 from ejkernel.ops import AutotunePolicy, ConfigCache, ConfigSelectorChain, Executor
 
@@ -60,6 +63,7 @@ ROW, PRODUCT = 2 * TOKENS * WIDTH / TRAFFIC, 2 * TOKENS * K * WIDTH * INNER / FL
 # Forward 1 and k rows in, k and 1 out; backward k and 1 and once more k in, 1 and k out.
 FLOORS = {"rows": (ROW * (2 * K + 2), ROW * (5 * K + 4)), "layer": (3 * PRODUCT, 9 * PRODUCT)}
 FLOORS |= {"experts": (3 * PRODUCT, 9 * PRODUCT), "down": (PRODUCT, 3 * PRODUCT), "back": (PRODUCT, PRODUCT)}
+FLOORS |= {"gathered": (2 * PRODUCT, 2 * PRODUCT)}
 X, LOGITS = ((TOKENS, WIDTH), "bfloat16", 1.0), ((TOKENS, COUNT), "float32", 1.0)
 UPWARDS = ((COUNT, WIDTH, INNER), "bfloat16", WIDTH**-0.5)
 DOWN = ((COUNT, INNER, WIDTH), "bfloat16", INNER**-0.5)
@@ -77,6 +81,8 @@ SHAPES: dict[str, list[Any]] = {
     "back": [ROWS, DOWN, BETWEEN, BETWEEN, SIZES],
 }
 NAMES = [*SHAPES, *(f"{name}-gradient" for name in SHAPES if name != "back")]
+# Rows to experts and the gated pair of products, by a pass over the rows or gathered by the product itself.
+SHAPES["gathered"] = [X, LOGITS, UPWARDS, UPWARDS]
 
 
 def block(way: str, columns: int = 256, stages: int = 4) -> RaggedDotConfig:
@@ -164,6 +170,38 @@ def back_ways() -> dict[str, Callable[..., Any]]:
     return ways
 
 
+def gathered_ways() -> dict[str, Callable[..., Any]]:
+    """Rows sent before the products, which is how the library does it, and products that gather them."""
+
+    def sent(x: Any, logits: Any, gate: Any, up: Any) -> Any:
+        rows = library.moe_dispatch(x, logits, k=K, cfg=MoeDispatchConfig("mosaic"), executor=UNTUNED)
+        how: dict[str, Any] = {"tile": Tile(128, 256, 64, 4), "interpret": False}
+        return ragged_rolling.gated(rows.rows, gate, up, rows.group_sizes, **how)
+
+    def by(tile: Tile, x: Any, logits: Any, gate: Any, up: Any) -> Any:
+        source, sizes = tokens_of(logits)
+        return gathered.gated(x, source, gate, up, sizes, tile=tile, interpret=False)
+
+    ways: dict[str, Callable[..., Any]] = {"sent, gated": sent}
+    for tile in (Tile(128, 256, 64, 4), Tile(128, 256, 64, 4, lead=1), Tile(128, 256, 64, 3)):
+        ways[f"gathered {tile.m}x{tile.n}, {tile.stages}, lead {tile.lead}"] = functools.partial(by, tile)
+    return ways
+
+
+def tokens_of(logits: Any) -> tuple[Any, Any]:
+    """The token of each row in order of experts, and how many rows each expert has."""
+    experts = library.top_k(logits, K, executor=UNTUNED)[1]
+    places, sizes = by_counting(experts.reshape(-1), COUNT)
+    return inverse(places, places.shape[0]) // K, sizes
+
+
+def pair_of_tokens(x: Any, logits: Any, gate: Any, up: Any) -> Any:
+    """What `gathered_ways` make, by plain JAX."""
+    source, sizes = tokens_of(logits)
+    rows = jnp.take(x, source, axis=0)
+    return joined(*(library.ragged_dot(rows, one, sizes, cfg=TILED, executor=UNTUNED) for one in (gate, up)))
+
+
 def product_ways(kernel: Any, cfgs: list[RaggedDotConfig]) -> dict[str, Callable[..., Any]]:
     """One kernel by several cfgs."""
     return {named(cfg): functools.partial(UNTUNED, kernel, cfg=cfg) for cfg in cfgs}
@@ -179,6 +217,8 @@ def of_case(name: str, backward: bool = False) -> tuple[dict[str, Callable[..., 
     cfgs = [block("mosaic"), block("mosaic_rolling"), block("mosaic_rolling", 256, 3), block("mosaic_rolling", 128, 5)]
     if name == "back":
         return back_ways(), functools.partial(apart, TILED)
+    if name == "gathered":
+        return gathered_ways(), pair_of_tokens
     if name == "down":
         return product_ways(library.RaggedDot(), [*cfgs, TRITON]), ragged
     cfgs += [block("mosaic_gated", *how) for how in ((256, 4), (256, 3), (128, 5))]
@@ -254,12 +294,16 @@ def study(name: str, lock: str, most: int) -> bool:
     with turn(lock):
         arrays = made(shapes)
         wanted, off = reference(*arrays), {}
+        first = built[0](*arrays) if kind == "gathered" and 0 in built else None
         for at in list(built):
             off[at] = max(float(x) for x in distances(built[at](*arrays), wanted))
             if not off[at] <= LIMIT:
                 good = False
                 said.append(f"   WRONG {names[at]}: off by {off[at]:.3g} of the largest value")
-        del wanted
+            if first is not None:
+                count = int(jnp.sum(built[at](*arrays) != first))
+                said.append(f"   {count} elements of {names[at]} are not those of {names[0]}")
+        del wanted, first
         times = raced(built, arrays, tag, rounds=ROUNDS)
         parts = kernels_of(built, arrays, tag, most)
     floor = FLOORS[kind][bool(backward)]
@@ -274,7 +318,7 @@ def study(name: str, lock: str, most: int) -> bool:
 def main() -> int:
     """All cases at once; their lines as they end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=NAMES, choices=NAMES, help="cases")
+    parser.add_argument("--only", nargs="*", default=NAMES, choices=[*NAMES, "gathered"], help="cases")
     parser.add_argument("--kernels", type=int, default=0, help="so many kernels of each way, the largest")
     options = in_turns.asked_for(parser, seconds=70.0)
     words = ["--kernels", str(options.kernels)]

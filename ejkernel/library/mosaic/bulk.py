@@ -38,13 +38,13 @@ def boards() -> Any:
     return together.boards(_BOARD)
 
 
-def begin(held: Any, count: int) -> None:
-    """Makes the barriers; before the first copy."""
+def begin(held: Any, count: int, *, arrivals: int = 1) -> None:
+    """Makes the barriers, of so many arrivals; all threads of a block call it, before the first copy."""
 
     def instructions(_: Any, memory: Any) -> None:
-        place = _shared(memory)
-        code = "".join(f"@p mbarrier.init.shared::cta.b64 [$1 + {8 * at}], 1; " for at in range(count))
-        _asm(_by_one(code) + " fence.mbarrier_init.release.cluster; bar.sync 0;", _thread(), place)
+        place = in_shared(memory)
+        code = "".join(f"@p mbarrier.init.shared::cta.b64 [$1 + {8 * at}], {arrivals}; " for at in range(count))
+        asm(_by_one(code) + " fence.mbarrier_init.release.cluster; bar.sync 0;", _thread(), place)
 
     plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))(instructions)(held)
 
@@ -56,15 +56,15 @@ def bring(barrier: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
     """
 
     def instructions(_: Any, memory: Any, *refs: Any) -> None:
-        code, places = "", [_thread(), _shared(memory)]
+        code, places = "", [_thread(), in_shared(memory)]
         sizes = [_bytes(ref) for ref in refs[1::2]]
         code += f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], {sum(sizes)}; "
         for size, source, target in zip(sizes, refs[::2], refs[1::2], strict=True):
             at = len(places)
             code += "@p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
             code += f"[${at + 1}], [${at}], {size}, [$1]; "
-            places += [_global(source), _shared(target)]
-        _asm(_by_one(code), *places)
+            places += [in_memory(source), in_shared(target)]
+        asm(_by_one(code), *places)
 
     flat = [ref for pair in pairs for ref in pair]
     plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * (1 + len(flat)))(instructions)(barrier, *flat)
@@ -75,7 +75,7 @@ def arrived(barrier: Any, turn: Any) -> None:
 
     def instructions(_: Any, memory: Any, number: Any) -> None:
         code = "{ .reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; @!p bra WAIT; }"
-        _asm(code, _shared(memory), number.registers.item())
+        asm(code, in_shared(memory), number.registers.item())
 
     kinds = (plgpu.RefType(), plgpu.Layout.WG_SPLAT(()))
     plgpu.inline_mgpu(arg_types=kinds)(instructions)(barrier, turn)
@@ -158,11 +158,13 @@ def _constant(value: int) -> Any:
     return arith.constant(ir.IntegerType.get_signless(32), value)
 
 
-def _shared(memory: Any) -> Any:
+def in_shared(memory: Any) -> Any:
+    """The address of what is in shared memory."""
     return llvm.ptrtoint(ir.IntegerType.get_signless(32), mosaic.utils.memref_ptr(memory))
 
 
-def _global(memory: Any) -> Any:
+def in_memory(memory: Any) -> Any:
+    """The address of what is in the device's memory."""
     return llvm.ptrtoint(ir.IntegerType.get_signless(64), mosaic.utils.memref_ptr(memory))
 
 
@@ -176,7 +178,8 @@ def _by_one(code: str) -> str:
     return f"{{ .reg .pred p; setp.eq.u32 p, $0, 0; {code} }}"
 
 
-def _asm(code: str, *operands: Any) -> None:
+def asm(code: str, *operands: Any) -> None:
+    """Instructions of each thread, on integers of 32 and 64 bits."""
     kinds = ["l" if ir.IntegerType(one.type).width == 64 else "r" for one in operands]
     nothing = ir.Type.parse("!llvm.void")
     llvm.inline_asm(nothing, list(operands), code, ",".join([*kinds, "~{memory}"]), has_side_effects=True)

@@ -16,7 +16,7 @@ from .handover import Columns, Either, OwnRows, by_group, share_of
 from .launch import plgpu
 from .matmul import lines, turned
 from .ragged_dot import holding, visits_of
-from .rolling import StepTiles, TileWork, rolling
+from .rolling import OwnCopies, StepTiles, TileWork, rolling
 from .tiles import CHUNK, LINE_ROWS, Tile, buffers
 
 _WIDEST_BAND = 8
@@ -207,6 +207,7 @@ def grouped(
     name: str,
     more: Sequence[jax.Array] = (),
     later: int = 0,
+    own: OwnCopies | None = None,
     **launched: Any,
 ) -> Sequence[jax.Array]:
     """Tiles of all groups; references are those of four numbers of each, `lhs`, `rhs`, `more`, results and scratch.
@@ -244,7 +245,7 @@ def grouped(
             plgpu.wgmma(total, step.left.at[mine], turned(part) if transposed else part)
 
     return rolling(
-        TileWork(count * bands * wide, read, find, fill, multiply, write, is_idle, later),
+        TileWork(count * bands * wide, read, find, fill, multiply, write, is_idle, later, own),
         [*tiles, *lhs, *rhs, *more],
         left=(tile.m, tile.k),
         right=right,

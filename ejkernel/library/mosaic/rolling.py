@@ -31,13 +31,29 @@ _COPYING, _MULTIPLYING = 40, 232
 class StepTiles:
     """Shared memory of a step's tiles: the left one and those on the right.
 
-    Copies arrive at the first barrier, and warpgroups that are done with the tiles at the second.
+    Copies arrive at the first barrier, and warpgroups that are done with the tiles at the second. `number`: steps of
+    the block before this one.
     """
 
     left: Any
     right: Sequence[Any]
     full: Any
     empty: Any
+    number: Any
+
+
+@dataclass(frozen=True)
+class OwnCopies:
+    """Copies of the left tiles which the barrier of a step's copies does not know of.
+
+    `begin(*references)` is called once by all threads, before everything else. `prepare(place, *references)` gives the
+    place that the copying warpgroup's `fill` has, once a tile, and `arrived(step, *references)` waits for a step's left
+    tile, after the others have arrived.
+    """
+
+    begin: Callable[..., None]
+    prepare: Callable[..., Any]
+    arrived: Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,7 @@ class TileWork:
     write: Callable[..., None]
     is_idle: Callable[[Any], Any] | None = None
     later: int = 0
+    own: OwnCopies | None = None
 
 
 def rolling(
@@ -82,7 +99,7 @@ def rolling(
     References are those of operands, results and scratch, in this order. The columns of a tile are shared out evenly
     among the tiles on the right. `fast`: exponentials may be off by 1e-6 of themselves.
     """
-    dtype, stages = operands[-1].dtype, tile.stages
+    dtype, stages, own = operands[-1].dtype, tile.stages, work.own
     # Steps that the first warpgroup is ahead are held until the second has multiplied them too.
     lead = min(tile.lead, stages - 1)
     blocks = min(blocks, work.count)
@@ -92,13 +109,15 @@ def rolling(
     def kernel(*refs: Any) -> None:
         arrays, (left_ref, *right_refs, full, empty) = refs[:given], refs[given : given + 3 + len(right)]
         block, group = jax.lax.axis_index("block"), jax.lax.axis_index("group")
+        if own:
+            own.begin(*arrays)
 
         def slot(at: Any) -> Any:
             return jax.lax.rem(at, jnp.int32(stages))
 
         def held(at: Any) -> StepTiles:
             right = [ref.at[slot(at)] for ref in right_refs]
-            return StepTiles(left_ref.at[slot(at)], right, full.at[slot(at)], empty.at[slot(at)])
+            return StepTiles(left_ref.at[slot(at)], right, full.at[slot(at)], empty.at[slot(at)], at)
 
         # A block's first tile with steps alone: afterwards neither warpgroup waits for the other.
         def begun(before: Any, steps: Any) -> None:
@@ -130,6 +149,9 @@ def rolling(
             return loop(pl.cdiv(work.count, blocks), turn, state, interpret=interpret)[0]
 
         def copied(place: Any, before: Any, steps: Any) -> None:
+            if own:
+                place = own.prepare(place, *arrays)
+
             def step(at: Any, nothing: Any) -> Any:
                 here = before + at
                 pl.when(here >= stages)(lambda: plgpu.barrier_wait(empty.at[slot(here)]))
@@ -143,6 +165,8 @@ def rolling(
                 def step(at: Any, nothing: Any) -> Any:
                     here = held(before + at)
                     plgpu.barrier_wait(here.full)
+                    if own:
+                        own.arrived(here, *arrays)
                     work.multiply(place, at, totals, here)
                     # These products are still running while the next tiles are waited for: their own are released then.
                     plgpu.wgmma_wait(len(totals))
@@ -205,7 +229,7 @@ def rolling(
         scratch=[
             *scratch,
             *(plgpu.SMEM((stages, *shape), dtype, transforms=lines(dtype)) for shape in (left, *right)),
-            plgpu.Barrier(num_arrivals=1 + len(right), num_barriers=stages),
+            plgpu.Barrier(num_arrivals=len(right) + (own is None), num_barriers=stages),
             plgpu.Barrier(num_arrivals=WORKERS, num_barriers=stages),
             *([plgpu.Barrier()] if lead else []),
         ],
