@@ -103,7 +103,7 @@ def gated(
             return place.own(gate.shape[0], joined(*parts)).astype(dtype)
 
         there = Columns(place.column * half, half, width)
-        by_group(place.share(tile), made, o_ref, there, staged, pieces, settled=False)
+        by_group(place.share(tile), made, o_ref, there, staged, pieces, written=False)
 
     held = buffers(tile, dtype.itemsize, half)
     (out,) = grouped(
