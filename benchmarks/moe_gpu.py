@@ -1,4 +1,4 @@
-"""On a Hopper GPU: rows to experts and back, the whole layer and its products by each way, forward and with gradients.
+"""Experts on a Hopper GPU: rows there and back, the layer and its products by each way, with and without gradients.
 
 A process a case: all compile at once, and take turns on the device. A line a way: device time over interleaved rounds,
 its ratio to the floor, how far it is off float32, and with `--kernels` where its time goes. Exit code 1 where a way
