@@ -196,7 +196,7 @@ def tokens_of(logits: Any) -> tuple[Any, Any]:
 
 
 def pair_of_tokens(x: Any, logits: Any, gate: Any, up: Any) -> Any:
-    """What `gathered_ways` make, by plain JAX."""
+    """The joined products that `gathered_ways` compute, in plain JAX."""
     source, sizes = tokens_of(logits)
     rows = jnp.take(x, source, axis=0)
     return joined(*(library.ragged_dot(rows, one, sizes, cfg=TILED, executor=UNTUNED) for one in (gate, up)))
