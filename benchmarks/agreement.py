@@ -1,4 +1,4 @@
-"""What agreement costs, and that it holds: random keys over real processes on this machine.
+"""The cost of agreement, and whether it holds: random keys over real processes on this machine.
 
     python benchmarks/agreement.py --processes 4 --keys 1000
 

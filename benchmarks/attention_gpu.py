@@ -1,4 +1,4 @@
-"""On a Hopper GPU: attention by the blocks of our kernel beside cuDNN and tokamax, forward and with gradients.
+"""Attention on a Hopper GPU: the blocks of our kernel beside cuDNN and tokamax, forward and with gradients.
 
 A process a case: all compile at once, and take turns on the device. A line a way: device time over interleaved rounds,
 its ratio to the floor and to the best opponent, and how far it is off float32. Exit code 1 where a way fails.

@@ -1,4 +1,4 @@
-"""What the check of candidates costs on this device: alone, against a copy of the same bytes, and in a tuning.
+"""The cost of checking candidates on this device: alone, against a copy of the same bytes, and in a tuning.
 
 Alone: one answer (a forward pass, and one with its gradients) is compared with what is right again and again. Printed
 are the seconds to compile, the milliseconds to make ready what is right (once for each set of inputs), those of one

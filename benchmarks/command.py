@@ -1,4 +1,4 @@
-"""How long the command takes to start, and to list 10,000 entries: `python benchmarks/command.py`."""
+"""The time that the command takes to start, and to list 10,000 entries: `python benchmarks/command.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without a GPU: every candidate of a program's calls compiled for an H200, and the processor time that it takes.
+"""Compiles every candidate of a program's calls for an H200, without a GPU, and tells the processor time it takes.
 
 It needs XLA for CUDA beside jax, of the same version, and no driver:
 

@@ -1,4 +1,4 @@
-"""What warm calls cost over a bare `jax.jit` call of the same computation, and what choosing adds to a trace.
+"""The cost of warm calls over a bare `jax.jit` call of the same computation, and of choosing in a trace.
 
 Executor calls, bound functions, `tunable`, every function of the library and trees of 300 arrays; tiny arrays, so that
 the computation costs next to nothing. Both sides are called in turns within each of many short rounds, and the median
@@ -44,7 +44,7 @@ class Add(Kernel[int, jax.Array]):
 
 
 class PreparedAdd(Add):
-    """The same behind a `prepare` of its own."""
+    """An addition behind a `prepare` of its own."""
 
     op_id = "benchmark.prepared_add"
 
@@ -53,7 +53,7 @@ class PreparedAdd(Add):
 
 
 class ScaledAdd(Add):
-    """The same with a state of its own, built anew for each call."""
+    """An addition with a state of its own, built anew for each call."""
 
     op_id = "benchmark.scaled_add"
 

@@ -105,7 +105,7 @@ def row_kernel(compute):
 
 
 class RowKernel(Subject):
-    """Something computed row by row, some rows at a time."""
+    """A kernel that computes some rows at a time."""
 
     cfg_type = Rows
     compute: Any = None

@@ -1,4 +1,4 @@
-"""How good guesses are at shapes that did not choose them: today's heuristics, looked up in a dataset of tunings.
+"""Quality of guesses at shapes that did not choose them: today's heuristics, looked up in a dataset of tunings.
 
 Nothing is measured and no GPU is needed: the kernels are asked as for an H200, and the dataset has the times of their
 candidates. Rules were chosen on one half of each operation's calls, by a fixed seed, and the other half judges them.

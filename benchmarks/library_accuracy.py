@@ -1,4 +1,4 @@
-"""How far off every way of every operation is from float64, beside plain JAX: results and gradients, in each dtype.
+"""Errors of every way of every operation against float64, beside plain JAX: results and gradients, in each dtype.
 
 A way that is a kernel of JAX's own is compared with that kernel. Without a GPU, Pallas kernels are interpreted where
 the tests do so. Exit code 1 where some way is over twice as far off as plain JAX and as rounding makes the exact
@@ -51,7 +51,7 @@ class Asked:
 
 
 def refusals(case: Case, arrays: tuple[Any, ...]) -> dict[str, str]:
-    """Why ways cannot run this call here; empty for those that can."""
+    """Reasons why ways cannot run this call here; empty for those that can."""
     asked = Asked()
     jax.eval_shape(functools.partial(case.call, executor=Executor(asked)), *arrays)
     found = {}
@@ -106,7 +106,7 @@ def floor(wanted: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def narrowed(values: Any, dtype: Any) -> np.ndarray:
-    """As JAX narrows, but on the host: JAX compiles a program for each shape. What is too large is infinite."""
+    """Narrows on the host as JAX does, which compiles a program for each shape. Values too large become infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(values, np.float32).astype(dtype)
 

@@ -52,7 +52,7 @@ def _noise(shape: Any) -> Any:
 
 
 def _score(logits: Any, words: Any) -> Any:
-    """What the words that were drawn came to: the most that any word comes to, where the right one was drawn."""
+    """The noisy logit of each drawn word: the largest of its row where the right word was drawn."""
     wide = _wide(logits)
     kept = jnp.take_along_axis(wide / _DEGREES + _noise(logits.shape), words[:, None], axis=1)[:, 0]
     return kept.astype(logits.dtype)
@@ -103,7 +103,7 @@ def _spread(scales: Any, shape: Any) -> Any:
 
 
 def _scaled(a: Any, b: Any, a_scales: Any, b_scales: Any) -> Any:
-    """In the dtype of the result, as a program that computes in it would."""
+    """Computes in the dtype of the result, as a program would."""
     kind = a_scales.dtype
     sides = [
         (x.astype(_wide(s).dtype) * _spread(_wide(s), x.shape))

@@ -1,4 +1,4 @@
-"""On a GPU, for real: every candidate of every operation against float64, values and gradients.
+"""Checks every candidate of every operation on a GPU against float64, values and gradients.
 
 The reference is the plain computation on the host in float64. Exit code 1 where a candidate that can run is wrong, or
 where none but XLA's can.
@@ -65,7 +65,7 @@ def error_of(found: Any, wanted: list[np.ndarray]) -> float:
 
 
 def check(case: Case, number: int, workers: int) -> list[dict[str, Any]]:
-    """What became of every candidate."""
+    """Outcomes of all candidates."""
     arrays, static = make(case)
     plain, asked = functools.partial(case.plain, **static), Asked()
     dy = cotangent(plain, arrays)

@@ -1,4 +1,4 @@
-"""On a CPU: each operation of the library, tuned, beside plain JAX in the same run.
+"""Operations of the library on a CPU: each tuned, beside plain JAX in the same run.
 
 Both take turns over interleaved rounds. Exit code 1 where the lower end of the paired 95% interval of their ratio is
 over 1.02, or where fewer than three operations gain 1.2 times or more.

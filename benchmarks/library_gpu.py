@@ -1,4 +1,4 @@
-"""On a GPU: each operation of the library beside what JAX alone offers, and the hardware's floor.
+"""Operations of the library on a GPU: each beside what JAX alone offers, and the hardware's floor.
 
 For every case: plain JAX, each ready-made implementation, our heuristic choice and our tuned one, re-raced over
 interleaved rounds of device time; forward, and for some cases forward and backward. Exit code 1 where the tuned one

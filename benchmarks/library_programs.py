@@ -109,7 +109,7 @@ def compiled(name: str, fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Call
 
 
 def lowered(name: str, fn: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
-    """The same before it is compiled."""
+    """A program with a name of its own, before it is compiled."""
 
     def named(*given: Any) -> Any:
         return fn(*given)

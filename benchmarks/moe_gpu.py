@@ -1,4 +1,4 @@
-"""On a Hopper GPU: rows to experts and back, the whole layer and its products by each way, forward and with gradients.
+"""Experts on a Hopper GPU: rows there and back, the layer and its products by each way, with and without gradients.
 
 A process a case: all compile at once, and take turns on the device. A line a way: device time over interleaved rounds,
 its ratio to the floor, how far it is off float32, and with `--kernels` where its time goes. Exit code 1 where a way
@@ -196,7 +196,7 @@ def tokens_of(logits: Any) -> tuple[Any, Any]:
 
 
 def pair_of_tokens(x: Any, logits: Any, gate: Any, up: Any) -> Any:
-    """What `gathered_ways` make, by plain JAX."""
+    """The joined products that `gathered_ways` compute, in plain JAX."""
     source, sizes = tokens_of(logits)
     rows = jnp.take(x, source, axis=0)
     return joined(*(library.ragged_dot(rows, one, sizes, cfg=TILED, executor=UNTUNED) for one in (gate, up)))

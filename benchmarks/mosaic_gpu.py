@@ -1,4 +1,4 @@
-"""On a Hopper GPU: each Mosaic way of the library against plain JAX in float32, and its device time beside the others.
+"""Mosaic ways on a Hopper GPU: each against plain JAX in float32, and its device time beside the others.
 
 One process an operation. A line a case: the error of the worst launch, the device time of every way over interleaved
 rounds, the floor. A way that fails prints the first lines of its error, and the rest goes on.
@@ -57,7 +57,7 @@ def short(cfg: Any) -> str:
 
 @jax.jit
 def distances(found: list[Any], wanted: list[Any]) -> list[Any]:
-    """Of each array the largest error over the largest value, computed where the arrays are."""
+    """The largest error of each array over its largest value, computed where the arrays are."""
     pairs = zip(found, wanted, strict=True)
     return [jnp.max(jnp.abs(a.astype(jnp.float32) - b)) / jnp.maximum(jnp.max(jnp.abs(b)), 1e-30) for a, b in pairs]
 

@@ -98,13 +98,13 @@ def softmax_cases() -> list[MosaicCase]:
 
 
 def rms_cases() -> list[MosaicCase]:
-    """With gradient, and forward."""
+    """Cases of rms_norm, with gradient and forward."""
     cases = [((4096, 4096), True), ((8192, 7168), True), ((4096, 4096), False), ((65536, 1024), False)]
     return [rows_of(RmsNorm, RmsNormConfig, shape, 1, back, plain_rms) for shape, back in cases]
 
 
 def layer_cases() -> list[MosaicCase]:
-    """With gradient, and forward."""
+    """Cases of layer_norm, with gradient and forward."""
     cases = [((8192, 4096), True), ((32768, 1024), True), ((8192, 4096), False)]
     return [rows_of(LayerNorm, LayerNormConfig, shape, 2, back, plain_layer) for shape, back in cases]
 
@@ -140,7 +140,7 @@ def gradient_cases() -> list[MosaicCase]:
 
 
 def cross_entropy_cases() -> list[MosaicCase]:
-    """With gradient: half of the tokens at a time, by either backend."""
+    """Cases with gradient: half of the tokens at a time, by either backend."""
     found = []
     for tokens, depth, words in ((2048, 1024, 151936), (4096, 1024, 50257)):
 

@@ -77,7 +77,7 @@ class NormGradient:
 
 
 def launches(width: int, extra: int = 0, tried: Sequence[GradientLaunch] = LAUNCHES) -> Sequence[GradientLaunch]:
-    """Those that differ for rows of this width, with so many arrays beside x, its gradient and one vector's."""
+    """The launches that differ for rows of this width, with so many arrays beside x, its gradient and one vector's."""
     found: dict[tuple[int, ...], GradientLaunch] = {}
     for one in tried:
         with mock.patch.object(norm_rows, "_BLOCKS", one.blocks):

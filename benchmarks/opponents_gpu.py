@@ -1,4 +1,4 @@
-"""On a GPU: the library beside JAX's own kernels, torch and tokamax, row by row, with the issue's limits.
+"""The library on a GPU beside JAX's own kernels, torch and tokamax, row by row, with the issue's limits.
 
 Every row: the floor, our heuristic choice, our tuned one, the tuned one without Pallas-Triton, and each opponent by
 device time in one interleaved race; a result that differs from ours is named and not counted. Each operation runs in a

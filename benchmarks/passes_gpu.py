@@ -1,4 +1,4 @@
-"""On a Hopper GPU: norms by rows that stream through blocks that stay, and cross entropy of kept exponentials.
+"""Norms by rows that stream through blocks that stay, and cross entropy of kept exponentials, on a Hopper GPU.
 
 A process a case, and they take turns on the device. Norms compile before their turn, all at once; cross entropy in it,
 since XLA times its products. A line a way: device time over interleaved rounds, its ratio to the floor, and how far it
@@ -132,7 +132,7 @@ def triton_and_kept(tokens: int, words: int) -> tuple[list[Any], Any]:
 
 
 def cross_entropy(tokens: int, width: int, words: int) -> Study:
-    """With gradients: logits as they were, with derivatives kept where these are small, and exponentials kept."""
+    """A study with gradients: logits as they were, derivatives kept where these are small, and exponentials kept."""
     kernel, (cfgs, kept) = LinearCrossEntropy(), triton_and_kept(tokens, words)
     if 2 * tokens * words < 1 << 30:
         cfgs += [replace(cfgs[0], stacked=True)]
@@ -150,7 +150,7 @@ def cross_entropy(tokens: int, width: int, words: int) -> Study:
 
 
 def forward_cross_entropy(tokens: int, width: int, words: int) -> Study:
-    """Without gradients: logits as they are without tuning, and no logits."""
+    """A study without gradients: logits as they are without tuning, and no logits."""
     kernel, (cfgs, kept) = LinearCrossEntropy(), triton_and_kept(tokens, words)
     cfgs += [replace(cfgs[0], implementation="mosaic"), kept]
     ways: dict[str, Callable[..., Any]] = {short(cfg): functools.partial(kernel.run, cfg=cfg) for cfg in cfgs}
@@ -159,7 +159,7 @@ def forward_cross_entropy(tokens: int, width: int, words: int) -> Study:
 
 
 def tokens_and_words(tokens: int, width: int, words: int) -> Callable[[], tuple[Any, ...]]:
-    """What makes hidden states, a weight and labels."""
+    """A function that makes hidden states, a weight and labels."""
 
     def make() -> tuple[Any, ...]:
         hidden, weight = drawn(((tokens, width), "bfloat16"), ((width, words), "bfloat16"))

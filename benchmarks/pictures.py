@@ -33,12 +33,12 @@ class Terminal(io.StringIO):
     """Takes the text with its colours."""
 
     def isatty(self) -> bool:
-        """So the demo believes."""
+        """Says that it is a terminal, so that the demo writes colours."""
         return True
 
 
 def machine() -> str:
-    """Where the figures come from."""
+    """The machine that the figures come from."""
     return f"{device_fingerprint().partition('|')[2]}, {os.cpu_count()} cores, jax {jax.__version__}, {date.today()}"
 
 

@@ -103,7 +103,7 @@ class Costs:
 
 
 def measured_costs(count: int = 200) -> Costs:
-    """What this process computes for a call, estimates of those that wait included: the least of three runs."""
+    """Seconds of this process for a call, estimates of those that wait included: the least of three runs."""
     pool_work.SLEEP_SECONDS = 0.1
     tuned(Counted(), 20)
     found = []
@@ -134,7 +134,7 @@ class Simulated:
 
     @property
     def limit(self) -> str:
-        """What no run can be faster than: the greatest of three."""
+        """The name of the bound that no run can be faster than: the greatest of three."""
         bounds = {
             "the number of workers": self.calls / self.workers,
             "the longest call": self.longest,

@@ -36,7 +36,7 @@ class RowSum(Kernel[int, jax.Array]):
 
 
 def calls(count: int) -> list[tuple[Any, Any]]:
-    """So many calls of different shapes."""
+    """Calls of different shapes, so many of them."""
     kernel = RowSum()
     shapes = [jax.ShapeDtypeStruct((256 + 32 * n, 512), jnp.float32) for n in range(count)]
     return [(kernel, Invocation(kernel.op_id, (shape,), {})) for shape in shapes]

@@ -1,4 +1,4 @@
-"""Which processes of a tuning the processors work for: their time by kind of process and by slice of the run.
+"""Counts for which processes of a tuning the processors work: by kind of process and by slice of the run.
 
     python benchmarks/processors.py PID
 

@@ -1,4 +1,4 @@
-"""On a GPU: what the compiler's own kernels for products cost to compile, and what they gain.
+"""The compiler's own kernels for products on a GPU: the cost of compiling them, and the gain.
 
 Each product is compiled as in users' programs, where XLA compiles dozens of forms of its own and times them beside
 those of cuBLAS, and once more with cuBLAS alone: seconds, processor seconds, and device time in interleaved rounds.
@@ -114,7 +114,7 @@ def told(number: int, found: list[dict[str, Any]]) -> str:
 
 
 def answer(child: subprocess.Popen[str], end: float) -> list[dict[str, Any]]:
-    """What a process measures now that it is its turn; nothing where it fails, or the time is up."""
+    """The measurements of a process in its turn; empty where it fails, or the time is up."""
     try:
         said, _ = child.communicate("go\n", timeout=max(end - time.monotonic(), 0.1))
     except subprocess.TimeoutExpired:

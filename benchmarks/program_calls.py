@@ -1,4 +1,4 @@
-"""What a tuning did with each call of a program: the candidates, what became of them, and how far off the pick is."""
+"""A tuning's work on each call of a program: the candidates, their outcomes, and how far off the pick is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a GPU: whole programs with plain JAX, the library's heuristics, and the library tuned by one command.
+"""Whole programs on a GPU with plain JAX, the library's heuristics, and the library tuned by one command.
 
 Each program has a process and a fresh store of its own. `--tiny` has sizes for a CPU. Exit code 1 where a limit is
 broken: calls left unmeasured, under 80% of the candidates raced, a budget not kept, a tuned step over 1.005 of the one

@@ -47,7 +47,7 @@ def say(text: str) -> None:
 
 
 def study(name: str, options: Any) -> dict[str, Any]:
-    """Everything about one program."""
+    """Studies one program: all its forms, and its tunings."""
     program = PROGRAMS[name]
     sizes = program.sized(tiny=options.tiny, changes=options.sizes)
     say(f"== {name} {vars(sizes)}, jax {jax.__version__} on {jax.devices()[0].device_kind}")
@@ -120,7 +120,7 @@ def plain(program: Any, sizes: Any, args: tuple[Any, ...]) -> program_race.Steps
 
 
 def tuned(program: Any, step: Any, args: tuple[Any, ...], options: Any) -> tuple[AutotuningResult, float]:
-    """What `autotune` gave, and the seconds that it took."""
+    """The result of `autotune`, and the seconds that it took."""
     selector, budget = default_selector(), options.budget
     if options.jitted:
         step = jax.jit(step, donate_argnums=program.donated)
@@ -178,7 +178,7 @@ def profiled(profile: cProfile.Profile, out: str | None) -> None:
 
 
 def picks(before: AutotuningResult, now: AutotuningResult) -> dict[str, Any]:
-    """Which calls got another cfg than in the tuning before."""
+    """The calls that got another cfg than in the tuning before."""
     old = {(e.op_id_v, e.call_key): e for e in before.entries}
     new = {(e.op_id_v, e.call_key): e for e in now.entries}
     loaded = AutotuningResult.loads(now.dumps()).entries

@@ -1,4 +1,4 @@
-"""Where a tuning's time goes in the thread that asked for it: samples of its stack, at next to no cost."""
+"""Tells where a tuning's time goes in the thread that asked for it: samples of its stack, at next to no cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Where(Sampling):
         self._latest = time.perf_counter()
 
     def look(self) -> None:
-        """Where the thread is now, or was since the sample before."""
+        """Adds the time since the last sample to the function that the thread is in now."""
         frame = sys._current_frames().get(self._thread)
         now = time.perf_counter()
         # The lock may have been held for long: what is seen then took all of that time.

@@ -1,4 +1,4 @@
-"""How often the race picks a slow config on a busy host, replayed from measured spaces and a recorded trace of noise.
+"""Counts slow picks of the race on a busy host, replayed from measured spaces and a recorded trace of noise.
 
 Each trial draws some configs of one dataset. A config's time is its true one, times the next sample of the trace. The
 race has as many runs as the rule "three in a row by mean", which sees the same configs and the same stretch of the
@@ -37,7 +37,7 @@ BAD_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Replay:
-    """What came out for one dataset."""
+    """The outcome for one dataset."""
 
     name: str
     trials: int
@@ -113,7 +113,7 @@ def agree(one: Outcome, other: Outcome) -> bool:
 
 
 def replay(name: str, times: Sequence[float], trace: Sequence[float], *, trials: int, pairs: int) -> Replay:
-    """So many trials and pairs on one space, the same ones each time."""
+    """Runs so many trials and pairs on one space, the same ones each time."""
     drawn = random.Random(name)
 
     def start() -> int:

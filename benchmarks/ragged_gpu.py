@@ -1,4 +1,4 @@
-"""On a Hopper GPU: ragged_dot by each of its kernels beside torch's grouped_mm, even and skewed groups, with gradients.
+"""Kernels of ragged_dot on a Hopper GPU beside torch's grouped_mm, even and skewed groups, with gradients.
 
 A process a case: all compile at once, and take turns on the device. A line a way: device time over interleaved rounds,
 its ratio to the floor and to torch's best, and how far it is off a float32 product. Exit code 1 where a way fails.
@@ -155,13 +155,13 @@ def made(shapes: list[Any], alike: float) -> tuple[Any, ...]:
 
 @jax.jit
 def distances(found: Any, wanted: Any) -> list[Any]:
-    """Of each array the largest error over the largest value."""
+    """The largest error of each array over its largest value."""
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
     return [jnp.max(jnp.abs(a.astype(jnp.float32) - b)) / jnp.max(jnp.abs(b)) for a, b in pairs]
 
 
 def torch_ways(arrays: tuple[Any, ...], backward: bool) -> Iterator[tuple[str, Foreign]]:
-    """By torch, where it is there."""
+    """The ways of torch, where it is installed."""
     try:
         import torch
     except ImportError:

@@ -1,4 +1,4 @@
-"""How long `ejkernel remeasure` takes for a store: `python benchmarks/remeasure.py [entries]`, 500 unless told.
+"""The time of `ejkernel remeasure` for a store: `python benchmarks/remeasure.py [entries]`, 500 unless told.
 
 The entries are calls of a small kernel with as many shapes, kept as a tuning would keep them, with a heuristic and a
 runner-up each; the kept cfg is the fastest, but for each twentieth, which takes about a tenth longer.
@@ -24,13 +24,13 @@ from ejkernel.ops.programs.remeasure import remeasure, summary_line
 
 @dataclass(frozen=True)
 class Turns:
-    """How often the work is done."""
+    """The number of times that the work is done."""
 
     turns: int
 
 
 class Work(Kernel[Turns, jax.Array]):
-    """The same result after more or less work."""
+    """A kernel with one result after more or less work."""
 
     op_id = "benchmark.work"
     version = "1"

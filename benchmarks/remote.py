@@ -1,4 +1,4 @@
-"""What a remote gives and costs: an empty machine with one and without, local hits, 10,000 entries behind latency.
+"""Gains and costs of a remote: an empty machine with one and without, local hits, 10,000 entries behind latency.
 
     python benchmarks/remote.py                      on any machine; the remote is a folder
     python benchmarks/remote.py --url s3://b/folder  another remote, empty as yet

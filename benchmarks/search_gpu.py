@@ -1,4 +1,4 @@
-"""On a GPU: a matmul with thousands of configs, searched with the `default` effort against measuring them all.
+"""A matmul with thousands of configs on a GPU, searched with the `default` effort against measuring them all.
 
 The search runs first, several times with other seeds; then every valid config is compiled in threads, with a deadline,
 and profiled. The picks and the best of the exhaustive profile are raced again over fresh interleaved rounds. Exit code

@@ -1,4 +1,4 @@
-"""How near to the best config a search ends, replayed from spaces that were measured exhaustively.
+"""Distances from the best config where searches end, replayed from spaces that were measured exhaustively.
 
 An evaluation is one distinct config, failures included; the truth is the median without the first run, which is cold.
 Beside the default strategy at three budgets: random search and a genetic algorithm, by the same loop. Then spaces of
@@ -72,14 +72,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Runs:
-    """How far from the best the runs of one strategy in one space ended, as shares of the best."""
+    """Distances from the best at which the runs of one strategy in one space ended, as shares of the best."""
 
     space: str
     regrets: tuple[float, ...]
 
     @property
     def share(self) -> float:
-        """Of the runs that ended near the best."""
+        """The share of the runs that ended near the best."""
         return fmean(regret <= NEAR for regret in self.regrets)
 
 
@@ -116,7 +116,7 @@ def run(measured: Measured, strategy: Strategy, seed: int, starts: Sequence[int]
 
 
 def regret(measured: Measured, path: dict[int, float]) -> float:
-    """How much slower than the best the best found is."""
+    """The share by which the best found is slower than the best."""
     return min(path.values()) / measured.best - 1
 
 
@@ -173,7 +173,7 @@ def seeds_from(sibling: Measured, known: Mapping[int, float]) -> list[dict[str, 
 
 
 def places_of(cfgs: Iterable[dict[str, Any]], target: Measured) -> list[int]:
-    """Where the target has them, each once: as many as a search is given."""
+    """Places in the target of the cfgs that it has, each once: as many as a search is given."""
     place = {tuple(cfg.values()): i for i, cfg in enumerate(target.cfgs)}
     found = dict.fromkeys(place[values] for cfg in cfgs if (values := tuple(cfg.values())) in place)
     return list(found)[:MOST_SEEDS]

@@ -1,4 +1,4 @@
-"""How fast the store is at 1,000, 10,000 and 100,000 entries, beside the simplest whole-file JSON cache.
+"""Speed of the store at 1,000, 10,000 and 100,000 entries, beside the simplest whole-file JSON cache.
 
 Exit code 1 where a put at the largest size costs more than twice one at the smallest, or over 1 ms at the median,
 where a get from memory takes over 5 us, or where opening takes over 1 s.

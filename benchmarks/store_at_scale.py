@@ -1,4 +1,4 @@
-"""What open, get, put, keys, fold, verify, compact and prune cost in a store of a million entries, with their memory.
+"""Costs of open, get, put, keys, fold, verify, compact and prune in a store of a million entries, with memory.
 
 Processor seconds of this process, and the most memory that it has held by then.
 """

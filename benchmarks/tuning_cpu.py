@@ -1,4 +1,4 @@
-"""On a CPU: how far the tuner's pick is from the best of all candidates, beside "one warm-up, mean of three".
+"""The tuner's pick on a CPU against the best of all candidates, beside "one warm-up, mean of three".
 
 Both rules pick several times in alternating order; then all candidates are timed over fresh interleaved rounds, and
 each pick is told over the best one. Exit code 1 where a pick of the tuner is more than 10% off: timings of a shared
@@ -26,7 +26,7 @@ LIMIT = 0.10
 
 @dataclass(frozen=True)
 class NearestConfig:
-    """How the distances are computed, and for how many points at a time."""
+    """The way in which the distances are computed, and the number of points at a time."""
 
     way: str
     rows: int

@@ -1,4 +1,4 @@
-"""On a GPU: how far the tuner's pick is from the best of all candidates, and how long that takes beside `tune_jax`.
+"""The tuner's pick on a GPU against the best of all candidates, and how long it takes beside `tune_jax`.
 
 For each kernel of `gpu_kernels.py`: every candidate is compiled and profiled once (the truth); then both tuners run,
 several times, in alternating order, with JAX's caches cleared before each. Their picks and the five best of the
@@ -89,7 +89,7 @@ def theirs(kernel: Any, args: Any, cfgs: list[Any]) -> tuple[Any, float]:
 
 
 def study(name: str, repeats: int, with_theirs: bool) -> dict[str, Any]:
-    """Everything about one kernel."""
+    """Studies one kernel: both tuners against the best of all its candidates."""
     kind, make = SUBJECTS[name]
     kernel, args = kind(), make()
     inv = Invocation(kernel.op_id, args, {})

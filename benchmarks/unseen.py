@@ -1,4 +1,4 @@
-"""How good predictions are for calls that were never measured: each tuning of a dataset is predicted from the others.
+"""Quality of predictions for calls that were never measured: each tuning is predicted from a dataset's others.
 
 Beside the prediction: the best cfg of the nearest call alone, and the heuristic's. `unseen_collect.py` makes datasets.
 Exit code 1 where a limit is broken; predictions are on by default only where all are kept.
@@ -129,7 +129,7 @@ def _of_nearest(example: Example, nearest: Example) -> float | None:
 
 
 def share(values: Iterable[bool]) -> float:
-    """Of those that are true; nothing counts as none."""
+    """The share of the values that are true; NaN where there are none."""
     some = list(values)
     return fmean(some) if some else math.nan
 

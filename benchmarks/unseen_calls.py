@@ -123,7 +123,7 @@ _MAKERS: dict[str, Callable[[str, random.Random], Call | None]] = {
 
 
 def calls(platform: str, each: int = 30, seed: str = "", only: str = "") -> Iterator[Call]:
-    """So many distinct calls of each operation, in turn, so that a collection that is cut short has all of them.
+    """Distinct calls of each operation, so many of each, in turn: a collection that is cut short has all operations.
 
     Another seed draws other calls; `only` is the name of one operation.
     """

@@ -12,7 +12,7 @@ from ejkernel.ops import default_selector
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the model is."""
+    """The sizes of the model."""
 
     layers: int = 2
     width: int = 64
@@ -54,7 +54,7 @@ def block(x, weights, heads):
 
 
 def loss(model, tokens, heads):
-    """How badly each next token is foretold."""
+    """The mean cross entropy of the next tokens."""
     x = model["embedding"][tokens[:, :-1]]
     x, _ = jax.lax.scan(lambda x, weights: (block(x, weights, heads), None), x, model["blocks"])
     return linear_cross_entropy(x.reshape(-1, x.shape[-1]), model["head"], tokens[:, 1:].reshape(-1))

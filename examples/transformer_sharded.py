@@ -1,4 +1,4 @@
-"""The same transformer with its batch over several devices: inside shard_map each device's part is tuned."""
+"""The transformer with its batch over several devices: inside shard_map each device's part is tuned."""
 
 import os
 import sys

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -604,22 +604,26 @@ def test_what_test_files_say_that_they_cover_exists():
 
 # Language.
 
-# Where comments and docstrings are held to plain words.
-PLAIN_ROOMS = (
-    *("ops/core", "ops/store", "ops/fleet", "ops/timing", "ops/tuning", "ops/config", "ops/execution", "ops/programs"),
-    *("ops/reporting", "library", "cli"),
-    *(f"ops/{name}.py" for name in BESIDE),
-)
 PRONOUNS = re.compile(r"\b(who|whom|whose|nobody|somebody|anybody|everybody|whoever)\b", re.IGNORECASE)
 # In tests, where a kernel may be one whose times are known.
 PERSONS = re.compile(PRONOUNS.pattern.replace("whose|", ""), re.IGNORECASE)
-RIDDLES = re.compile(r"(What|Who|Where|How|Why|The same)\b|Nothing\.")
+# A docstring begins with a noun or a verb, and not with a question word, a preposition, a pronoun or a denial.
+RIDDLES = re.compile(
+    r"(What|Which|Who|Whose|Where|When|While|How|Why|If|So|As|Like|The same|Such|Not|No|None|Nothing|Done|Told"
+    r"|About|After|At|By|For|From|In|Inside|Of|On|Out|Over|To|With|Without"
+    r"|It|Its|They|Their|That|This|These|Those|There)\b"
+)
 # Of people, not of things.
 ABOUT_PEOPLE = ("users who turn it on", "a person who can write the file", "a user who has lost patience")
 
 
+def sources(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The Python files below a folder, with their text."""
+    return ((path, path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py")))
+
+
 def riddles(source: str) -> list[str]:
-    """Comments and texts that speak of a thing as of a person, and docstrings that begin with a question word."""
+    """Comments and texts that speak of a thing as of a person, and docstrings that begin with no noun and no verb."""
     return [*filter(RIDDLES.match, docstrings(source)), *personal(source)]
 
 
@@ -645,20 +649,16 @@ def personal(source: str) -> list[str]:
 @pytest.mark.one_leg
 def test_comments_docstrings_and_messages_name_the_thing():
     """A candidate, a process or a file is named, and a docstring begins with the thing or its act."""
-    files = [
-        path for room in PLAIN_ROOMS for path in (PACKAGE / room, *(PACKAGE / room).rglob("*.py")) if path.is_file()
-    ]
-    found = {path.relative_to(PACKAGE).as_posix(): riddles(path.read_text(encoding="utf-8")) for path in files}
-    assert len(found) > len(PLAIN_ROOMS)
+    found = {path.relative_to(PACKAGE).as_posix(): riddles(text) for path, text in sources(PACKAGE)}
     assert {path: texts for path, texts in found.items() if texts} == {}
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "examples"])
 def test_other_programs_name_the_thing(folder):
-    """Comments, docstrings and messages there keep the pronouns of people for people."""
-    files = sorted((PACKAGE.parent / folder).rglob("*.py"))
-    found = {path.name: personal(path.read_text(encoding="utf-8")) for path in files}
-    assert found
+    """Comments, docstrings and messages of benchmarks and examples name it too."""
+    files = [*sources(PACKAGE.parent / folder)]
+    assert files
+    found = {path.as_posix(): riddles(text) for path, text in files}
     assert {name: texts for name, texts in found.items() if texts} == {}
 
 
@@ -689,3 +689,11 @@ def test_the_test_of_language_sees_docstrings_comments_and_messages():
     """A question word at the start of a docstring is found, and a pronoun in a comment or a message."""
     source = '"""How it works."""\ndef f(name):\n    # Nobody waits.\n    return f"{name} who", "How"\n'
     assert riddles(source) == ["How it works.", " who", "# Nobody waits."]
+
+
+def test_the_test_of_language_sees_how_a_docstring_begins():
+    """A noun, a verb or a question is fine; a preposition, a pronoun or a denial is no beginning."""
+    fine = ["The cfg.", "Gives no cfg.", "Is it stopped?", "Bytes of a row.", "`f(x)` of each row.", "Format."]
+    assert [*filter(RIDDLES.match, fine)] == []
+    riddled = ["As it is.", "That of one product.", "By its text.", "There are none.", "None is.", "No lock."]
+    assert [*filter(RIDDLES.match, riddled)] == riddled

@@ -17,7 +17,7 @@ def _wide(x: Any) -> Any:
 
 
 def plain(x: Any, weight: Any, bias: Any) -> jax.Array:
-    """In float32, the mean first."""
+    """Computes the norm in float32, the mean first."""
     wide = _wide(x)
     off = wide - jnp.mean(wide, -1, keepdims=True)
     normed = off * jax.lax.rsqrt(jnp.mean(off * off, -1, keepdims=True) + 1e-6)
@@ -25,7 +25,7 @@ def plain(x: Any, weight: Any, bias: Any) -> jax.Array:
 
 
 def standardized(x: Any, weight: Any, bias: Any) -> jax.Array:
-    """By `jax.nn.standardize`, which takes both sums at once."""
+    """Computes the norm by `jax.nn.standardize`, which takes both sums at once."""
     return (jax.nn.standardize(_wide(x), axis=-1, epsilon=1e-6) * _wide(weight) + _wide(bias)).astype(x.dtype)
 
 

@@ -15,12 +15,12 @@ _ACTIVATIONS: dict[Any, Any] = {None: lambda x: x, "gelu": jax.nn.gelu, "silu": 
 
 
 def plain(a: Any, b: Any, bias: Any = None, *, activation: Any = None) -> jax.Array:
-    """In the factors' dtype, bias and activation included."""
+    """The product in the factors' dtype, bias and activation included."""
     return _ACTIVATIONS[activation](a @ b if bias is None else a @ b + bias)
 
 
 def wide_product(a: Any, b: Any, bias: Any = None, *, activation: Any = None) -> jax.Array:
-    """With the product, bias and activation in float32."""
+    """The product, bias and activation in float32."""
     out = jnp.matmul(a, b, preferred_element_type=jnp.float32)
     return _ACTIVATIONS[activation](out if bias is None else out + bias.astype(jnp.float32)).astype(a.dtype)
 

@@ -27,7 +27,7 @@ def added(rows: Any, token: Any, weights: Any, like: Any) -> jax.Array:
 
 
 def plain(x: Any, logits: Any, made: Any, *, k: int) -> tuple[jax.Array, jax.Array]:
-    """By sorting, and by adding each row to its token."""
+    """Sorts the rows by expert, and adds each result to its token."""
     token, weights, _ = routed(logits, k)
     return x[token], added(made, token, weights, x)
 
@@ -35,7 +35,7 @@ def plain(x: Any, logits: Any, made: Any, *, k: int) -> tuple[jax.Array, jax.Arr
 def there_and_back(
     x: Any, logits: Any, made: Any, *, k: int, executor: Any, dispatch: Any = None, combine: Any = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The same by the library."""
+    """Sends rows to the experts and adds the results up again, by the library."""
     sent = moe_dispatch(x, logits, k=k, cfg=dispatch, executor=executor)
     return sent.rows, moe_combine(made, sent.weights, sent.places, cfg=combine, executor=executor)
 

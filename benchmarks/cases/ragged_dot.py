@@ -14,7 +14,7 @@ from .case import Case, normal
 
 
 def plain(lhs: Any, rhs: Any, group_sizes: Any) -> jax.Array:
-    """What JAX gives."""
+    """JAX's own ragged product."""
     return jax.lax.ragged_dot(lhs, rhs, group_sizes)
 
 

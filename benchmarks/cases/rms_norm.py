@@ -17,7 +17,7 @@ def _wide(x: Any) -> Any:
 
 
 def plain(x: Any, weight: Any) -> jax.Array:
-    """In float32, the obvious way."""
+    """Computes the norm in float32, the obvious way."""
     wide = _wide(x)
     normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
     return (normed * _wide(weight)).astype(x.dtype)

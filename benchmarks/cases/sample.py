@@ -13,7 +13,7 @@ from .case import Case, normal
 
 
 def plain(key: Any, logits: Any, temperature: Any, top_p: Any, *, top_k: int | None) -> jax.Array:
-    """By sorting each row."""
+    """Draws words by sorting each row."""
     wide = logits.astype(jnp.float32) / temperature[:, None]
     ordered = jnp.sort(wide, axis=-1, descending=True)
     if top_k is not None:

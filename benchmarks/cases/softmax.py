@@ -13,12 +13,12 @@ from .case import Case, normal
 
 
 def plain(x: Any) -> jax.Array:
-    """As JAX has it, in the argument's dtype."""
+    """JAX's own softmax, in the argument's dtype."""
     return jax.nn.softmax(x, axis=-1)
 
 
 def in_float32(x: Any) -> jax.Array:
-    """The same in float32."""
+    """JAX's own softmax, in float32."""
     return jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(x.dtype)
 
 

@@ -13,7 +13,7 @@ from .case import Case, normal
 
 
 def plain(x: Any, *, k: int) -> tuple[jax.Array, jax.Array]:
-    """What JAX gives."""
+    """JAX's own top-k."""
     values, indices = jax.lax.top_k(x, k)
     return values, indices
 

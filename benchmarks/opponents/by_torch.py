@@ -40,7 +40,7 @@ def made(torch: Any, call: Call, name: str, fn: Callable[..., Any], **more: Any)
 
 
 def attention(torch: Any, call: Call) -> Iterator[Opponent]:
-    """By flash attention and by cuDNN, on views in torch's order of dimensions."""
+    """Attention by flash attention and by cuDNN, on views in torch's order of dimensions."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     if call.static.get("window") is not None:
@@ -62,7 +62,7 @@ def attention(torch: Any, call: Call) -> Iterator[Opponent]:
 
 
 def ragged_dot(torch: Any, call: Call) -> Iterator[Opponent]:
-    """By grouped_mm, the gradients by two more of it; then with the matrices stored by columns, as torch's are."""
+    """Products by grouped_mm, gradients by two more; then with the matrices stored by columns, as torch's are."""
     grouped = getattr(torch, "_grouped_mm", None) or torch.nn.functional.grouped_mm
 
     def forward(lhs: Any, rhs: Any, ends: Any) -> Any:
@@ -87,7 +87,7 @@ def ragged_dot(torch: Any, call: Call) -> Iterator[Opponent]:
 
 
 def rms_norm(torch: Any, call: Call) -> Iterator[Opponent]:
-    """As torch has it, and compiled."""
+    """The norm as torch has it, and compiled."""
 
     def run(x: Any, weight: Any) -> Any:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, EPSILON)
@@ -96,7 +96,7 @@ def rms_norm(torch: Any, call: Call) -> Iterator[Opponent]:
 
 
 def layer_norm(torch: Any, call: Call) -> Iterator[Opponent]:
-    """As torch has it, and compiled."""
+    """The norm as torch has it, and compiled."""
 
     def run(x: Any, weight: Any, bias: Any) -> Any:
         return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, EPSILON)
@@ -105,7 +105,7 @@ def layer_norm(torch: Any, call: Call) -> Iterator[Opponent]:
 
 
 def softmax(torch: Any, call: Call) -> Iterator[Opponent]:
-    """As torch has it, and compiled."""
+    """The softmax as torch has it, and compiled."""
 
     def run(x: Any) -> Any:
         return torch.nn.functional.softmax(x, -1)

@@ -114,7 +114,7 @@ class MixedClock:
 
 
 class HostClock:
-    """The same by the host's clock, for machines without a GPU."""
+    """Seconds of programs by the host's clock, for machines without a GPU."""
 
     name = "wall"
     by_events = False

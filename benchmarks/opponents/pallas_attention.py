@@ -30,7 +30,7 @@ def by_triton(q: Any, k: Any, v: Any, *, config: Any, causal: bool, scale: float
 
 
 def by_mosaic(q: Any, k: Any, v: Any, *, config: tuple[int, int, int], causal: bool) -> jax.Array:
-    """Without a scale: the queries come scaled."""
+    """Runs the kernel without a scale: the queries come scaled."""
     kernels = gpu_kernels("attention_mgpu")
     block_q, block_kv, steps = config
     chosen = kernels.TuningConfig(block_q=block_q, block_kv=block_kv, max_concurrent_steps=steps, causal=causal)

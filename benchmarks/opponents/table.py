@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """By which `--only` knows it."""
+        """The name by which `--only` knows the row."""
         return f"{self.case.op}: {self.case.name}"
 
 

@@ -1,4 +1,4 @@
-"""What a row says: ratios to the best opponent and to the floor, limits that it breaks, and its lines."""
+"""Verdicts of rows: ratios to the best opponent and to the floor, limits that a row breaks, and its lines."""
 
 from __future__ import annotations
 

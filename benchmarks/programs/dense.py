@@ -16,7 +16,7 @@ TINY = {"layers": 2, "batch": 2, "length": 32, "width": 64, "heads": 4, "kv_head
 
 
 def attention_weights(draw: Draw, s: SimpleNamespace) -> dict[str, jax.Array]:
-    """Of all layers: the norm and the four products around attention."""
+    """Weights of all layers: the norm and the four products around attention."""
     queries, keys = s.heads * s.depth, s.kv_heads * s.depth
     return {
         "attention_norm": draw.ones(s.layers, s.width),

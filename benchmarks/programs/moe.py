@@ -33,7 +33,7 @@ def experts(ops: Any, s: SimpleNamespace, x: jax.Array, w: Any) -> jax.Array:
 
 
 def whole(ops: Any, s: SimpleNamespace) -> Callable[..., Any]:
-    """The same step with whole layers of experts, and each sum normed where it is made."""
+    """The step with whole layers of experts, and each sum normed where it is made."""
 
     def layer(carry: tuple[jax.Array, jax.Array], w: Any) -> tuple[tuple[jax.Array, jax.Array], None]:
         normed, x = ops.residual_norm(*carry, w["attention_norm"])

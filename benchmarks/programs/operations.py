@@ -26,28 +26,28 @@ def routed(ops: Any, x: Any, logits: Any, gate: Any, up: Any, down: Any, k: int)
 
 
 class Plain:
-    """What JAX alone gives; attention by cuDNN where that is asked for."""
+    """Operations of JAX alone; attention by cuDNN where that is asked for."""
 
     def __init__(self, attention: str | None = None) -> None:
         self._attention: Any = attention
 
     def attention(self, q: Any, k: Any, v: Any, *, causal: bool = False, key_value_lengths: Any = None) -> jax.Array:
-        """Of (batch, length, heads, depth)."""
+        """Attention of (batch, length, heads, depth)."""
         more = {} if key_value_lengths is None else {"key_value_seq_lengths": key_value_lengths}
         return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=self._attention, **more)
 
     def matmul(self, a: Any, b: Any, bias: Any = None, *, activation: Any = None) -> jax.Array:
-        """With bias and activation, which the compiler may fuse."""
+        """A product with bias and activation, which the compiler may fuse."""
         return _ACTIVATIONS[activation](a @ b if bias is None else a @ b + bias)
 
     def rms_norm(self, x: Any, weight: Any) -> jax.Array:
-        """In float32."""
+        """Computes the norm in float32."""
         wide = x.astype(jnp.float32)
         normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
         return (normed * weight.astype(jnp.float32)).astype(x.dtype)
 
     def layer_norm(self, x: Any, weight: Any, bias: Any) -> jax.Array:
-        """In float32."""
+        """Computes the norm in float32."""
         wide = x.astype(jnp.float32)
         off = wide - jnp.mean(wide, -1, keepdims=True)
         normed = off * jax.lax.rsqrt(jnp.mean(off * off, -1, keepdims=True) + 1e-6)
@@ -58,7 +58,7 @@ class Plain:
         return self.rms_norm(x + residual, weight), x + residual
 
     def softmax(self, x: Any) -> jax.Array:
-        """Over the last axis."""
+        """A softmax over the last axis."""
         return jax.nn.softmax(x, axis=-1)
 
     def ragged_dot(self, lhs: Any, rhs: Any, sizes: Any) -> jax.Array:

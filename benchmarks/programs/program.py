@@ -1,4 +1,4 @@
-"""What a program of the benchmark is: sizes, arguments, and a step over a set of operations."""
+"""Programs of the benchmark: sizes, arguments, and a step over a set of operations."""
 
 from __future__ import annotations
 

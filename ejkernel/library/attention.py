@@ -62,7 +62,7 @@ _MANY_SCORES = 1 << 28
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Which attention, and its blocks where it has any."""
+    """An implementation of attention, and its blocks where it has any."""
 
     implementation: str
     block_q: int | None = None
@@ -330,7 +330,7 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
         return tuple(real(*pair) for pair in zip(ARRAYS, inv.args, strict=False)), kwargs
 
     def reference(self, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> jax.Array:
-        """In float32, in chunks: large calls need little memory for it."""
+        """Computes attention in float32, in chunks, so that large calls need little memory."""
         cfg = AttentionConfig("chunked", block_q=256, block_k=512)
         with jax.default_matmul_precision("highest"):
             wide = self.run(*(x.astype(jnp.float32) for x in (q, k, v)), *args, cfg=cfg, **kwargs)

@@ -1,4 +1,4 @@
-"""Which keys a query of attention sees."""
+"""The keys that a query of attention sees."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Sight:
         return all_of(*conditions)
 
     def sighted(self, mask: jax.Array | None, queries: int, keys: int) -> jax.Array | None:
-        """Which queries see any key: of shape (batch or 1, queries, heads or 1, 1); None where all surely do."""
+        """A mask of the queries that see any key, (batch or 1, queries, heads or 1, 1); None where all surely do."""
         rows = np.arange(queries)
         low = rows * 0 if self.left is None else np.maximum(rows - self.left, 0)
         high = np.full(queries, keys) if self.right is None else np.minimum(rows + self.right + 1, keys)

@@ -111,7 +111,7 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def reference(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """All keys at once."""
+        """Computes with all keys at once."""
         return self.run(*args, cfg=DecodeAttentionConfig("gather"), **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> DecodeAttentionConfig:
@@ -130,7 +130,7 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
         return next((cfg for cfg in ready if self.valid_cfg(inv, cfg) is True), DecodeAttentionConfig("gather"))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[DecodeAttentionConfig]:
-        """All of them, with blocks and parts of several sizes."""
+        """All ways in plain JAX, with blocks and parts of several sizes."""
         parts = [DecodeAttentionConfig("split", parts=n) for n in (4, 16)]
         blocks = [DecodeAttentionConfig("loop", block=n) for n in (256, 1024, 4096)]
         return [DecodeAttentionConfig("gather"), DecodeAttentionConfig("fused"), *parts, *blocks]

@@ -95,7 +95,7 @@ def pages_of(pages: jax.Array, table: jax.Array | None) -> jax.Array:
 
 
 def whole(q: Any, k: Any, v: Any, table: Any, lengths: Any, sinks: Any, sight: CacheSight, *, fused: bool) -> jax.Array:
-    """All keys at once."""
+    """Attention to all keys at once."""
     part = partial_of(grouped(q, k.shape[2]), pages_of(k, table), pages_of(v, table), 0, lengths, sight, fused=fused)
     return finished(part, sinks, q.shape, q.dtype)
 

@@ -153,7 +153,7 @@ def _surely_gains(record: Record | None) -> bool:
 
 
 def _fitted(start: str, parts: Sequence[str]) -> str:
-    """As many parts as a line of 80 columns takes."""
+    """The line with as many parts as fit 80 columns, and the number of the others."""
     line = start + parts[0]
     for number, part in enumerate(parts[1:], 1):
         rest = f", {len(parts) - number} more"

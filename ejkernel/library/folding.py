@@ -31,5 +31,5 @@ def spread(x: Any, has: Any, size: int) -> Any:
 
 
 def merged(x: Any) -> Any:
-    """Its first two axes as one."""
+    """The array with its first two axes made one; None stays None."""
     return x if x is None else x.reshape(-1, *x.shape[2:])

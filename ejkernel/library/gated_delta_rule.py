@@ -114,11 +114,11 @@ class GatedDeltaRule(_Recurrence):
         raise ArgumentError(f"{cfg} names no implementation of gated_delta_rule; use scan, chunked or levels")
 
     def reference(self, *args: Any) -> Result:
-        """Step by step in float32."""
+        """Computes step by step in float32."""
         return self.run(*args, cfg=GatedDeltaRuleConfig("scan"))
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[GatedDeltaRuleConfig]:
-        """No short chunks: on an H200 those took twice as long as the longest."""
+        """The candidates without short chunks, which on an H200 took twice as long as the longest."""
         return [cfg for cfg in self.candidate_cfgs(inv) if cfg.chunk != 32]
 
 
@@ -149,7 +149,7 @@ class GatedLinearAttention(_Recurrence):
         raise ArgumentError(f"{cfg} names no implementation of gated_linear_attention; use scan, chunked or levels")
 
     def reference(self, *args: Any) -> Result:
-        """Step by step in float32."""
+        """Computes step by step in float32."""
         return self.run(*args, cfg=GatedDeltaRuleConfig("scan"))
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> GatedDeltaRuleConfig:
@@ -190,7 +190,7 @@ def gated_delta_rule(
     cfg: GatedDeltaRuleConfig | None = None,
     executor: Executor[Any, Any] | None = None,
 ) -> Result:
-    """For each token `S = exp(g) S; S += k (beta (v - S^T k))^T; out = scale * S^T q`; returns `out` and the last S.
+    """`S = exp(g) S; S += k (beta (v - S^T k))^T; out = scale * S^T q` for each token; returns `out` and the last S.
 
     `q` and `k` are (batch, length, heads, head_dim), `v` may have another head_dim, `g` (a logarithm, 0 or less) and
     `beta` are (batch, length, heads), the state is (batch, heads, head_dim of k, head_dim of v) in float32. Tokens
@@ -215,7 +215,7 @@ def gated_linear_attention(
     cfg: GatedDeltaRuleConfig | None = None,
     executor: Executor[Any, Any] | None = None,
 ) -> Result:
-    """For each token `S = exp(g) S + k v^T; out = scale * S^T q`; returns `out` and the last S.
+    """`S = exp(g) S + k v^T; out = scale * S^T q` for each token; returns `out` and the last S.
 
     Arrays are as those of `gated_delta_rule`; `g` is (batch, length, heads), or (batch, length, heads, head_dim) where
     each row of the state decays by itself.
@@ -239,7 +239,7 @@ def linear_attention(
     cfg: GatedDeltaRuleConfig | None = None,
     executor: Executor[Any, Any] | None = None,
 ) -> Result:
-    """As `gated_linear_attention`, with one decay for each head, (heads,), from 0 to 1; without one nothing decays."""
+    """`gated_linear_attention` with one decay for each head, (heads,), from 0 to 1; without one nothing decays."""
     q, k, v = _heads(q, k, v)
     shape = q.shape[:3]
     if decay is None:

@@ -91,7 +91,7 @@ def softmax_ways(inv: Invocation[Any, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _wide_ways(inv: Invocation[Any, Any]) -> Iterable[dict[str, Any]]:
-    """By how many multiprocessors rows that are too wide for four warps would keep busy, a block for each row.
+    """The ways for rows too wide for four warps, by how many multiprocessors a block for each row keeps busy.
 
     An eighth at most: XLA's reduction divides a row among them. A row to each at most: registers hold it, as fast as
     one row can be had. More: in shared memory, where a second row arrives while the first is written; on an H200 rows

@@ -196,7 +196,7 @@ class LayerNorm(ReverseOnGpu[LayerNormConfig, jax.Array]):
         return [*(LayerNormConfig(name) for name in ("xla", "one_pass", "recompute")), *blocks, *wide]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: LayerNormConfig) -> bool | str:
-        """As for rms_norm; one pass only where the argument itself is coarser than what its difference loses."""
+        """Checks a cfg as rms_norm does; one pass needs an argument that is coarser than what its difference loses."""
         x = inv.args[0]
         # Sums of squares in float32 lose 1e-7 of mean^2/variance; bfloat16 rounds 4e-3 of the mean away beforehand.
         if cfg.implementation == "one_pass" and x.dtype.name != "bfloat16":

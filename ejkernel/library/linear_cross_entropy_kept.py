@@ -157,7 +157,7 @@ def _gradients(
     terms: Terms,
     cfg: LinearCrossEntropyConfig,
 ) -> tuple[jax.Array, jax.Array]:
-    """Those of hidden states and weight, of slopes that each token's factor is to be multiplied with."""
+    """The gradients of hidden states and weight, from slopes without each token's factor."""
     axis = 0 if terms.vocab_first else 1
     words, wide = weights.given.shape[axis], hidden.astype(jnp.float32)
     # Rounded as it is written: it is as large as the weight, and a pass over it takes a fiftieth of all time.

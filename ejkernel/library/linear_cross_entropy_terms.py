@@ -121,7 +121,7 @@ class Terms:
         return jax.lax.slice_in_dim(weight, 0, words, axis=0 if self.vocab_first else 1)
 
     def common(self, weight: Any) -> jax.Array | None:
-        """About the mean of the words' weights, where rounding needs it: of some, since reading all takes time."""
+        """A mean of words' weights for rounding, of some alone since reading all takes time; None in float32."""
         if weight.dtype == jnp.float32:
             return None
         return jnp.mean(self.sampled(weight), axis=0 if self.vocab_first else 1, dtype=jnp.float32)
@@ -177,7 +177,7 @@ def _where(mask: jax.Array | None, values: jax.Array, other: float) -> jax.Array
 
 
 def narrowed(slopes: jax.Array, sums: Sums, scales: Any, dtype: Any, terms: Terms) -> Slopes:
-    """These derivatives times their tokens' scales, as factors of products in this dtype."""
+    """The derivatives times their tokens' scales, as factors of products in this dtype."""
     if dtype == jnp.float32:
         return Slopes(slopes * scales[:, None])
     lift = terms.lowering(sums, dtype)

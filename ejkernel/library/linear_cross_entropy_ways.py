@@ -37,7 +37,7 @@ _LAUNCHES = ((2048, 8), (4096, 8), (1024, 4))
 
 @dataclass(frozen=True)
 class LinearCrossEntropyConfig:
-    """Which way, a chunk's tokens or words, whether narrow inputs are widened to float32, and how a kernel runs."""
+    """An implementation, a chunk's tokens or words, whether narrow inputs become float32, and how a kernel runs."""
 
     implementation: str
     chunk: int | None = None
@@ -55,7 +55,7 @@ def by_chunks(tokens: int, words: int, sizes: Sequence[int] = GPU_BYTES) -> Line
 
 
 def by_xla(tokens: int, words: int, sizes: Sequence[int] = GPU_BYTES) -> list[LinearCrossEntropyConfig]:
-    """All at once, and chunks of tokens and of words of these sizes."""
+    """The cfgs of plain JAX: all logits at once, and chunks of tokens and of words of these sizes."""
     found = [LinearCrossEntropyConfig("xla")]
     found += [LinearCrossEntropyConfig("chunked_tokens", _fitting(tokens, words, size)) for size in sizes]
     found += [LinearCrossEntropyConfig("chunked_vocab", _fitting(words, tokens, size)) for size in sizes]
@@ -98,7 +98,7 @@ def are_kept_untuned(tokens: int, depth: int, words: int) -> bool:
 
 
 def with_whole_products(cfgs: Sequence[LinearCrossEntropyConfig], words: int) -> list[LinearCrossEntropyConfig]:
-    """These with derivatives kept, if they have several chunks; and where rows of 16 bits are not aligned, padded."""
+    """Cfgs with padding where rows of 16 bits are not aligned, and those of several chunks with derivatives kept."""
     odd = words % 8 != 0 and words >= 8 * PADDED
     padded = [replace(cfg, padded=PADDED) for cfg in cfgs] if odd else []
     return [*padded, *(replace(cfg, stacked=True) for cfg in padded or cfgs if cfg.chunk is not None)]

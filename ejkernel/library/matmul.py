@@ -139,7 +139,7 @@ class Matmul(ReverseOnGpu[MatmulConfig, jax.Array]):
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def fwd_with_residuals_gpu(self, *args: Any, cfg: MatmulConfig, **kwargs: Any) -> tuple[Any, Any]:
-        """As for all; few rows with an activation are "narrow", which keeps the product that tiles would make twice."""
+        """Computes few rows with an activation as "narrow", which keeps the product that tiles would make twice."""
         if cfg.implementation == "triton" and kwargs.get("activation") is not None:
             few = args[0].size <= FEW_ROWS * args[0].shape[-1]
             cfg = MatmulConfig("narrow") if few else cfg

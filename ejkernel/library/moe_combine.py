@@ -124,11 +124,11 @@ class MoeCombine(Kernel[MoeCombineConfig, jax.Array]):
         return own if is_guessed else self.heuristic_cfg(inv)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[MoeCombineConfig]:
-        """All that are plain JAX."""
+        """All ways in plain JAX."""
         return [MoeCombineConfig(way) for way in ("unrolled", "reduce", "scatter")]
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[MoeCombineConfig]:
-        """All of them."""
+        """The Mosaic kernel, and all ways in plain JAX."""
         return [MoeCombineConfig("mosaic"), *self.candidate_cfgs(inv)]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: MoeCombineConfig) -> bool | str:

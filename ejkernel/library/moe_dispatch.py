@@ -122,11 +122,11 @@ class MoeDispatch(Kernel[MoeDispatchConfig, Any]):
         return own if is_guessed else self.heuristic_cfg(inv)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[MoeDispatchConfig]:
-        """Both that are plain JAX."""
+        """Both ways in plain JAX."""
         return [MoeDispatchConfig("count"), MoeDispatchConfig("sort")]
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[MoeDispatchConfig]:
-        """All of them."""
+        """The Mosaic kernel, and both ways in plain JAX."""
         return [MoeDispatchConfig("mosaic"), *self.candidate_cfgs(inv)]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: MoeDispatchConfig) -> bool | str:

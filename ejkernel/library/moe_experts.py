@@ -119,11 +119,11 @@ class MoeExperts(Kernel[RaggedDotConfig, jax.Array]):
         return self.vjp(*args, cfg=cfg, interpret=True, **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
-        """That of one product."""
+        """The heuristic cfg of one of the first two products."""
         return RaggedDot().heuristic_cfg(_one(inv))
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
-        """That of one product; where groups are long the first two at once, 0.84 of their time on an H200."""
+        """The heuristic cfg of one product; for long groups two products at once, 0.84 of their time on an H200."""
         rows, gate, *_ = inv.args
         stays = rows.shape[0] > _LONG * gate.shape[0] and runs_at_once(inv)
         if stays and is_measured(inv, rows.size, gate.size) and self.valid_cfg(inv, _FUSED_CFGS[0]) is True:
@@ -131,19 +131,19 @@ class MoeExperts(Kernel[RaggedDotConfig, jax.Array]):
         return RaggedDot().heuristic_cfg_gpu(_one(inv))
 
     def heuristic_cfg_cpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
-        """That of one product."""
+        """The heuristic cfg of one of the first two products on a CPU."""
         return RaggedDot().heuristic_cfg_cpu(_one(inv))
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[RaggedDotConfig]:
-        """Those of one product."""
+        """The candidates of one of the first two products."""
         return RaggedDot().candidate_cfgs(_one(inv))
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[RaggedDotConfig]:
-        """Those of one product, and two at once."""
+        """The candidates of one of the first two products, and cfgs that compute these two at once."""
         return [*_FUSED_CFGS, *RaggedDot().candidate_cfgs_gpu(_one(inv))]
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: RaggedDotConfig) -> bool | str:
-        """As of each product; two at once take what rolling products take, the others being such."""
+        """Checks a cfg for each product; two products at once need what a rolling product needs, as the third does."""
         # Half of a tile's columns are of either matrix, and are handed over by whole chunks.
         if cfg.implementation == _FUSED and cfg.block_n is not None and cfg.block_n < 2 * CHUNK:
             return f"{_FUSED} has columns of two matrices in a tile: block_n must be {2 * CHUNK} at least"
@@ -151,7 +151,7 @@ class MoeExperts(Kernel[RaggedDotConfig, jax.Array]):
         return next((one for one in said if one is not True), True)
 
     def operations(self, inv: Invocation[Any, Any]) -> float:
-        """Those of three products."""
+        """The operations of three products."""
         return 3.0 * RaggedDot().operations(_one(inv))
 
     def example_inputs(self, inv: Invocation[Any, Any], rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:

@@ -35,7 +35,7 @@ def by_counting(groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def inverse(places: jax.Array, rows: int) -> jax.Array:
-    """Which element is at each place; where there is none, the number of elements."""
+    """The number of the element at each place; where there is none, the number of elements."""
     total = places.shape[0]
     numbers = jnp.arange(total, dtype=jnp.int32)
     # Integers, each to a place of its own: nothing is added up, and nothing waits.

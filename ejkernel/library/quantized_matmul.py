@@ -84,7 +84,7 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def reference(self, x: jax.Array, q_weight: jax.Array, scales: jax.Array) -> jax.Array:
-        """In float32."""
+        """Computes the product in float32."""
         with jax.default_matmul_precision("highest"):
             return _dequantized(x.astype(jnp.float32), q_weight, scales).astype(x.dtype)
 
@@ -107,7 +107,7 @@ class QuantizedMatmul(Kernel[QuantizedMatmulConfig, jax.Array]):
         return self.heuristic_cfg(inv)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[QuantizedMatmulConfig]:
-        """All of them."""
+        """All ways in plain JAX."""
         return [QuantizedMatmulConfig(way) for way in ("scaled", "dequantize", "summed")]
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[QuantizedMatmulConfig]:

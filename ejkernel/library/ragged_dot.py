@@ -35,7 +35,7 @@ _MANY_COLUMNS = 8192
 
 @dataclass(frozen=True)
 class RaggedDotConfig:
-    """Which product, and its blocks where it has any: rows, columns, inner dimension."""
+    """An implementation of the product, and its blocks where it has any: rows, columns, inner dimension."""
 
     implementation: str
     block_m: int | None = None
@@ -128,7 +128,7 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         return RaggedDotConfig("tiled", block_m=_average(inv, least=16, most=512))
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> RaggedDotConfig:
-        """By rows of a group on average, since each is one operation a byte of the matrices.
+        """Chooses by the average rows of a group, since each row is one operation a byte of the matrices.
 
         Up to `_READ` of them in few groups, reading the matrices is what takes the time, and Triton's low tiles leave
         room for several blocks on a multiprocessor: 0.81 to 0.93 of the time of any other in two calls. Else the

@@ -73,7 +73,7 @@ def tiled(lhs: Any, rhs: Any, sizes: Any, *, tile: int, transposed: bool, dtype:
 
 
 def tiled_outer(lhs: Any, out: Any, sizes: Any, *, tile: int, dtype: Any) -> jax.Array:
-    """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix."""
+    """The product of each group's rows of `lhs`, transposed, and of `out`: the gradient of the group's matrix."""
     rows = lhs.shape[0]
     visits = visits_of(sizes, rows, tile)
     padded = [jnp.pad(x, ((0, tile), (0, 0))) for x in (lhs, out)]

@@ -32,7 +32,7 @@ class TritonTile:
     stages: int
 
     def holding(self, elements: int, itemsize: int) -> TritonTile:
-        """This tile, with a smaller inner block where so many elements of each step do not fit its stages."""
+        """The tile, with a smaller inner block where so many elements of each step do not fit its stages."""
         held = elements * self.k * itemsize * self.stages
         return self if held <= _SHARED_BYTES else replace(self, k=max(16, self.k // 2))
 
@@ -130,7 +130,7 @@ def _neighbourly(number: Any, tiles: int, columns: int) -> tuple[Any, Any]:
 def triton_outer(
     lhs: Any, out: Any, sizes: Any, rest: Any = None, *, tile: TritonTile, dtype: Any, interpret: bool
 ) -> jax.Array:
-    """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix.
+    """The product of each group's rows of `lhs`, transposed, and of `out`: the gradient of the group's matrix.
 
     `rest` is added to `out`.
     """

@@ -31,7 +31,7 @@ def by_kernels(
 def by_kept(
     forward: Callable[..., Any], keeping: Callable[..., Any], backward: Callable[..., Any], plain: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """As `by_kernels`, where a call that is differentiated has `keeping(*args)`: the result, and what is kept.
+    """The forward function with gradients; a differentiated call runs `keeping(*args)`: the result, and what is kept.
 
     The gradients are `backward(dy, kept, *args)`.
     """

@@ -75,7 +75,7 @@ class Sample(Kernel[SampleConfig, jax.Array]):
         return jnp.argmax(scaled + jnp.where(warm[:, None], _noise(key, logits.shape), 0), axis=-1).astype(jnp.int32)
 
     def reference(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """By sorting."""
+        """Draws the words by sorting."""
         return self.run(*args, cfg=SampleConfig("sort"), **kwargs)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> SampleConfig:
@@ -94,13 +94,13 @@ class Sample(Kernel[SampleConfig, jax.Array]):
         return SampleConfig("parts") if self._few(inv) else SampleConfig("recompute", 2)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[SampleConfig]:
-        """All of them."""
+        """All ways but "recompute"; one bit a pass where nothing filters the words."""
         if not self._filters(inv):
             return [SampleConfig("bits", 1)]
         return [SampleConfig("sort"), SampleConfig("parts"), *(SampleConfig("bits", bits) for bits in (1, 2, 4))]
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[SampleConfig]:
-        """Those that read the logits alone as well, where reading is what takes the time."""
+        """The candidates of every device, and those that read the logits alone: reading is what takes the time."""
         again = [SampleConfig("recompute", bits) for bits in (2, 3)] if self._filters(inv) else []
         return [*self.candidate_cfgs(inv), *again]
 

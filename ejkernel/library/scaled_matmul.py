@@ -85,12 +85,12 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def reference(self, *args: Any, dtype: str = "bfloat16") -> jax.Array:
-        """In float32."""
+        """Computes the product in float32."""
         with jax.default_matmul_precision("highest"):
             return self.run(*args, dtype=dtype, cfg=ScaledMatmulConfig("float32"))
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> ScaledMatmulConfig:
-        """In float32, which hardware without float8 has anyway."""
+        """The product in float32, which hardware without float8 computes anyway."""
         return ScaledMatmulConfig("float32")
 
     def heuristic_cfg_gpu(self, inv: Invocation[Any, Any]) -> ScaledMatmulConfig:
@@ -115,7 +115,7 @@ class ScaledMatmul(Kernel[ScaledMatmulConfig, jax.Array]):
         return bool(-(-m // (cfg.block_m or 1)) * -(-n // (cfg.block_n or 1)) >= PROCESSORS)
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[ScaledMatmulConfig]:
-        """All of them."""
+        """All ways in plain JAX."""
         return [ScaledMatmulConfig(way) for way in ("float32", "bfloat16", "float8", "blocks")]
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[ScaledMatmulConfig]:
@@ -304,7 +304,7 @@ def _by_blocks(a: Any, b: Any, a_scales: Any, b_scales: Any) -> jax.Array:
 
 
 def _steps(a: Any, b: Any, a_scales: Any, b_scales: Any) -> list[int]:
-    """After how many of k the scales of each side change; none for those that do not."""
+    """The number of k after which the scales change, for each side where they do."""
     sides = ((a, a_scales, 1), (b, b_scales, 0))
     return [block_from(scales, x)[axis] for x, scales, axis in sides if scales.shape[axis] > 1]
 

@@ -61,7 +61,7 @@ class TopK(Kernel[TopKConfig, ValuesAndIndices]):
         return self.run(x, k=k, cfg=cfg, interpret=True)
 
     def reference(self, x: jax.Array, *, k: int) -> ValuesAndIndices:
-        """JAX's own."""
+        """Selects as JAX does."""
         return _selected(_selection(TopKConfig("xla"), k), x)
 
     def heuristic_cfg(self, inv: Invocation[Any, Any]) -> TopKConfig:

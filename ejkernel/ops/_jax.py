@@ -199,7 +199,7 @@ _SERIALIZE, _KERNEL_NUMBER = "_run_serde_pass", "mosaic_gpu.dump_basename"
 
 @contextlib.contextmanager
 def reproducible_lowering() -> Iterator[None]:
-    """In this `with` block equal programs are lowered to equal text, whichever process and call it is.
+    """Lowers equal programs to equal text inside a `with` block, whichever process and call it is.
 
     The text says nothing of source lines, of calls that led to them, and of the Mosaic kernels lowered before.
     """
@@ -246,7 +246,7 @@ def backend_is_up() -> bool:
 
 @dataclass(frozen=True)
 class Distributed:
-    """This process's place in a `jax.distributed` program, and its client of the program's key-value service."""
+    """The place of a process in a `jax.distributed` program, and its client of the program's key-value service."""
 
     client: Any
     process: int
@@ -255,7 +255,7 @@ class Distributed:
 
 
 def distributed() -> Distributed | None:
-    """This process's place in a program of several processes; None in a program of one."""
+    """The place of this process in a program of several processes; None in a program of one."""
     state = _private("jax._src.distributed", "global_state")
     try:
         if state.client is None or state.num_processes == 1:

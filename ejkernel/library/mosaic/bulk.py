@@ -109,7 +109,7 @@ def sums(board: Any, vectors: Sequence[jax.Array], *, layout: Any) -> tuple[jax.
 
 
 def folded(values: Sequence[Any], warp: Any) -> tuple[Any, int]:
-    """In each lane of a warp the sum of one value over all lanes, and how many neighbouring lanes have the same.
+    """A value's sum over all lanes in each lane of a warp, and the number of neighbouring lanes with the same value.
 
     The highest bits of a lane's number are its value's.
     """

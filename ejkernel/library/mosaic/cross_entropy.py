@@ -145,7 +145,7 @@ def _unmasked(lying: Spread, words: int) -> int:
 
 
 def _counted(row: Row, number: int, words: int) -> jax.Array | None:
-    """Which elements of a chunk are words that no chunk before it has; None: all."""
+    """A mask of the elements of a chunk that are words and that no chunk before it has; None: all."""
     counted = row.counted(number)
     if words == row.spread.width:
         return counted

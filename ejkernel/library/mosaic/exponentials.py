@@ -218,7 +218,7 @@ def _place(number: Any, high: int, across: int) -> _Place:
 
 
 def _mixed(labels: jax.Array, across: int, words: int, tile: Tile) -> jax.Array:
-    """For each warpgroup's share of each tile, 1 where it has a label or columns that are no words, by columns."""
+    """A 1 for each warpgroup's share of a tile that has a label or columns that are no words, else a 0; by columns."""
     column = jnp.arange(across, dtype=jnp.int32)
     owner = jnp.where(labels < 0, -1, jax.lax.div(labels, jnp.int32(tile.n))).reshape(1, -1, tile.share)
     has_label = jnp.any(owner == column[:, None, None], axis=2)

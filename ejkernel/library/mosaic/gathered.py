@@ -139,7 +139,7 @@ def rows_of(threads: Any, turn: int) -> Any:
 
 
 def chunks_of(threads: Any) -> Any:
-    """Which 16 of a line's bytes each thread brings."""
+    """The chunk of 16 bytes of a line that each thread copies."""
     return threads % _ACROSS
 
 

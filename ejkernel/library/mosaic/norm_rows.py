@@ -32,11 +32,12 @@ class Course:
 
 
 def course_of(width: int, itemsize: int, *, centred: bool, added: bool, kept: bool = False) -> Course:
-    """That of a gradient. The sums of a row without a mean are one round of exchanges, which one barrier serves.
+    """The course of a gradient.
 
-    With a mean they are two rounds, and what is left of a step hides them: on an H200 one barrier gained nothing there,
-    and else 131 us became 101 (8192x7168), 74 became 69 (residual_norm 8192x4096) and 31.5 became 29.8 (4096x4096).
-    Narrow rows have many blocks at once, of which the registers for it cost some: 1024 with a mean took 74 us, not 59.
+    The sums of a row without a mean are one round of exchanges, which one barrier serves. With a mean they are two
+    rounds, and what is left of a step hides them: on an H200 one barrier gained nothing there, and else 131 us became
+    101 (8192x7168), 74 became 69 (residual_norm 8192x4096) and 31.5 became 29.8 (4096x4096). Narrow rows have many
+    blocks at once, of which the registers for it cost some: 1024 with a mean took 74 us, not 59.
     With a mean and a factor that were kept there is one round as well.
     """
     if (centred and not kept) or width < 128 * _EACH or jax.__version_info__ < (0, 11):

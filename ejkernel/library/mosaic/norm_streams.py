@@ -211,7 +211,7 @@ class Going:
 
 
 def added(values: Sequence[jax.Array]) -> jax.Array:
-    """Their sum, element by element."""
+    """The sum of the values, element by element."""
     total = values[0]
     for one in values[1:]:
         total = total + one

@@ -34,7 +34,7 @@ class _Place:
 
 
 def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, **how: Any) -> jax.Array:
-    """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix."""
+    """The product of each group's rows of `lhs`, transposed, and of `out`: the gradient of the group's matrix."""
     (made,) = outers([(lhs, out)], sizes, **how)
     return made
 
@@ -48,7 +48,7 @@ def outers(
     interpret: bool,
     **launched: Any,
 ) -> list[jax.Array]:
-    """As `outer` of several pairs with the same rows, in one launch: there is one last round, and not one for each.
+    """The results of `outer` for several pairs with the same rows, in one launch: one last round, not one for each.
 
     Of several pairs, columns are whole tiles.
     """

@@ -40,7 +40,7 @@ class Strip:
     workers: int
 
     def each(self) -> int:
-        """Of the numbers in a word of 16 bits, so many are a warpgroup's."""
+        """The count of numbers in a word of 16 bits that one warpgroup multiplies."""
         return self.n // (self.workers * HEIGHT)
 
     def rows(self, count: int, *, grouped: bool) -> int:
@@ -55,7 +55,7 @@ class Strip:
 
 
 def registers(workers: int) -> tuple[int, int] | None:
-    """Those of a thread that copies and of one that multiplies; none where all have as many as there may be.
+    """The registers of a thread that copies and of one that multiplies; None where all have as many as there may be.
 
     A block begins with equal shares, in eights, and can hand on no more than these: a warpgroup that asks for more
     waits for ever.

@@ -80,7 +80,7 @@ def product(
 
 
 def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype: Any, interpret: bool) -> jax.Array:
-    """For each group the product of its rows of `lhs`, transposed, and of `out`: the gradient of its matrix."""
+    """The product of each group's rows of `lhs`, transposed, and of `out`: the gradient of the group's matrix."""
     (rows, depth), width, groups = lhs.shape, out.shape[1], sizes.shape[0]
     tile = holding(tile, lhs.dtype, dtype)
     columns, high = pl.cdiv(width, tile.n), pl.cdiv(depth, tile.m)
@@ -157,7 +157,7 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
 
 
 def visits_of(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, ...]:
-    """Of each visit the group, the first line of its tile, and the first and last of its rows that are the group's.
+    """The group of each visit, the first line of its tile, and where the rows that are the group's begin and end.
 
     A group's tiles follow each other from the line of rows that its first one is in: copies start at lines. One more
     group has the rows that belong to none. A visit that is not needed has no rows.

@@ -40,7 +40,7 @@ class Row:
         return begin * vec, (first - begin) * vec
 
     def counted(self, number: int) -> jax.Array | None:
-        """Which elements of a chunk no chunk before it has; None: all."""
+        """A mask of the elements of a chunk that no chunk before it has; None: all."""
         if not self.spread.may_overlap(number):
             return None
         here = places(self.spread.size, self.layout, interpret=self.interpret)
@@ -125,7 +125,7 @@ def with_numbers(
     name: str,
     fast: bool = False,
 ) -> Sequence[jax.Array]:
-    """As `by_rows`, and so many of each row's numbers, (numbers, rows), if any."""
+    """The result of `by_rows`, and so many of each row's numbers, (numbers, rows), if any."""
     width = x.shape[-1]
     refused = refuses(width, x.dtype.itemsize, num_warps, each)
     if refused:

@@ -68,7 +68,7 @@ def product(
                 plgpu.wait_smem_to_gmem(0)
 
         def scales_of(at: Any) -> tuple[tuple[Any, ...], Any]:
-            """Those of a step, of each 64 rows and of the columns, where they change along the depth."""
+            """The scales of a step, of each 64 rows and of the columns, where they change along the depth."""
             downs = tuple(of_rows(number, at) for number in range(share // _HEIGHT)) if by_step[0] else ()
             return downs, t_ref[at, j] if by_step[1] else ()
 

@@ -100,7 +100,7 @@ def _of_warp(array: Any) -> Any:
 
 
 def added(values: list[Any]) -> Any:
-    """Their sum, of pairs first: a chain would wait for each, and be off by more."""
+    """The sum of the values, of pairs first: a chain would wait for each, and be off by more."""
     while len(values) > 1:
         pairs = [arith.addf(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
         values = pairs + ([values[-1]] if len(values) % 2 else [])

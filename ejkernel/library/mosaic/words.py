@@ -39,7 +39,7 @@ class Place:
 
     @classmethod
     def of(cls, number: int, bits: int) -> Place:
-        """That of one of the numbers of so many bits, counted from the word's lowest."""
+        """The place of one of the numbers of so many bits, counted from the word's lowest."""
         shift, low = divmod(number * bits, 8)
         power = (127 + 7 - low) << 7
         if bits == 4 and low == 0:
@@ -48,7 +48,7 @@ class Place:
 
 
 def widened(found: jax.Array, number: int, bits: int, *, interpret: bool) -> jax.Array:
-    """This number of each word, as bfloat16; `interpret` is for machines without a GPU."""
+    """The number at one place of each word, as bfloat16; `interpret` is for machines without a GPU."""
     place = Place.of(number, bits)
     if interpret:
         return _plain(found, place)

@@ -38,7 +38,7 @@ def attention(
 
 
 def supports_attention(*args: Any, sinks: Any = None, **kwargs: Any) -> bool | str:
-    """Without lengths and masks: a query that sees no key gives zeros here, and need not there."""
+    """Refuses lengths, masks and windows: a query that sees no key gives zeros here, and need not in tokamax."""
     absent = _missing()
     if absent:
         return absent

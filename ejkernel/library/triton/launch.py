@@ -25,7 +25,7 @@ def launch(
     out_specs: pl.BlockSpec,
     **how: Any,
 ) -> jax.Array:
-    """As `launch_all`, for a kernel that makes one array."""
+    """Runs a kernel that makes one array, as `launch_all` does."""
     (made,) = launch_all(kernel, operands, out=[out], out_specs=[out_specs], **how)
     return made
 
@@ -79,6 +79,6 @@ def store(ref: Any, value: jax.Array, mask: jax.Array | None) -> None:
 
 
 def inside(start: Any, size: int, limit: int, axis: int, shape: tuple[int, ...]) -> jax.Array:
-    """Which places of a block, along an axis, lie before the array's end."""
+    """A mask of the places of a block, along an axis, that lie before the array's end."""
     places: jax.Array = start * size + jax.lax.broadcasted_iota("int32", shape, axis)
     return places < limit

@@ -152,7 +152,7 @@ def tuned(request: Request, record: Record, cfg: Any) -> Hit:
 
 
 def _say_nothing(what: tuple[str, str], message: str) -> None:
-    """In place of a warning."""
+    """Says nothing, in place of a warning."""
 
 
 def _warn_of_failure(request: Request, error: TuningError) -> None:

@@ -85,7 +85,7 @@ class AgreedTier(Tier):
     name = "agreed"
 
     def find(self, request: Request) -> Miss:
-        """No answer: a walk that chooses makes this process's own proposal."""
+        """Gives no answer: a walk that chooses makes this process's own proposal."""
         return Miss("")
 
     def preview(self, request: Request) -> Hit | Miss:

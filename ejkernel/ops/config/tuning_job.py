@@ -1,4 +1,4 @@
-"""From a request to a tuning job: the candidates of a call, and the tuning of them as a value."""
+"""Turns a request into a tuning job: the candidates of a call, and the tuning of them as a value."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class TuningRuns:
 
     @staticmethod
     def _first_answer(answered: Callable[[], tuple[Any] | None], record: Record) -> Record:
-        """This tuning's record, unless another process put its answer into the store meanwhile.
+        """The record of this tuning, or one with the answer that another process put into the store meanwhile.
 
         A turn ends before what it found is written, so that two may measure one after the other; both use the first.
         """

@@ -47,7 +47,7 @@ class ScopeError(OpsError, RuntimeError):
 
 
 class NoConfigError(OpsError, RuntimeError):
-    """No tier had an answer."""
+    """The error of a call for which no tier had an answer."""
 
 
 class TuningError(OpsError, RuntimeError):

@@ -24,7 +24,7 @@ class Dependent(Protocol):
     """Keeps what must not outlive a change."""
 
     def forget(self) -> None:
-        """Lets go of it."""
+        """Lets go of what was kept."""
 
 
 _dependents: weakref.WeakSet[Dependent] = weakref.WeakSet()

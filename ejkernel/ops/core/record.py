@@ -26,7 +26,7 @@ Objective = Literal["forward", "forward+backward"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Of the tests of a check the one that came nearest to its limit, or went furthest beyond it."""
+    """The test of a check that came nearest to its limit, or went furthest beyond it."""
 
     # "form", "equal", "finite", "segments", "whole", "element" or "factor": docs/checking.md has them.
     test: str

@@ -34,7 +34,7 @@ from .table import CompiledEntry, CompiledTable, NeedsValues
 
 
 class ConfigChooser(Protocol):
-    """Whatever can choose a cfg for a call."""
+    """An object that can choose a cfg for a call."""
 
     def choose(self, inv: Invocation[Any, Any], kernel: Kernel[Any, Any]) -> Any:
         """The cfg."""

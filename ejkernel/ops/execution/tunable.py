@@ -140,7 +140,7 @@ class TunableKernel(Kernel[Any, Any]):
         return cfg
 
     def candidate_cfgs(self, inv: Invocation[Any, Any]) -> Iterable[Any]:
-        """Everything that was declared."""
+        """The cfgs of the declared space."""
         return self.space.cfgs()
 
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: Any) -> bool | str:
@@ -225,7 +225,7 @@ class Tunable:
             return executor.call_anew(kernel, args, {})
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method: the instance is the first argument, a static value or a tree of arrays."""
+        """Binds a method: the instance is the first argument, a static value or a tree of arrays."""
         return self if instance is None else types.MethodType(self, instance)
 
     @property

@@ -50,7 +50,7 @@ def of_values(name: str, values: Mapping[str, Iterable[Any]]) -> ParameterSpace:
 
 
 def of_candidates(name: str, candidates: Iterable[Any]) -> ParameterSpace:
-    """These and no others: mappings of parameters to values, or cfgs that the function takes whole as `cfg`."""
+    """The space of these candidates alone: mappings of parameters to values, or cfgs taken whole as `cfg`."""
     if isinstance(candidates, (str, Mapping)) or not isinstance(candidates, Iterable):
         raise KernelError(f"candidates={candidates!r} of {name} is no list; give a list of dicts or of cfgs")
     offered = list(candidates)

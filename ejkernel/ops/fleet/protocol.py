@@ -22,7 +22,7 @@ ROOT = "ejkernel.ops/2"
 
 @dataclass(frozen=True)
 class Member:
-    """This process among those that must agree."""
+    """A process among those that must agree."""
 
     service: KeyValueStore
     process: int

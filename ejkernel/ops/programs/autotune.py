@@ -141,7 +141,7 @@ def _tune_function(
 
 
 def _would_be_confirmed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Without being told: on a device with a clock of its own, in one process, with arrays that can be read."""
+    """Is the program confirmed by default: a device with its own clock, one process, and arrays that can be read?"""
     if default_device().platform == "cpu" or _jax.distributed() is not None:
         return False
     leaves = [leaf for leaf in jax.tree_util.tree_leaves((args, kwargs)) if hasattr(leaf, "dtype")]

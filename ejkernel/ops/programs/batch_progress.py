@@ -85,11 +85,11 @@ class BatchProgress:
         self._line(f"running the program before and after {changes} changes", passing=True)
 
     def note(self, text: str) -> None:
-        """Something about the whole program."""
+        """Writes a line about the whole program."""
         self._line(text)
 
     def finished(self, result: AutotuningResult) -> None:
-        """Everything is done, or was stopped."""
+        """Writes that everything is done, or was stopped."""
         word = "interrupted" if result.interrupted else "done"
         self._line(f"{word} after {formatting.duration(self._clock() - self._start)}: {result.totals}")
         if result.confirmation is not None:

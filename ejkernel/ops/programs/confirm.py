@@ -132,7 +132,7 @@ class Form:
     name: str
 
     def __call__(self) -> Any:
-        """Runs it."""
+        """Runs the program."""
         return self.call(*self.leaves)
 
 

@@ -280,7 +280,7 @@ def seconds_of(entry: Entry, role: str) -> float | None:
 
 
 def _seconds_before(entry: Entry) -> float | None:
-    """With the heuristic cfg: by the gain where that is known, which is of rounds that had both.
+    """The seconds with the heuristic cfg: by the gain where that is known, which is of rounds that had both.
 
     A gain that the table calls too noisy to tell is none in its totals either.
     """

@@ -85,7 +85,7 @@ def roofline(points: Sequence[tuple[str, float, float, float]], peaks: Peaks) ->
 
 
 class _Axis:
-    """From values to places of the picture, in whole pixels."""
+    """A scale from values to places of the picture, in whole pixels."""
 
     def __init__(self, low: float, high: float, start: int, end: int, *, log: bool = False) -> None:
         self._of = math.log if log else float

@@ -92,7 +92,7 @@ def _text(value: Any) -> Value:
 
 
 def _in_order(values: Mapping[Value, Any]) -> dict[Value, Any]:
-    """By size where all are numbers, else as they came."""
+    """The values by size where all are numbers, else as they came."""
     try:
         return dict(sorted(values.items(), key=lambda item: float(item[0])))
     # A name is no number.

@@ -198,7 +198,7 @@ def _roofline(calls: Sequence[CallFacts]) -> str:
 
 
 def _sections(calls: Sequence[CallFacts], used: int) -> str:
-    """As many calls as fit, the costliest first and in full as far as that leaves room for the others in short."""
+    """The sections of as many calls as fit, the costliest first and in full as far as room is left for the others."""
     listed = calls[:_MOST_ROWS]
     if not listed:
         return ""

@@ -93,7 +93,7 @@ class EntryReader:
         self._is_sound = self._is_sound or identity == self._snapshot_id
 
     def be_another_writer(self) -> None:
-        """In the child of a fork: two processes are two writers, and a read may have been cut short."""
+        """Makes this reader another writer, in the child of a fork; a read may have been cut short there."""
         self.writer = secrets.token_hex(8)
         self._count = None
 

@@ -31,7 +31,7 @@ def read(path: str, limit: int = LARGEST_SNAPSHOT) -> Content | None:
 
 
 def parts(path: str, limit: int = LARGEST_SNAPSHOT) -> Iterator[bytes]:
-    """As `read`, in pieces: for what looks at each of them once. A missing file is a `FileNotFoundError`."""
+    """The bytes that `read` gives, in pieces: each is used once. A missing file is a `FileNotFoundError`."""
     return plain_file.parts(path, limit)
 
 

@@ -115,7 +115,7 @@ def _if_ours(raw: Any, text: str) -> dict[str, Any] | None:
 
 
 def _fitting(names: list[str], raws: list[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
-    """Those of the entries that fit their checksums; None for the others."""
+    """The entries that fit their checksums; None for the others."""
     told = [None if raw is None else raw.pop("sha256") for raw in raws]
     shown = [0 if raw is None else [name, raw] for name, raw in zip(names, raws, strict=True)]
     text = _SORTED.encode(list(chain.from_iterable((each, _BETWEEN) for each in shown)))

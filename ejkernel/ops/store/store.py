@@ -117,7 +117,7 @@ class PlainStore:
         self.inner.put(*key, entry.cfg)
 
     def keys(self) -> list[tuple[str, str, str]]:
-        """No key: a store of the user's own cannot list them."""
+        """Gives no key: a store of the user's own cannot list them."""
         return []
 
     def __str__(self) -> str:

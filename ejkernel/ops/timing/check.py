@@ -96,7 +96,7 @@ class Standard:
         self._scales = self._own_scales(self._plain_arrays(plain))
 
     def compare(self, answer: Sequence[Any]) -> Comparison:
-        """Is it right?"""
+        """Compares an answer with what is right."""
         return self.end(self.begin(answer))
 
     def begin(self, answer: Sequence[Any]) -> Any:
@@ -186,7 +186,7 @@ def builders(
 
 
 def worst_of(found: Sequence[Comparison]) -> Comparison:
-    """Of comparisons on several sets of inputs, the one that is wrong, or came nearest to it."""
+    """The comparison that is wrong, or came nearest to it, of those on several sets of inputs."""
     wrong = [one for one in found if one.reason]
     if wrong:
         return wrong[0]

@@ -140,7 +140,7 @@ def numbers_of(xp: Any, got: Any, want: Any, scales: Scales, limits: Limits) -> 
 
 
 def _over_limit(found: Any, scale: Any, limits: Limits, least: Any) -> tuple[Any, Any]:
-    """Which segments count, and which of them are off by more than they may be."""
+    """Masks of the segments that count, and of those that are off by more than they may be."""
     some = (scale > 0) | (found > 0)
     # Written so that NaN is over the limit.
     return some, some & ~(found <= found.dtype.type(limits.segment**2) * scale + least * least)
@@ -181,7 +181,7 @@ def _scaled(xp: Any, x: Any, factors: tuple[Any, Any]) -> Any:
 
 
 def _view(x: Any) -> Any:
-    """As batch, rows and columns; axes of 1 would make segments of one element.
+    """The array as batch, rows and columns; axes of 1 would make segments of one element.
 
     Rows are along the longest axis but the last. The gradient of a causal attention's first query is nothing but noise
     in all heads: its neighbours are the next queries, and not the other heads.

@@ -53,7 +53,7 @@ _MOST_OWN = 128
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """Something to call with concrete arrays again and again; `notes` says where it is less than was asked for."""
+    """A program to call with concrete arrays again and again; `notes` says where it is less than was asked for."""
 
     call: Callable[..., Any]
     objective: Objective

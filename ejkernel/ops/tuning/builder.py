@@ -1,4 +1,4 @@
-"""From a traced candidate to a program: what every builder does, and the one that compiles in this process."""
+"""Builders make programs of traced candidates: what every builder does, and the one that compiles in this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProgramBuilder(Protocol):
         """The program, on any thread; `lowered` is None for what runs as it is."""
 
     def undisturbed(self) -> AbstractContextManager[None]:
-        """While candidates wait for their compilers: what is compiled for later tunings waits."""
+        """Holds back programs of later tunings, inside a `with` block, while candidates wait for their compilers."""
 
     @property
     def one_by_one(self) -> bool:
@@ -53,28 +53,28 @@ class LocalBuilder:
     is_instant: bool = False
 
     def ready_made(self, cfg: Any, name: str, until: float) -> Staged | None:
-        """None is."""
+        """Gives None: every candidate is traced in this process."""
         return None
 
     def traced(self, staged: Staged, cfg: Any) -> Staged:
-        """As it is."""
+        """Gives the traced candidate back unchanged."""
         return staged
 
     def lower(self, staged: Staged) -> tuple[Any, str]:
-        """Lowered by JAX."""
+        """Lowers the candidate by JAX."""
         return staged.lower()
 
     def compiler_timing(self, staged: Staged, lowered: Any) -> str:
-        """By its text."""
+        """The name that the lowered program's text gives."""
         return compiler_timing(lowered.as_text())
 
     def await_parts(self, staged: Staged) -> None:
-        """There are none."""
+        """Returns at once: no other process makes parts of the program."""
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
-        """Compiled, or as it is."""
+        """Compiles the lowered program, or makes one that runs as it is."""
         return staged.build() if lowered is None else staged.compile(lowered, for_speed=for_speed)
 
     def undisturbed(self) -> AbstractContextManager[None]:
-        """Nothing is compiled for later tunings here."""
+        """Holds nothing back: nothing is compiled for later tunings in this process."""
         return contextlib.nullcontext()

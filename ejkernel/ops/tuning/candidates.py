@@ -111,7 +111,7 @@ class CandidateSet:
             self._observer.failed(trial, self.program_name(number))
 
     def fail(self, number: int, error: BaseException, status: Status, **facts: Any) -> None:
-        """Out, for what it raised."""
+        """Takes a candidate out, for the error that it raised."""
         self.advance(number, status_of(error, status), message=first_line(error), **facts)
 
     def cfg(self, number: int) -> Any:

@@ -249,7 +249,7 @@ def builders(
 def builders_of(
     parts: tuple[Any, ...], dtypes: Sequence[Any], tolerance: float | None, device: jax.Device, *, plain: bool
 ) -> list[Callable[[], Any]]:
-    """As `builders`, by the shapes of an answer, its output and perhaps its gradients, and by the inputs' dtypes."""
+    """Functions that compile the programs of a check, by the shapes of an answer and by the inputs' dtypes."""
     made = check.builders(parts, device, inputs=dtypes, tolerance=tolerance, plain=plain)
     # What is known before the first answer, and after it.
     known = [_floats(parts[:count]) for count in range(1, len(parts) + 1)]

@@ -1,4 +1,4 @@
-"""From cfgs to programs: each candidate is traced, lowered, told from its equals, and compiled in a pool of threads."""
+"""Programs of cfgs: each candidate is traced, lowered, told from its equals, and compiled in a pool of threads."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ class CandidateCompiler:
         return self._builder.undisturbed()
 
     def leave_quick(self, numbers: Sequence[int]) -> None:
-        """There is no time to compile these for speed: they are out."""
+        """Takes out candidates that there is no time to compile for speed."""
         for number in numbers:
             del self._quick[number]
         self._time_out(numbers, late=True)

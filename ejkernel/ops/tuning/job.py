@@ -21,12 +21,12 @@ AnsweredElsewhere = Callable[[], tuple[Any] | None]
 
 
 def no_lock(wait: float) -> AbstractContextManager[Any]:
-    """No lock: no other tuning uses the device."""
+    """Takes no lock: no other tuning uses the device."""
     return contextlib.nullcontext()
 
 
 def no_answer() -> tuple[Any] | None:
-    """No other process tunes the same."""
+    """Gives no answer: no other process tunes the same."""
     return None
 
 

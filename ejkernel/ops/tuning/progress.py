@@ -154,7 +154,7 @@ class NotebookLine:
 
 @final
 class LogLines:
-    """For a program without a terminal: a line once a tuning takes long, and one at its end."""
+    """Lines for a program without a terminal: one once a tuning takes long, and one at its end."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -171,7 +171,7 @@ class LogLines:
         _print(f"tuning {self.title}; the next process will find it on disk")
 
     def close(self) -> None:
-        """No line any more."""
+        """Stops the timer of the line that a long tuning has."""
         self._timer.cancel()
 
 
@@ -183,7 +183,7 @@ _told_elsewhere: ContextVar[bool] = ContextVar("ejkernel_told_elsewhere", defaul
 
 @contextlib.contextmanager
 def told_elsewhere() -> Iterator[None]:
-    """No lines of single tunings in a `with` block: those around tell of them."""
+    """Silences the lines of single tunings in a `with` block: the program's progress tells of them."""
     token = _told_elsewhere.set(True)
     try:
         yield

@@ -37,12 +37,12 @@ class ExportedReference:
 
     @property
     def by_number(self) -> dict[int, Callable[[], Any]]:
-        """Those functions by the numbers of their programs."""
+        """The functions of `compilers` by the numbers of their programs."""
         order = (NUMBER,) if self.exact is None else (PLAIN, NUMBER)
         return dict(zip(order, self.compilers, strict=False))
 
     def __call__(self, *args: Any) -> Any:
-        """As it was written."""
+        """Computes the reference as it was written."""
         return self.plain(*args)
 
 

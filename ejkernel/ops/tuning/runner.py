@@ -292,7 +292,7 @@ class InProcessRunner:
         return {number: math.exp(min(lane.samples.values())) for number, lane in lanes if lane.samples}
 
     def _promising(self, numbers: Sequence[int], quick_ones: QuickCandidates) -> list[int]:
-        """Those that may still win by having their parts timed; of the others it is noted why not."""
+        """The candidates that may still win by having their parts timed; of the others it is noted why not."""
         found = {number: quick_ones.why_hopeless(number) for number in numbers}
         for number, why in found.items():
             if why is None:

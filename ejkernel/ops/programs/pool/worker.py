@@ -101,7 +101,7 @@ def _outcomes(task: Task, device: jax.Device, here: str) -> list[TaskOutcome]:
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """No warnings of tunings that left no candidate: the reply has the reasons."""
+    """Silences warnings of tunings that left no candidate: the reply has the reasons."""
     from ...config.tuning_budget import TuningWarning
 
     # Python's filters belong to all threads, so another thread must leave them alone.

@@ -82,7 +82,7 @@ class TaskOrder:
         self._turns.setdefault(call, len(self._turns))
 
     def remove(self, task: TracerTask) -> None:
-        """This one need not be done."""
+        """Takes out a task that need not be done any more."""
         if task in self._waiting:
             self._waiting.remove(task)
 

@@ -237,7 +237,7 @@ class Tracers:
                 self._changed.notify_all()
 
     def _give_up(self) -> None:
-        """No process goes on: programs are compiled elsewhere."""
+        """Leaves all programs to be compiled elsewhere, since no process goes on."""
         self._waiting.clear()
         for wanted in self._calls.values():
             for task in wanted.programs.values():
@@ -387,7 +387,7 @@ class WantedCall:
         return task.found
 
     def take(self, cfg: Any) -> None:
-        """This candidate is traced here, and need not be elsewhere."""
+        """Withdraws a candidate that the tuning traces itself, unless a process has begun with it."""
         task = self.tracers.task(self.name, cfg)
         if task is not None:
             self.tracers.withdraw(task)
@@ -410,11 +410,11 @@ class WantedCall:
         return self.tracers.compile(self.name, data, quickly=quickly)
 
     def stop_tracing(self) -> None:
-        """No more candidates are taken."""
+        """Withdraws the candidates that no process has begun with: the tuning takes no more."""
         self.tracers.stop_tracing(self.name)
 
     def let_go(self) -> None:
-        """Nothing of the call is needed any more."""
+        """Drops what was compiled for the call, and what is still to be traced."""
         self.tracers.let_go(self.name)
 
 

@@ -100,7 +100,7 @@ def made(key: Key, raw: Raw, seq: int, writer: str, signer: Signer | None) -> tu
 
 
 def opened(name: str, data: bytes) -> tuple[str, Raw] | None:
-    """Spelled key and entry of an object; None where it is not what a writer wrote under this name."""
+    """The spelled key and the entry of an object; None where it is not what a writer wrote under this name."""
     parsed = parse(data.decode("utf-8", "replace")) if len(data) <= LARGEST_ENTRY else None
     if parsed is None or "sha256" not in parsed[1] or not is_whole(*parsed) or key_hash(parsed[0]) != name[:24]:
         return None

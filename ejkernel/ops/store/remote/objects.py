@@ -223,7 +223,7 @@ class BoundedObjects:
 
 
 class _Free:
-    """In place of a lock that is not needed."""
+    """A stand-in for a lock that is not needed."""
 
     def __enter__(self) -> None:
         return None

@@ -17,7 +17,7 @@ OWN = "own "
 
 
 class StepObserver(Protocol):
-    """Told of every step before it is taken, and of every outcome; from any thread."""
+    """An observer that is told of every step before it is taken, and of every outcome; from any thread."""
 
     def trying(self, cfg: Any, doing: Doing, program: str = "") -> None:
         """A candidate is about to take a step, which may end the process; `program` names what is compiled."""
@@ -71,13 +71,13 @@ class PriorResults(Protocol):
         """Was this candidate at work when a process died for an unknown reason?"""
 
     def in_worker(self) -> PriorResults:
-        """These results for candidates in a worker process, where suspects may run."""
+        """The results for candidates in a worker process, where suspects may run."""
 
     def without(self, lost: Sequence[Trial]) -> PriorResults:
-        """These results, with the candidates barred that took a worker down just now."""
+        """The results with candidates barred that took a worker down just now."""
 
     def without_drops(self) -> PriorResults:
-        """These results, with the dropped candidates racing again."""
+        """The results with the dropped candidates racing again."""
 
 
 @final
@@ -92,24 +92,24 @@ class NoPriorResults:
         return next((trial for trial in self.lost if places([cfg], [trial.cfg])), None)
 
     def known(self, cfg: Any, program: str) -> None:
-        """No outcome."""
+        """Gives no outcome."""
 
     def seconds(self, cfgs: Sequence[Any]) -> Mapping[int, float]:
-        """No cfg was timed."""
+        """Gives no seconds: no cfg was timed."""
         return {}
 
     def suspected(self, cfg: Any) -> bool:
-        """No candidate is suspected."""
+        """Suspects no candidate."""
         return False
 
     def in_worker(self) -> NoPriorResults:
-        """No results, in a worker either."""
+        """Gives no results for a worker either."""
         return self
 
     def without(self, lost: Sequence[Trial]) -> NoPriorResults:
-        """No results but these candidates, which are barred."""
+        """Bars these candidates, and gives no other results."""
         return replace(self, lost=(*self.lost, *lost))
 
     def without_drops(self) -> NoPriorResults:
-        """No results: nothing was dropped."""
+        """Gives the results unchanged: nothing was dropped."""
         return self

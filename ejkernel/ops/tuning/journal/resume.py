@@ -48,15 +48,15 @@ class Remembered:
         return not self.isolated and bool(self.history.suspects) and cfg_id(cfg) in self.history.suspects
 
     def in_worker(self) -> Remembered:
-        """These results, with no candidate barred on suspicion."""
+        """The results with no candidate barred on suspicion."""
         return replace(self, isolated=True)
 
     def without(self, lost: Sequence[Trial]) -> Remembered:
-        """These results, with these candidates barred."""
+        """The results with these candidates barred."""
         return replace(self, gone=(*self.gone, *lost))
 
     def without_drops(self) -> Remembered:
-        """These results, with the dropped candidates racing again."""
+        """The results with the dropped candidates racing again."""
         return replace(self, dropped=frozenset())
 
     def barred(self, cfg: Any) -> Trial | None:

@@ -39,7 +39,7 @@ class Example:
 
     @cached_property
     def slower(self) -> NDArray[np.float64]:
-        """By how much each candidate is slower than the best, as a difference of logarithms."""
+        """The difference of logarithms by which each candidate is slower than the best."""
         known = [seconds for _, seconds in self.times if seconds is not None]
         best = min(known, default=1.0)
         return np.array([FAILED if s is None else min(math.log(s / best), FAILED) for _, s in self.times])

@@ -68,11 +68,11 @@ class ModelScales:
 
     @staticmethod
     def before(columns: int, fields: int) -> ModelScales:
-        """As they are before anything is seen."""
+        """The scales before anything is seen."""
         return ModelScales(np.full(columns, _CALL_LENGTH), np.full(fields, _CFG_LENGTH), np.array(_AMPLITUDES))
 
     def flat(self) -> Array:
-        """All of them in a row."""
+        """All scales in a row."""
         return np.concatenate([self.calls, self.cfgs, self.amplitudes])
 
     def like(self, flat: Array) -> ModelScales:

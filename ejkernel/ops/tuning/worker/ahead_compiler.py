@@ -1,4 +1,4 @@
-"""In a worker: programs of the next tunings are compiled while this one is measured.
+"""Compiles programs of the next tunings in a worker, while this one is measured.
 
 The parent sends them as it writes them down, and sends them again when their tuning begins; by then most are compiled.
 Nothing of them runs on the device: where the compiler would time parts there, a program is compiled without that. They
@@ -50,7 +50,7 @@ class AheadCompiler:
         self._priority = 0
 
     def begin(self) -> None:
-        """From now on programs are compiled with the settings of this thread, and with a lower priority than it has."""
+        """Has programs compiled from now on with this thread's settings, and with a lower priority than it has."""
         self._settings = JaxSettings.here()
         self._priority = _own_priority()
 
@@ -159,7 +159,7 @@ class AheadCompiler:
 
 
 def _own_priority() -> int:
-    """This thread's; elsewhere than on Linux threads have none."""
+    """The priority of this thread; 0 elsewhere than on Linux, where threads have none."""
     with contextlib.suppress(OSError, AttributeError):
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     return 0

@@ -1,4 +1,4 @@
-"""In a worker: executables that other processes compile, waited for where a candidate is built."""
+"""Executables that other processes compile, waited for in a worker where a candidate is built."""
 
 from __future__ import annotations
 

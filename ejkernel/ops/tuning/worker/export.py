@@ -1,4 +1,4 @@
-"""From a traced candidate to bytes that a worker compiles."""
+"""Exports a traced candidate to bytes that a worker compiles."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ExportingBuilder:
         return None if self.elsewhere is None else self.elsewhere.staged(cfg, name, until)
 
     def traced(self, staged: Staged, cfg: Any) -> Staged:
-        """Exported; on this thread, since JAX may trace again."""
+        """Exports a candidate, on the thread that traced it, since JAX may trace again."""
         try:
             program = export(staged, self.platform, self.imports)
             if self.elsewhere is not None:
@@ -83,19 +83,19 @@ class ExportingBuilder:
             raise
 
     def lower(self, staged: Staged) -> tuple[Any, str]:
-        """As it was exported: that lowers it as well."""
+        """Gives the exported program: exporting has lowered it."""
         return staged.portable, staged.portable.text
 
     def compiler_timing(self, staged: Staged, lowered: Any) -> str:
-        """By its text."""
+        """The name that exporting found in the program's text."""
         return str(staged.portable.compiler_timing)
 
     def undisturbed(self) -> AbstractContextManager[None]:
-        """Nothing is compiled here."""
+        """Holds nothing back: nothing is compiled in this process."""
         return contextlib.nullcontext()
 
     def await_parts(self, staged: Staged) -> None:
-        """There are none."""
+        """Returns at once: no part is needed to write a program down."""
 
     def build(self, staged: Staged, lowered: Any, *, for_speed: bool = True) -> CompiledProgram:
         """The program as bytes, which the other process compiles."""

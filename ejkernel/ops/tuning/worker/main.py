@@ -333,7 +333,7 @@ class ImportingBuilder:
         return staged, f"{staged.portable[1]['number']}"
 
     def compiler_timing(self, staged: Staged, lowered: Any) -> str:
-        """By what the parent found in the program's text."""
+        """The name that the parent found in the program's text."""
         return str(staged.portable[1]["compiler_timing"])
 
     def undisturbed(self) -> AbstractContextManager[None]:

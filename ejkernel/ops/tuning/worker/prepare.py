@@ -1,4 +1,4 @@
-"""In a worker: what the checks of the next tuning need is compiled while this one is measured.
+"""Compiles in a worker what the checks of the next tuning need, while this one is measured.
 
 On an H200 a tuning waited a second for such programs, which depend on shapes alone: those that draw its inputs, that
 compare answers, and the reference.

@@ -75,7 +75,7 @@ _kept: ContextVar[_Kept | None] = ContextVar("ejkernel_kept_workers", default=No
 
 @contextlib.contextmanager
 def kept_workers() -> Iterator[None]:
-    """Inside, a worker that ended one tuning well serves the next one of this thread."""
+    """Keeps workers in a `with` block: one that ended a tuning well serves the next tuning of this thread."""
     kept = _Kept()
     token = _kept.set(kept)
     try:
@@ -311,7 +311,7 @@ class WorkerProcess:
         return not self._has_ended()
 
     def leave(self) -> None:
-        """Done with it: kept for another tuning where there may be one, else ended."""
+        """Keeps the worker for another tuning where there may be one, else ends it."""
         kept, name = _kept.get(), json.dumps(self._head)
         # A kernel inside a kernel is tuned while the outer one's worker waits: one of the two is enough.
         if kept is None or name in kept.spare:
