@@ -22,7 +22,7 @@ ALLOWED = {
     "a leg has one version of JAX and of Python": r"\bthis (JAX|Python)\b|\b(JAX|jaxlib|Python) \d",
     "most machines have no accelerator, or another one": r"there is (no|a) GPU|needs an accelerator|a CPU's trace",
     "measured search spaces are no part of the repository": r"EJKERNEL_DATASETS names their folder",
-    "not every system has a browser to install": r"needs Chromium",
+    "not every system has a browser, or a C compiler, to install": r"needs (Chromium|a C compiler)",
     "another operating system": r"the convention of Linux|threads have no priority here|the system has no /dev/full",
     "a case of a product that does not exist": r"the user's choice, and followed",
 }

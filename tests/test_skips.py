@@ -12,7 +12,7 @@ from fakes import REPOSITORY
 
 pytestmark = pytest.mark.one_leg
 
-MISSING = "needs a C compiler, for a library that replaces flock"
+MISSING = "needs mpiexec: pip install mpich"
 NO_GPU = "there is no GPU here"
 
 
@@ -43,12 +43,12 @@ def skipping(reason):
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "two processes"])
 def test_a_skip_that_is_not_allowed_fails_the_run_and_is_named(tmp_path, options):
     """Also one of a whole file, whether one process runs the tests or several."""
-    whole = f"pytest.skip({'needs mpiexec'!r}, allow_module_level=True)"
+    whole = f"pytest.skip({'needs root'!r}, allow_module_level=True)"
     status, said = run(tmp_path, *options, one=skipping(MISSING), two=whole, three=skipping(NO_GPU))
     assert status == 1, said
     section = said.partition("skips that tests/skips.py does not allow")[2].partition("short test summary")[0]
     assert MISSING in section
-    assert "needs mpiexec" in section
+    assert "needs root" in section
     assert NO_GPU not in section
 
 
