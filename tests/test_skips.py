@@ -89,7 +89,6 @@ def test_what_no_machine_can_be_asked_for_is_allowed(reason):
     [
         MISSING,
         "needs root, to act as two users",
-        "needs mpiexec: pip install mpich",
         "needs a folder for temporary files that every user may enter; looked at []",
         "could not import 'ejkernel.library.mosaic.ragged_dot': No module named 'absl'",
         "",
