@@ -25,7 +25,7 @@ def test_a_thread_that_waited_is_told():
             other = pool.submit(second)
             asks.wait(60)
             # Until the thread has taken its place behind this one.
-            while flights._locks["key"][1] < 2:
+            while flights._mutexes["key"][1] < 2:
                 assert not other.done()
         assert other.result(60) is True
 
@@ -56,15 +56,15 @@ def test_a_key_is_let_go_when_the_work_fails():
         _ = 1 / 0
     with flights.hold("key") as waited:
         assert waited is False
-    assert flights._locks == {}
+    assert flights._mutexes == {}
 
 
 def test_a_block_holds_its_key_from_where_it_asks():
     """A block that never asks holds nothing; one that does lets go at its end."""
     flights = SingleFlight()
     with flights.on_demand("key"):
-        assert flights._locks == {}
+        assert flights._mutexes == {}
     with flights.on_demand("key") as flight:
         assert flight.hold() is False
-        assert set(flights._locks) == {"key"}
-    assert flights._locks == {}
+        assert set(flights._mutexes) == {"key"}
+    assert flights._mutexes == {}
