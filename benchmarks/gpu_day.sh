@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The measurements that a change to kernels or to the tuner needs on one GPU, in parts of under ten minutes each.
 #
-#   benchmarks/gpu_day.sh programs|kernels|guesses|more [SECONDS [FOLDER]]
+#   benchmarks/gpu_day.sh programs|kernels|grouped|guesses|more [SECONDS [FOLDER]]
 #
 # Prints as it goes. A run that is over its time is ended and the others go on; the last lines say how each ended.
 set -uo pipefail
@@ -37,6 +37,13 @@ case $part in
         run 130 benchmarks/passes_gpu.py cross_entropy --only 6 3 --seconds 110 --kernels 12
         run 80 benchmarks/passes_gpu.py norms --only 6 7 --seconds 60
         run 120 benchmarks/ragged_gpu.py --only 3 2 5
+        ;;
+    grouped)
+        run 170 benchmarks/moe_gpu.py --only gathered --kernels 8 --seconds 150
+        run 100 benchmarks/ragged_gpu.py --tables
+        run 100 -m pytest -q -m gpu tests/library/test_mosaic_gathered.py tests/library/test_mosaic_streams.py
+        run 120 benchmarks/ragged_gpu.py --only 13 18
+        run 80 benchmarks/moe_gpu.py --kernels 8 --seconds 60
         ;;
     guesses)
         for name in attention ragged_dot linear_cross_entropy layer_norm; do

@@ -4,6 +4,9 @@ A process a case: all compile at once, and take turns on the device. A line a wa
 its ratio to the floor and to torch's best, and how far it is off a float32 product. Exit code 1 where a way fails.
 
     python benchmarks/ragged_gpu.py --only 0 2
+
+With `--tables`: products with tables of tiles by XLA and by one launch, and either's tables alone. Wall time is that of
+many calls in a row, with what lies between launches. Exit code 1 where tables differ.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from opponents.opponent import Call
 from tuning_gpu import raced
 
 from ejkernel.library import RaggedDot, RaggedDotConfig
+from ejkernel.library.ragged_dot_ways import mosaic_tile
+from ejkernel.ops.timing.clock import WallClock
 
 # Rows, depth, width, groups, how alike groups are (large: even), with gradients?
 CASES = [
@@ -61,6 +66,10 @@ FLOPS, TRAFFIC = 790e12, 4.3e12
 # Off by more than this share of the largest value is wrong.
 LIMIT = 2e-2
 ROUNDS = 10
+# Short calls, of which tables are the largest share.
+SHORT = [7, 10, 8]
+# Calls in a row of one wall time, and sizes for which tables are compared.
+CALLS, DRAWN = 100, 50
 
 
 def ways(backward: bool) -> dict[str, Callable[..., Any]]:
@@ -136,6 +145,50 @@ def study(number: int, lock: str) -> bool:
     return good
 
 
+def study_tables(number: int, lock: str) -> bool:
+    """Prints times of a case with tables by XLA and by one launch; False where the tables differ."""
+    from ejkernel.library.mosaic import ragged_rolling
+    from ejkernel.library.mosaic.ragged_tables import visits_at_once, visits_of
+
+    rows, depth, width, groups, alike, _ = CASES[number]
+    shapes = [((rows, depth), "bfloat16"), ((groups, depth, width), "bfloat16"), ((groups,), "int32")]
+    abstract = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    tile = mosaic_tile(RaggedDotConfig("mosaic_rolling", 128, 256, 64, None, 4))
+    how = {"tile": tile, "transposed": False, "dtype": jnp.dtype("bfloat16"), "interpret": False}
+
+    def product(tables: Any, lhs: Any, rhs: Any, sizes: Any) -> Any:
+        return ragged_rolling.product([lhs], [rhs], sizes, tables=tables, **how)
+
+    def alone(tables: Any, lhs: Any, rhs: Any, sizes: Any) -> Any:
+        return tables(sizes, rows, tile.m)
+
+    ways = {"XLA": visits_of, "one launch": functools.partial(visits_at_once, interpret=False)}
+    names = [f"{what}, by {way}" for what in ("product", "tables alone") for way in ways]
+    fns = [functools.partial(fn, way) for fn in (product, alone) for way in ways.values()]
+    built = {at: lowered(f"case{number}_{at}", fn, abstract).compile() for at, fn in enumerate(fns)}
+    with turn(lock):
+        arrays, rng = made(shapes, alike), np.random.default_rng(number)
+        drawn = rng.integers(-9, 2 * rows // groups, (DRAWN, groups)).astype("int32")
+        several = [arrays[2], *map(jnp.asarray, drawn)]
+        for sizes in several:
+            one, other = (built[at](*arrays[:2], sizes) for at in (2, 3))
+            if not all(np.array_equal(a, b[: a.size]) for a, b in zip(one, other, strict=True)):
+                print(f"case {number}: tables DIFFER for {sizes}", flush=True)
+                return False
+        one, other = (built[at](*arrays) for at in (0, 1))
+        if not np.array_equal(one, other):
+            print(f"case {number}: products DIFFER", flush=True)
+            return False
+        times = raced(built, arrays, f"case{number}", rounds=ROUNDS)
+        clock = WallClock()
+        walls = [[clock.time(built[at], arrays, CALLS) for at in built] for _ in range(ROUNDS)]
+    print(f"{rows}x{depth} by {groups} of {width}, skewed: tables are equal for {len(several)} sizes")
+    for at, name in enumerate(names):
+        wall, timed = np.median([found[at] for found in walls]) * 1e6, times.get(at, np.nan) * 1e6
+        print(f"   {timed:9.1f} us on the device, {wall:9.1f} us of wall time  {name}", flush=True)
+    return True
+
+
 def both(exact: Callable[..., Any], lhs: Any, rhs: Any, sizes: Any, dy: Any) -> Any:
     """The product and its gradients."""
     out, back = jax.vjp(lambda one, other: exact(one, other, sizes), lhs, rhs)
@@ -182,9 +235,12 @@ def torch_ways(arrays: tuple[Any, ...], backward: bool) -> Iterator[tuple[str, F
 def main() -> int:
     """All cases at once; their lines as they end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", type=int, default=range(len(CASES)), help="numbers of cases")
+    parser.add_argument("--only", nargs="*", type=int, help="numbers of cases")
+    parser.add_argument("--tables", action="store_true", help="of short calls, tables by XLA and by one launch")
     options = in_turns.asked_for(parser, seconds=150.0)
-    return in_turns.run(options, options.only, lambda case, lock: study(int(case), lock))
+    way, every = (study_tables, SHORT) if options.tables else (study, range(len(CASES)))
+    cases, words = every if options.only is None else options.only, ["--tables"] * options.tables
+    return in_turns.run(options, cases, lambda case, lock: way(int(case), lock), words)
 
 
 if __name__ == "__main__":

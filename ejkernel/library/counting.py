@@ -9,8 +9,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-# Pairs, each with all that lies behind it, up to which all are compared with all.
-_FEW_PAIRS = 1 << 23
+# Pairs, each with all that lies behind it, up to which all are compared with all: 8192 tokens by 8 of 128 experts have
+# 8.5 million in blocks of 256.
+FEW_PAIRS = 9 << 20
 
 
 def running_sums(counts: jax.Array) -> jax.Array:
@@ -24,7 +25,7 @@ def running_sums(counts: jax.Array) -> jax.Array:
         counted = (place[None] <= place[:, None]).reshape(-1, counts.shape[0], *(1,) * (counts.ndim - 1))
         return jnp.sum(jnp.where(counted, counts[None], 0), axis=1, dtype=counts.dtype)
 
-    if counts.shape[0] * counts.size > _FEW_PAIRS:
+    if counts.shape[0] * counts.size > FEW_PAIRS:
         return in_steps(counts)
     found: jax.Array = jax.lax.platform_dependent(counts, cpu=in_steps, default=at_once)
     return found
@@ -39,7 +40,7 @@ def ended_before(ends: jax.Array, number: jax.Array) -> jax.Array:
     def at_once(ends: jax.Array, number: jax.Array) -> jax.Array:
         return jnp.sum(ends[None] <= number[:, None], axis=1, dtype=jnp.int32)
 
-    if ends.shape[0] * number.shape[0] > _FEW_PAIRS:
+    if ends.shape[0] * number.shape[0] > FEW_PAIRS:
         return in_steps(ends, number)
     found: jax.Array = jax.lax.platform_dependent(ends, number, cpu=in_steps, default=at_once)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from .counting import running_sums
+from .counting import FEW_PAIRS, running_sums
 
 # Rows that are compared with each other; blocks of them are added up.
 _BLOCK = 256
@@ -20,18 +20,41 @@ def by_sorting(groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 def by_counting(groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Places and sizes without sorting: elements of the same group are counted, in its block and in those before."""
     total = groups.shape[0]
+    if not total:
+        return jnp.zeros(0, jnp.int32), jnp.zeros(count, jnp.int32)
     # What fills the last block is of a group of its own, behind the others.
     blocks = jnp.pad(groups, (0, -total % _BLOCK), constant_values=count).reshape(-1, _BLOCK)
-    earlier = jnp.tril(jnp.ones((_BLOCK, _BLOCK), bool), -1)
-    within = jnp.sum((blocks[:, :, None] == blocks[:, None, :]) & earlier[None], axis=2, dtype=jnp.int32)
+    # Numbers of all pairs: XLA may make a mask that all blocks share in a launch of its own.
+    one, other = (jax.lax.broadcasted_iota(jnp.int32, (*blocks.shape, _BLOCK), axis) for axis in (1, 2))
+    within = jnp.sum((blocks[:, :, None] == blocks[:, None, :]) & (other < one), axis=2, dtype=jnp.int32)
     names = jnp.arange(count + 1, dtype=groups.dtype)
-    counts = jnp.sum(blocks[:, :, None] == names[None, None], axis=1, dtype=jnp.int32)
-    # In 32 bits as all others, also where JAX's own numbers have 64.
-    running = running_sums(counts)
-    before, sizes = running - counts, running[-1] if total else jnp.zeros(count + 1, jnp.int32)
-    start = before + (running_sums(sizes) - sizes)[None]
+    counts = jnp.sum(blocks[:, :, None] == names, axis=1, dtype=jnp.int32)
+    start = _starts(blocks, names, counts)
     places = jnp.take_along_axis(start, blocks, axis=1) + within
+    # From what the last block adds to those before it, without a sum, which would be a launch.
+    sizes = start[-1] - start[0] + counts[-1]
     return places.reshape(-1)[:total], sizes[:count]
+
+
+def _starts(blocks: jax.Array, names: jax.Array, counts: jax.Array) -> jax.Array:
+    """The place of each block's first element of each group, from how many elements of it each block has."""
+
+    # In 32 bits as all others, also where JAX's own numbers have 64.
+    def in_steps(blocks: jax.Array, counts: jax.Array) -> jax.Array:
+        running = running_sums(counts)
+        return running - counts + (running_sums(running[-1]) - running[-1])
+
+    # Behind all elements of the groups before, and its own group's of the blocks before: one sum of both.
+    def at_once(blocks: jax.Array, counts: jax.Array) -> jax.Array:
+        smaller = jnp.sum(blocks[:, :, None] < names, axis=1, dtype=jnp.int32)
+        place = jnp.arange(counts.shape[0])
+        earlier = (place[None] < place[:, None])[:, :, None]
+        return jnp.sum(jnp.where(earlier, counts, 0) + smaller, axis=1, dtype=jnp.int32)
+
+    if counts.shape[0] * counts.size > FEW_PAIRS:
+        return in_steps(blocks, counts)
+    made: jax.Array = jax.lax.platform_dependent(blocks, counts, cpu=in_steps, default=at_once)
+    return made
 
 
 def inverse(places: jax.Array, rows: int) -> jax.Array:

@@ -30,11 +30,17 @@ def most_visits(rows: int, groups: int, tile: int) -> int:
 
 def starts_of(sizes: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
     """The first row of each group, and the row after its last; sizes that do not fit are cut at the last row."""
-    stops = jnp.minimum(running_sums(jnp.clip(sizes, 0, rows)), rows)
+    stops = jnp.minimum(stops_of(sizes, rows), rows)
+    return jnp.concatenate([jnp.zeros_like(stops[:1]), stops[:-1]]), stops
+
+
+def stops_of(sizes: jax.Array, rows: int) -> jax.Array:
+    """The row after the last of each group, or one after the last row of all where the sizes do not fit."""
+    stops = running_sums(jnp.clip(sizes, 0, rows))
     if sizes.shape[0] * rows >= 1 << 31:
         # Only then can a sum be too large for 32 bits, and that is after it has passed the last row.
-        stops = jax.lax.cummax(stops)
-    return jnp.concatenate([jnp.zeros_like(stops[:1]), stops[:-1]]), stops
+        stops = jax.lax.cummax(jnp.minimum(stops, rows))
+    return stops
 
 
 def visits_of(sizes: jax.Array, rows: int, tile: int) -> Visits:

@@ -1,4 +1,7 @@
-"""Running sums and searches of counts."""
+"""Running sums and searches of counts, and the order that counts give.
+
+Covers `library/counting.py` and `library/permutation.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 
 from ejkernel.library.counting import ended_before, running_sums
+from ejkernel.library.permutation import by_counting, by_sorting
 
 
 @pytest.fixture(params=["as on a GPU", "as on a CPU"])
@@ -37,6 +41,15 @@ def test_searches_are_those_of_numpy(platform):
     found = ended_before(jnp.asarray(ends), jnp.asarray(numbers))
     assert found.dtype == jnp.int32
     np.testing.assert_array_equal(found, np.searchsorted(ends, numbers, side="right"))
+
+
+@pytest.mark.parametrize(("total", "count"), [(700, 7), (1, 1), (256, 3), (300, 2), (0, 2)])
+def test_counting_gives_the_order_of_a_stable_sort(platform, total, count):
+    """Within blocks and over them."""
+    groups = jnp.asarray(np.random.default_rng(total).integers(0, count, total).astype(jnp.int32))
+    counted, by_key = jax.jit(lambda groups: (by_counting(groups, count), by_sorting(groups, count)))(groups)
+    for found, wanted in zip(counted, by_key, strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_very_many_are_not_compared_with_each_other():

@@ -1,6 +1,6 @@
 """Experts: rows to their groups and back, the whole layer, and gradients without scatters that add.
 
-Covers `library/moe_dispatch.py` and `library/permutation.py`.
+Covers `library/moe_dispatch.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from ejkernel.library import (
     moe_combine,
     moe_dispatch,
 )
-from ejkernel.library.permutation import by_counting, by_sorting
 from ejkernel.ops import Invocation, check
 
 ORDERS = [MoeDispatchConfig(way) for way in ("sort", "count")]
@@ -102,15 +101,6 @@ def test_no_gradient_adds_by_a_scatter(layer):
     scatters = re.findall(r'"stablehlo.scatter".*', pulled.lower(*layer).as_text())
     assert scatters
     assert all("unique_indices = true" in line for line in scatters)
-
-
-@pytest.mark.parametrize(("total", "count"), [(700, 7), (1, 1), (256, 3), (300, 2)])
-def test_counting_gives_the_order_of_a_stable_sort(total, count):
-    """Within blocks and over them."""
-    groups = jnp.asarray(np.random.default_rng(total).integers(0, count, total).astype(jnp.int32))
-    counted, by_key = jax.jit(lambda groups: (by_counting(groups, count), by_sorting(groups, count)))(groups)
-    for found, wanted in zip(counted, by_key, strict=True):
-        np.testing.assert_array_equal(found, wanted)
 
 
 def test_rows_are_in_order_of_their_experts(layer):

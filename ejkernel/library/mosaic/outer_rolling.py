@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ..ragged_dot_tiles import starts_of
+from ..ragged_dot_tiles import stops_of
 from .handover import Columns, by_chunks
 from .launch import load, plgpu
 from .matmul import lines, turned
-from .ragged_dot import holding
+from .ragged_dot import holding, rows_of, stops_at
 from .rolling import StepTiles, TileWork, rolling
 from .tiles import CHUNK, Tile, buffers
 
@@ -55,7 +55,7 @@ def outers(
     rows, groups = pairs[0][0].shape[0], sizes.shape[0]
     tile = holding(tile, pairs[0][0].dtype, dtype)
     # The first array of each pair among the references, and columns of its tiles.
-    refs_of = [2 + 2 * number for number in range(len(pairs))]
+    refs_of = [1 + 2 * number for number in range(len(pairs))]
     columns = [pl.cdiv(out.shape[1], tile.n) for _, out in pairs]
     begins = [0]
     for (lhs, _), wide in zip(pairs, columns, strict=True):
@@ -63,12 +63,12 @@ def outers(
     if len(pairs) > 1 and any(out.shape[1] % tile.n for _, out in pairs):
         raise ValueError(f"columns of several pairs must be whole tiles of {tile.n}")
 
-    def read(number: Any, start_ref: Any, stop_ref: Any, *refs: Any) -> list[Any]:
-        owner = jax.lax.div(number, jnp.int32(begins[-1]))
-        return [ref[owner] for ref in (start_ref, stop_ref)]
+    def read(number: Any, stop_ref: Any, *refs: Any) -> Sequence[Any]:
+        return stops_at(jax.lax.div(number, jnp.int32(begins[-1])), stop_ref)
 
-    def find(number: Any, start: Any, stop: Any) -> tuple[_Place, Any, Any]:
+    def find(number: Any, before: Any, stop: Any) -> tuple[_Place, Any, Any]:
         owner, rest = (op(number, jnp.int32(begins[-1])) for op in (jax.lax.div, jax.lax.rem))
+        start, stop = rows_of(owner, before, stop, rows=rows)
         pair, begin, wide = jnp.int32(0), jnp.int32(0), jnp.int32(columns[0])
         for at in range(1, len(pairs)):
             is_behind = rest >= begins[at]
@@ -113,7 +113,7 @@ def outers(
         plgpu.wgmma(totals[0], turned(part), step.right[0])
 
     def write(place: _Place, totals: Sequence[jax.Array], later: Sequence[StepTiles], *refs: Any) -> None:
-        *made_refs, staged = refs[2 + 2 * len(pairs) :]
+        *made_refs, staged = refs[1 + 2 * len(pairs) :]
         group = jax.lax.axis_index("group")
         mine = pl.ds(group * tile.share, tile.share)
         there = pl.ds(place.row * tile.m + group * tile.share, tile.share)
@@ -134,7 +134,7 @@ def outers(
     held = buffers(tile, jnp.dtype(dtype).itemsize, tile.n)
     made = rolling(
         TileWork(groups * begins[-1], read, find, fill, multiply, write),
-        [*(x.astype(jnp.int32) for x in starts_of(sizes, rows)), *(x for pair in pairs for x in pair)],
+        [stops_of(sizes, rows).astype(jnp.int32), *(x for pair in pairs for x in pair)],
         out=[jax.ShapeDtypeStruct((groups, lhs.shape[1], out.shape[1]), dtype) for lhs, out in pairs],
         scratch=[plgpu.SMEM((held, tile.m, CHUNK), dtype, transforms=lines(dtype))],
         left=(tile.k, tile.m),

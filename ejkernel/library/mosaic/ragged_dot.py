@@ -9,18 +9,26 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ..counting import ended_before, running_sums
-from ..ragged_dot_tiles import starts_of
+from ..ragged_dot_tiles import stops_of
 from .handover import Columns, by_chunks, by_group, share_of
 from .launch import launch, load, plgpu
 from .matmul import lines, multiply, turned
+from .ragged_tables import Tables, visits_of
 from .tiles import CHUNK, LINE_ROWS, SHARED_BYTES, WORKERS, Tile, visits
 
 _WIDEST_BAND = 8
 
 
 def product(
-    lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, tile: Tile, transposed: bool, dtype: Any, interpret: bool
+    lhs: jax.Array,
+    rhs: jax.Array,
+    sizes: jax.Array,
+    *,
+    tile: Tile,
+    transposed: bool,
+    dtype: Any,
+    interpret: bool,
+    tables: Tables = visits_of,
 ) -> jax.Array:
     """Each row times its group's matrix, or that matrix transposed; rows of no group give zeros."""
     (rows, depth), groups = lhs.shape, rhs.shape[0]
@@ -30,7 +38,7 @@ def product(
     # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
     bands = pl.cdiv(columns, _WIDEST_BAND)
     wide = pl.cdiv(columns, bands)
-    tiles = visits_of(sizes, rows, tile.m)
+    tiles = tables(sizes, rows, tile.m)
 
     def kernel(group_ref: Any, line_ref: Any, first_ref: Any, last_ref: Any, *refs: Any) -> None:
         lhs_ref, rhs_ref, o_ref, staged, pieces = refs
@@ -67,7 +75,7 @@ def product(
         kernel,
         [*tiles, lhs, rhs],
         out=[jax.ShapeDtypeStruct((rows, width), dtype)],
-        grid={"band": bands, "visit": tiles[0].shape[0], "column": wide},
+        grid={"band": bands, "visit": visits(rows, groups, tile.m), "column": wide},
         scratch=[
             plgpu.SMEM((1, tile.m, CHUNK), dtype, transforms=lines(dtype)),
             plgpu.SMEM((tile.m, CHUNK), dtype),
@@ -84,11 +92,10 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
     (rows, depth), width, groups = lhs.shape, out.shape[1], sizes.shape[0]
     tile = holding(tile, lhs.dtype, dtype)
     columns, high = pl.cdiv(width, tile.n), pl.cdiv(depth, tile.m)
-    starts, stops = starts_of(sizes, rows)
 
-    def kernel(start_ref: Any, stop_ref: Any, lhs_ref: Any, out_ref: Any, made_ref: Any, staged: Any) -> None:
+    def kernel(stop_ref: Any, lhs_ref: Any, out_ref: Any, made_ref: Any, staged: Any) -> None:
         owner, i, j = (jax.lax.axis_index(name) for name in ("owner", "row", "column"))
-        start, stop = start_ref[owner], stop_ref[owner]
+        start, stop = rows_of(owner, *stops_at(owner, stop_ref), rows=rows)
         first = jax.lax.div(start, jnp.int32(tile.k))
         steps = jnp.where(start < stop, pl.cdiv(stop, tile.k) - first, 0)
         group = jax.lax.axis_index("group")
@@ -145,7 +152,7 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
 
     (made,) = launch(
         kernel,
-        [starts.astype(jnp.int32), stops.astype(jnp.int32), lhs, out],
+        [stops_of(sizes, rows).astype(jnp.int32), lhs, out],
         out=[jax.ShapeDtypeStruct((groups, depth, width), dtype)],
         grid={"owner": groups, "row": high, "column": columns},
         scratch=[plgpu.SMEM((tile.m, CHUNK), dtype, transforms=lines(dtype))],
@@ -156,27 +163,14 @@ def outer(lhs: jax.Array, out: jax.Array, sizes: jax.Array, *, tile: Tile, dtype
     return made
 
 
-def visits_of(sizes: jax.Array, rows: int, tile: int) -> tuple[jax.Array, ...]:
-    """The group of each visit, the first line of its tile, and where the rows that are the group's begin and end.
+def stops_at(owner: Any, stops: Any) -> tuple[Any, Any]:
+    """Ends of the group before and of the group itself, among those of `stops_of`."""
+    return stops[jnp.maximum(owner - 1, 0)], stops[owner]
 
-    A group's tiles follow each other from the line of rows that its first one is in: copies start at lines. One more
-    group has the rows that belong to none. A visit that is not needed has no rows.
-    """
-    starts, stops = starts_of(sizes, rows)
-    starts = jnp.append(starts, stops[-1])
-    stops = jnp.append(stops, rows)
-    begins = starts // LINE_ROWS * LINE_ROWS
-    tiles = jnp.where(starts < stops, -(-(stops - begins) // tile), 0)
-    ends = running_sums(tiles)
-    groups = sizes.shape[0] + 1
-    number = jnp.arange(visits(rows, sizes.shape[0], tile), dtype=jnp.int32)
-    group = jnp.minimum(ended_before(ends, number), groups - 1)
-    place = begins[group] + (number - (ends - tiles)[group]) * tile
-    low = jnp.maximum(starts[group], place)
-    high = jnp.where(number < ends[-1], jnp.minimum(stops[group], place + tile), low)
-    # The last tile of all does not reach over the last row: it has rows of the tile before.
-    line = jnp.clip(place, 0, max(0, rows - tile)) // LINE_ROWS
-    return tuple(x.astype(jnp.int32) for x in (group, line, low, high))
+
+def rows_of(owner: Any, before: Any, stop: Any, *, rows: int) -> tuple[Any, Any]:
+    """The first row of a group, and the row after its last, from `stops_at`: XLA needs no launch to cut and shift."""
+    return jnp.where(owner > 0, jnp.minimum(before, rows), 0), jnp.minimum(stop, rows)
 
 
 def holding(tile: Tile, dtype: Any, made: Any) -> Tile:

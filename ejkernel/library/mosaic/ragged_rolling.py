@@ -15,9 +15,10 @@ from ..gate import joined
 from .handover import Columns, Either, OwnRows, by_group, share_of
 from .launch import plgpu
 from .matmul import lines, turned
-from .ragged_dot import holding, visits_of
+from .ragged_dot import holding
+from .ragged_tables import Tables, visits_of
 from .rolling import OwnCopies, StepTiles, TileWork, rolling
-from .tiles import CHUNK, LINE_ROWS, Tile, buffers
+from .tiles import CHUNK, LINE_ROWS, Tile, buffers, visits
 
 _WIDEST_BAND = 8
 
@@ -208,6 +209,7 @@ def grouped(
     more: Sequence[jax.Array] = (),
     later: int = 0,
     own: OwnCopies | None = None,
+    tables: Tables = visits_of,
     **launched: Any,
 ) -> Sequence[jax.Array]:
     """Tiles of all groups; references are those of four numbers of each, `lhs`, `rhs`, `more`, results and scratch.
@@ -218,8 +220,7 @@ def grouped(
     # Blocks of columns that a tile of rows meets while it is in the cache, in bands of about the same width.
     bands = pl.cdiv(across, _WIDEST_BAND)
     wide = pl.cdiv(across, bands)
-    tiles = visits_of(sizes, rows, tile.m)
-    count = tiles[0].shape[0]
+    tiles, count = tables(sizes, rows, tile.m), visits(rows, sizes.shape[0], tile.m)
 
     def spot(number: Any) -> tuple[Any, Any]:
         band, rest = (op(number, jnp.int32(count * wide)) for op in (jax.lax.div, jax.lax.rem))

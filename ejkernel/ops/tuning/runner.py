@@ -42,7 +42,7 @@ Rows = Sequence[Mapping[int, float]]
 
 
 class Runner(Protocol):
-    """Candidates, and the process that they run in."""
+    """The object that compiles, checks and times candidates, in this process or by a worker."""
 
     job: TuningJob
     candidates: CandidateSet
