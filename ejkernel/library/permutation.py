@@ -27,7 +27,7 @@ def by_counting(groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     # Numbers of all pairs: XLA may make a mask that all blocks share in a launch of its own.
     one, other = (jax.lax.broadcasted_iota(jnp.int32, (*blocks.shape, _BLOCK), axis) for axis in (1, 2))
     within = jnp.sum((blocks[:, :, None] == blocks[:, None, :]) & (other < one), axis=2, dtype=jnp.int32)
-    names = jnp.arange(count + 1, dtype=groups.dtype)
+    names = jnp.arange(count + 1, dtype=groups.dtype)[None, None]
     counts = jnp.sum(blocks[:, :, None] == names, axis=1, dtype=jnp.int32)
     start = _starts(blocks, names, counts)
     places = jnp.take_along_axis(start, blocks, axis=1) + within
@@ -42,14 +42,14 @@ def _starts(blocks: jax.Array, names: jax.Array, counts: jax.Array) -> jax.Array
     # In 32 bits as all others, also where JAX's own numbers have 64.
     def in_steps(blocks: jax.Array, counts: jax.Array) -> jax.Array:
         running = running_sums(counts)
-        return running - counts + (running_sums(running[-1]) - running[-1])
+        return running - counts + (running_sums(running[-1]) - running[-1])[None]
 
     # Behind all elements of the groups before, and its own group's of the blocks before: one sum of both.
     def at_once(blocks: jax.Array, counts: jax.Array) -> jax.Array:
         smaller = jnp.sum(blocks[:, :, None] < names, axis=1, dtype=jnp.int32)
         place = jnp.arange(counts.shape[0])
         earlier = (place[None] < place[:, None])[:, :, None]
-        return jnp.sum(jnp.where(earlier, counts, 0) + smaller, axis=1, dtype=jnp.int32)
+        return jnp.sum(jnp.where(earlier, counts[None], 0) + smaller[None], axis=1, dtype=jnp.int32)
 
     if counts.shape[0] * counts.size > FEW_PAIRS:
         return in_steps(blocks, counts)

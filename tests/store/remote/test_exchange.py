@@ -82,7 +82,7 @@ def test_the_newer_or_the_faster_entry_wins_and_the_change_says_why():
     (faster,) = push(
         local(one=raw(2, when="2026-01-01", seconds=0.5)), writing(objects), fits=everything, prefer="fastest"
     )
-    assert (faster.what, faster.why) == ("replaced", "faster: 0.5 s instead of 1 s")
+    assert (faster.what, faster.why) == ("replaced", "faster: 500 ms instead of 1 s")
     (newer,) = push(local(one=raw(3, when="2026-02-01")), writing(objects), fits=everything)
     assert (newer.what, newer.why) == ("replaced", "newer: 2026-02-01 after 2026-01-01")
     assert remote(objects).get(*key_of_call("one")) == 3

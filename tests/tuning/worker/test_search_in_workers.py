@@ -105,8 +105,9 @@ def test_one_that_takes_the_worker_down_is_a_failed_trial_and_the_search_goes_on
     assert all(trial.samples_s for trial in record.trials if trial.status == "ok")
     said = {BROKEN[trial.cfg]: trial.message for trial in record.failures}
     # Not the minute that a turn may take: some searches have no more than that.
-    told = re.search(r"within (\S+) s \(check\) where another one took (\S+) s", said["sleep"])
-    assert float(told[1]) == pytest.approx(max(5.0, 100 * float(told[2])), rel=0.06)
+    told = re.search(r"within (\S+) s \(check\) where another one took (\S+) (\S+)", said["sleep"])
+    took = float(told[2]) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[told[3]]
+    assert float(told[1]) == pytest.approx(max(5.0, 100 * took), rel=0.06)
     assert "exit status 3" in said["exit"]
     assert "SIGSEGV" in said["segfault"]
     assert "1,024 are allowed" in said["hog"]
