@@ -492,6 +492,22 @@ def test_with_few_left_one_spike_ends_none():
     assert sorted(seen[1]) == [0, 1]
 
 
+@pytest.mark.parametrize(("spike", "rounds"), [(None, 5), (1, 8)])
+def test_the_protected_candidate_stays_until_it_is_surely_slower(spike, rounds):
+    """One round in which the other one is held up keeps the gain's interval below one, until there are eight."""
+    turns = []
+
+    def sample(order):
+        turns.append(list(order))
+        held_up = 2.0 if len(turns) - 1 == spike else 1.0
+        return {i: {0: 1.5, 1: held_up, 2: 9.0}[i] for i in order}
+
+    outcome = race(3, sample, protected=0, least_rounds=5, rules=Rules(errors_to_drop=0.0, quantile=0.5))
+
+    assert outcome.order[0] == 1
+    assert sum(0 in turn for turn in turns) == rounds
+
+
 def test_what_cannot_be_told_from_the_protected_one_does_not_replace_it():
     """A declared tie is the heuristic's, however the samples happen to lie."""
     rounds = itertools.cycle([(1.0, 0.9), (1.3, 1.0), (0.8, 1.1), (1.1, 0.85)])

@@ -41,7 +41,8 @@ class Rules:
     errors_to_tie: float = 3.0
     # Gaps below so many are declared as ties. More: with many candidates one of them is far off by chance alone.
     errors_to_declare: float = 4.0
-    # A gain over the protected candidate that is no larger counts only where its interval does not reach below one.
+    # A gain over the protected candidate that is no larger counts only where its interval does not reach below one. Of
+    # larger ones whose interval does, where there was no time for more rounds, nearly all are real.
     slight: float = 0.03
     most_rounds: int = 40
     # Which of a candidate's sorted samples stands for it: the middle for a device's own clock; for the host's, where
@@ -98,8 +99,8 @@ def race(
 ) -> Outcome:
     """Runs candidates against each other; among equals the protected one wins, then the earlier one.
 
-    The protected one, the heuristic, also stays for the least number of rounds: the gain is told against it. Being out
-    of time ends the race after any round, having enough only one that has had its least number of rounds. `dropped` is
+    The protected one, the heuristic, also stays for the least number of rounds, and until it is surely slower than the
+    leader in the rounds that had both: the gain is told against it. Being out of time ends the race after any round, having enough only one that has had its least number of rounds. `dropped` is
     told of each candidate that leaves: its seconds, and how many times those of the leader they are.
     """
     rules = rules or Rules()
@@ -124,7 +125,7 @@ def race(
         runs += len(found)
         late = len(found) < len(order)
         if not late:
-            for i, ratio in _drop(lanes, rounds, rules, protected if had + 1 < least_rounds else None):
+            for i, ratio in _drop(lanes, rounds, rules, protected, least_rounds):
                 dropped(i, median(lanes[i].seconds), ratio)
     return _outcome(lanes, rounds, runs, rules, protected, finished=not late)
 
@@ -138,7 +139,7 @@ def conclude(
     for r, row in enumerate(rows):
         for i, seconds in row.items():
             lanes[i].samples[r] = math.log(max(seconds, 1e-12))
-    _drop(lanes, len(rows), rules, protected)
+    _drop(lanes, len(rows), rules, protected, len(rows) + 1)
     return _outcome(lanes, len(rows), 0, rules, protected, finished=False)
 
 
@@ -157,7 +158,9 @@ def _is_decided(lanes: Sequence[Lane], rounds: int, least: int, rules: Rules) ->
     return all(view.gap(i, leader) + rules.errors_to_tie * view.error(i, leader) < rules.tie for i in live)
 
 
-def _drop(lanes: Sequence[Lane], rounds: int, rules: Rules, kept: int | None) -> list[tuple[int, float]]:
+def _drop(
+    lanes: Sequence[Lane], rounds: int, rules: Rules, protected: int | None, least_rounds: int
+) -> list[tuple[int, float]]:
     """Takes out the clearly slower candidates; each with its ratio to the leader."""
     live = [i for i, lane in enumerate(lanes) if lane.running and lane.samples]
     gone: list[tuple[int, float]] = []
@@ -172,7 +175,8 @@ def _drop(lanes: Sequence[Lane], rounds: int, rules: Rules, kept: int | None) ->
         least = rules.least_gaps[count - 1] if count <= len(rules.least_gaps) else rules.tie
         # One sample tells nothing of the noise.
         needed = least if count == 1 else max(least, rules.errors_to_drop * view.error(i, leader))
-        if i not in (leader, kept) and view.gap(i, leader) > needed:
+        stays = i == protected and (count < least_rounds or not _is_surely_slower(lanes[i], lanes[leader]))
+        if i != leader and not stays and view.gap(i, leader) > needed:
             lanes[i].dropped_round = rounds
             gone.append((i, math.exp(view.gap(i, leader))))
     return gone
@@ -261,6 +265,12 @@ def _was_faster(one: Lane, other: Lane, gap: float, slight: float) -> bool:
         return False
     middle = median(gaps)
     return gaps[low_end(len(gaps))] <= 0 if min(gap, middle) <= slight else middle < 0
+
+
+def _is_surely_slower(one: Lane, other: Lane) -> bool:
+    """Was one slower in the rounds that had both, by an interval that lies above? Without such rounds it is."""
+    gaps = sorted(one.samples[r] - other.samples[r] for r in one.samples.keys() & other.samples.keys())
+    return not gaps or gaps[low_end(len(gaps))] > 0
 
 
 def low_end(count: int) -> int:
