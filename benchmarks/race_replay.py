@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from ejkernel.ops.timing.race import Outcome, race
+from ejkernel.ops.timing.race import Outcome, low_end, race
 from ejkernel.ops.timing.sampler import HOST_RULES
 
 DATASETS = Path(os.environ.get("EJKERNEL_DATASETS") or Path(__file__).resolve().parents[2] / "shared" / "datasets")
@@ -153,15 +153,73 @@ def show(found: Replay) -> None:
     print(f"{found.name:<28}{shares}{found.most_runs:>7}{agreed:>10} {', '.join(found.broken)}", flush=True)
 
 
+@dataclass
+class Guarded:
+    """Picks of races that had a heuristic config among their arms."""
+
+    arms: int
+    runs_per_arm: int
+    picks: int = 0
+    # More than `OFF` slower than the best arm.
+    bad: int = 0
+    # Picks other than the heuristic whose interval over it reaches below one, and those of them that are slower.
+    unsure: int = 0
+    slower: int = 0
+    runs: int = 0
+
+    def add(self, arms: Sequence[float], guess: int, outcome: Outcome) -> None:
+        """Counts one race."""
+        pick = outcome.order[0]
+        one, other = (outcome.lanes[i].samples for i in (guess, pick))
+        gaps = sorted(one[r] - other[r] for r in one.keys() & other.keys())
+        is_unsure = pick != guess and bool(gaps) and gaps[low_end(len(gaps))] <= 0
+        self.picks += 1
+        self.bad += arms[pick] > (1 + OFF) * min(arms)
+        self.unsure += is_unsure
+        self.slower += is_unsure and arms[pick] > arms[guess]
+        self.runs += outcome.runs
+
+    def __str__(self) -> str:
+        """One line of the table."""
+        shares = f"{self.bad / self.picks:.1%} over {OFF:.0%} off, {self.runs / self.picks:.1f} runs"
+        return f"{self.arms:>3} arms, {self.picks} picks: {shares}; {self.unsure} unsure, {self.slower} of them slower"
+
+
+def with_heuristics(folder: Path, *, trials: int) -> list[Guarded]:
+    """Races of few and many arms, one of the better half of which is the heuristic."""
+    trace = noise(folder)
+    found = [Guarded(32, 3), Guarded(8, 5), Guarded(4, 3)]
+    for path in datasets(folder):
+        times, drawn = true_times(path), random.Random(path.name)
+        for seed in range(trials):
+            for row in found:
+                arms, noisy = drawn.sample(times, row.arms), stretch(trace, drawn.randrange(len(trace)))
+                guess = sorted(range(row.arms), key=arms.__getitem__)[drawn.randrange(row.arms // 2)]
+                outcome = race(
+                    row.arms,
+                    lambda order, arms=arms, noisy=noisy: {i: arms[i] * next(noisy) for i in order},
+                    most_runs=row.runs_per_arm * row.arms,
+                    protected=guess,
+                    seed=seed,
+                    rules=HOST_RULES,
+                )
+                row.add(arms, guess, outcome)
+    return found
+
+
 def main() -> int:
     """Prints the table; 1 where a limit is broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--datasets", type=Path, default=DATASETS)
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--heuristic", action="store_true", help="races with a heuristic config among the arms")
     options = parser.parse_args()
     if not options.datasets.is_dir():
         print("skipped: needs measured search spaces; --datasets or EJKERNEL_DATASETS names their folder")
+        return 0
+    if options.heuristic:
+        print(*with_heuristics(options.datasets, trials=options.trials), sep="\n")
         return 0
     print(f"{ARMS} arms, {options.trials} trials, trace {TRACE}, Python {platform.python_version()}")
     print(f"picks more than {OFF:.0%} off: limit {BAD_SHARE:.0%}; runs: limit {RUNS_PER_ARM * ARMS}; pairs: all agree")

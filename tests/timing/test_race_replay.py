@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 from fakes import REPOSITORY
@@ -37,6 +38,18 @@ def test_the_race_picks_well_on_a_busy_host(replaying, name):
     assert found.bad <= found.bad_in_a_row
     assert found.most_runs <= 96
     assert found.agreed >= 29
+
+
+def test_a_heuristic_that_cannot_be_told_from_the_pick_is_counted(replaying):
+    """Where the interval over it reaches below one, and whether the pick is slower."""
+    found = replaying.Guarded(2, 3)
+    for times in ([1.0, 1.1], [1.1, 1.0], [1.2, 1.0]):
+        samples = [dict(enumerate(values)) for values in ([0.3, -0.1, 0.2], [0.0, 0.0, 0.0])]
+        lanes = [types.SimpleNamespace(samples=one) for one in samples]
+        found.add(times, 0, types.SimpleNamespace(order=(1, 0), lanes=lanes, runs=6))
+
+    assert (found.picks, found.unsure, found.slower, found.bad, found.runs) == (3, 3, 1, 1, 18)
+    assert str(found) == "  2 arms, 3 picks: 33.3% over 5% off, 6.0 runs; 3 unsure, 1 of them slower"
 
 
 def test_without_datasets_there_is_nothing_to_replay(tmp_path):

@@ -100,8 +100,9 @@ def race(
     """Runs candidates against each other; among equals the protected one wins, then the earlier one.
 
     The protected one, the heuristic, also stays for the least number of rounds, and until it is surely slower than the
-    leader in the rounds that had both: the gain is told against it. Being out of time ends the race after any round, having enough only one that has had its least number of rounds. `dropped` is
-    told of each candidate that leaves: its seconds, and how many times those of the leader they are.
+    leader in the rounds that had both: the gain is told against it. Being out of time ends the race after any round,
+    having enough only one that has had its least number of rounds. `dropped` is told of each candidate that leaves: its
+    seconds, and how many times those of the leader they are.
     """
     rules = rules or Rules()
     lanes = tuple(Lane() for _ in range(count))
