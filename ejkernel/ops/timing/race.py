@@ -42,7 +42,7 @@ class Rules:
     # Gaps below so many are declared as ties. More: with many candidates one of them is far off by chance alone.
     errors_to_declare: float = 4.0
     # A gain over the protected candidate that is no larger counts only where its interval does not reach below one. Of
-    # larger ones whose interval does, where there was no time for more rounds, nearly all are real.
+    # larger ones with an interval that does, where there was no time for more rounds, nearly all are real.
     slight: float = 0.03
     most_rounds: int = 40
     # Which of a candidate's sorted samples stands for it: the middle for a device's own clock; for the host's, where
