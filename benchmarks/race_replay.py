@@ -162,7 +162,7 @@ class Guarded:
     picks: int = 0
     # More than `OFF` slower than the best arm.
     bad: int = 0
-    # Picks other than the heuristic, with an interval over it that reaches below one, and those of them that are slower.
+    # Picks other than the heuristic, with an interval over it that reaches below one, and how many of them are slower.
     unsure: int = 0
     slower: int = 0
     runs: int = 0
