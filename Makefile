@@ -21,9 +21,7 @@ MIDDLE := tests/test_project.py tests/timing tests/core/test_gradients.py tests/
 	tests/execution/test_transformations.py tests/execution/test_executor.py tests/execution/test_trace_context.py \
 	tests/execution/test_own_gradients.py tests/execution/test_batch_axes.py tests/execution/test_sharded_calls.py \
 	tests/config/test_call_log.py tests/programs/test_find.py tests/library/test_matmul.py tests/library/test_rows.py \
-	tests/library/test_mosaic_rows.py tests/library/test_mosaic_staged.py tests/library/test_mosaic_products.py \
-	tests/library/test_mosaic_quantized.py tests/library/test_mosaic_rolling.py tests/library/test_mosaic_scaled.py \
-	tests/library/test_mosaic_kept.py \
+	$(wildcard tests/library/test_mosaic_*.py) \
 	tests/library/test_without_triton.py
 
 middle: ## run a part of the suite on the JAX between the two legs

@@ -13,6 +13,9 @@ from .call import planned, program
 INTEGERS = ("int8", "int4")
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
+# Blocks of float8 that may leave a rest.
+_WIDTH = 128
+
 
 @planned()
 def quantize(
@@ -61,12 +64,18 @@ def _rounded(x: jax.Array, kind: Any, size: tuple[int, int]) -> tuple[jax.Array,
 
 
 @planned()
-def dequantize(q: jax.Array, scales: jax.Array, *, dtype: Any = jnp.float32) -> jax.Array:
-    """The numbers that `quantize` stood for: each times its scale, computed in float32."""
+def dequantize(q: jax.Array, scales: jax.Array, *, dtype: Any = jnp.float32, group: int | None = None) -> jax.Array:
+    """The numbers that `quantize` stood for: each times its scale, computed in float32.
+
+    Scales of shape (groups, columns) of integers are for equal groups of rows; with `group` these must have so many
+    rows each. Where float8 has a scale for each 128 rows or columns, the last may be for fewer.
+    """
     q, scales = as_array("q", q), as_array("scales", scales)
     if q.dtype.name not in (*INTEGERS, *FLOAT8) or q.ndim != 2:
         raise ArgumentTypeError(f"q is {q.dtype.name} {q.shape}; use an array (rows, columns) that quantize made")
     block = block_from(scales, q)
+    if group is not None:
+        _check_group(q, scales, group)
 
     def made(executor: Any) -> jax.Array:
         factor = spread_scales(scales.astype(jnp.float32), q.shape, block)
@@ -76,9 +85,11 @@ def dequantize(q: jax.Array, scales: jax.Array, *, dtype: Any = jnp.float32) -> 
 
 
 def block_from(scales: jax.Array, q: jax.Array, name: str = "scales") -> tuple[int, int]:
-    """Rows and columns that share a scale, by the shape of the scales."""
+    """Rows and columns that share a scale, by the shape of the scales: those that `quantize` makes of this dtype."""
     counts = {0: (1, 1), 1: (1, *scales.shape), 2: scales.shape}.get(scales.ndim)
-    sizes = None if counts is None else [_shared(s, c) for s, c in zip(q.shape, counts, strict=True)]
+    # Groups of integers are whole.
+    shared = _equal if q.dtype.name in INTEGERS else _shared
+    sizes = None if counts is None else [shared(s, c) for s, c in zip(q.shape, counts, strict=True)]
     if sizes is None or not all(sizes):
         raise ArgumentError(
             f"{name} of shape {scales.shape} do not fit an array of shape {q.shape}: use (), (columns,), or (rows / r, "
@@ -87,17 +98,43 @@ def block_from(scales: jax.Array, q: jax.Array, name: str = "scales") -> tuple[i
     return sizes[0], sizes[1]
 
 
+def refuse_doubtful(scales: jax.Array, q: jax.Array, name: str) -> None:
+    """Raises an error where the shape of the scales is that of equal blocks, and of 128 with a smaller last one."""
+    if scales.ndim != 2:
+        return
+    for axis, (size, count) in enumerate(zip(q.shape, scales.shape, strict=True)):
+        equal = _equal(size, count)
+        if equal and _shared(size, count) != equal:
+            spread = f"jnp.repeat({name}, {{}}, axis={axis})"
+            raise ArgumentError(
+                f"{name} of shape {scales.shape} for an array of shape {q.shape} may be for blocks of {equal}, or of "
+                f"{_WIDTH} and a smaller last one, along axis {axis}; give a scale for each number there: "
+                f"{spread.format(equal)}, or {spread.format(_WIDTH)}{'[:, ' if axis else '['}:{size}]"
+            )
+
+
 def _shared(size: int, count: int) -> int:
     """Elements that share a scale where so many have `count` of them: 128 where these make so many, else equal parts.
 
     Blocks of 128 may leave a rest; others divide the array. 0 where there are no such blocks.
     """
-    if count > 1 and -(-size // 128) == count:
-        return 128
+    return _WIDTH if count > 1 and -(-size // _WIDTH) == count else _equal(size, count)
+
+
+def _equal(size: int, count: int) -> int:
     # An axis of nothing has one scale or none.
     if not size:
         return int(count <= 1)
     return size // count if count and size % count == 0 else 0
+
+
+def _check_group(q: jax.Array, scales: jax.Array, group: Any) -> None:
+    if q.dtype.name not in INTEGERS:
+        raise ArgumentError(f"group={group} is for integers; q is {q.dtype.name}")
+    rows, _ = _block_of(q.dtype.name, q.shape, group, None, "q")
+    wanted = (q.shape[0] // rows, q.shape[1])
+    if scales.shape != wanted:
+        raise ArgumentError(f"scales have the shape {scales.shape}; q {q.shape} with group={group} needs {wanted}")
 
 
 def spread_scales(scales: jax.Array, shape: tuple[int, ...], block: tuple[int, int]) -> jax.Array:
@@ -110,11 +147,11 @@ def spread_scales(scales: jax.Array, shape: tuple[int, ...], block: tuple[int, i
     return scales
 
 
-def _block_of(kind: str, shape: tuple[int, ...], group: Any, block: Any) -> tuple[int, int]:
+def _block_of(kind: str, shape: tuple[int, ...], group: Any, block: Any, name: str = "x") -> tuple[int, int]:
     if kind in INTEGERS:
         rows = max(shape[0], 1) if group is None else integer("group", group)
         if rows < 1 or shape[0] % rows:
-            raise ArgumentError(f"group={group} does not divide the {shape[0]} rows of x {shape}")
+            raise ArgumentError(f"group={group} does not divide the {shape[0]} rows of {name} {shape}")
         return rows, 1
     if block is None:
         return max(shape[0], 1), max(shape[1], 1)
@@ -123,7 +160,8 @@ def _block_of(kind: str, shape: tuple[int, ...], group: Any, block: Any) -> tupl
     for size, part in zip(shape, block, strict=True):
         if part < size and _shared(size, -(-size // part)) != part:
             raise ArgumentError(
-                f"block={block} does not fit x {shape}: use sizes that divide it into equal parts, or 128"
+                f"block={block} does not fit x {shape}: use sizes that divide it into equal parts, or {_WIDTH}; of "
+                f"two sizes that make as many blocks, {_WIDTH} alone is served"
             )
     return min(int(block[0]), max(shape[0], 1)), min(int(block[1]), max(shape[1], 1))
 

@@ -18,7 +18,7 @@ from .call import plan, planned, program
 from .mosaic import scaled_tiles, served
 from .mosaic.measured_calls import is_measured
 from .mosaic.tiles import PROCESSORS
-from .quantize import FLOAT8, block_from, quantize, spread_scales
+from .quantize import FLOAT8, block_from, quantize, refuse_doubtful, spread_scales
 from .reverse import recomputed
 
 _BLOCK = 128
@@ -173,7 +173,9 @@ def scaled_matmul(
     """`(a * a_scales) @ (b * b_scales)` for float8 `a` (m, k) and `b` (k, n), added up in float32.
 
     Scales are of shape (), or (rows / r, columns / c) for blocks of r by c, as `quantize` makes them: (m, k / 128) for
-    a and (k / 128, n / 128) for b, say. `float8_matmul` is the product for training, with gradients.
+    a and (k / 128, n / 128) for b, say. The last block of 128 may be smaller, unless equal blocks would have as many
+    scales, such as two of 96 for k = 192: that is an error, which says how to give one for each number. `float8_matmul`
+    is the product for training, with gradients.
     """
     arrays = []
     for name, value in (("a", a), ("b", b)):
@@ -195,6 +197,7 @@ def scaled_matmul(
             raise ArgumentError(f"{name} has the shape {scale.shape}; give it two dimensions, such as [:, None]")
         if array.size:
             block_from(scale, array, name)
+            refuse_doubtful(scale, array, name)
         factors.append(scale.astype(jnp.float32).reshape((1,) * (2 - scale.ndim) + scale.shape))
     dtype = _result_dtype(preferred_element_type)
     if not arrays[0].size or not arrays[1].size:
@@ -269,8 +272,14 @@ def _narrow_product(blocks: bool, cfg: Any, executor: Any, a: Any, b: Any, kind_
         return jnp.zeros((a.shape[0], b.shape[1]), a.dtype)
     near, a_scales = quantize(a, kind_a, block=(1, _BLOCK) if blocks else None)
     other, b_scales = quantize(b, kind_b, block=(_BLOCK, _BLOCK) if blocks else None)
-    how: dict[str, Any] = {"preferred_element_type": a.dtype, "cfg": cfg, "executor": executor}
-    return scaled_matmul(near, other, a_scales, b_scales, **how)
+    # The size of the blocks is known here, which `scaled_matmul` would take from shapes.
+    scales = [s.reshape((1,) * (2 - s.ndim) + s.shape) for s in (a_scales, b_scales)]
+    return _of_float8(near, other, *scales, dtype=a.dtype.name, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
+
+
+@planned()
+def _of_float8(*arrays: jax.Array, dtype: str, cfg: Any, executor: Any) -> Any:
+    return plan(ScaledMatmul(), *arrays, dtype=dtype, cfg=cfg, executor=executor)
 
 
 def _times(x: jax.Array, scales: jax.Array) -> jax.Array:

@@ -46,6 +46,39 @@ def test_integers_lose_at_most_half_a_step_of_their_scale(kind, half, group):
     assert not np.any(dequantize(q, scales)[:, 3])
 
 
+@pytest.mark.thinned
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize(("rows", "group"), [(192, 96), (600, 120), (130, 65), (300, 100), (384, 128)])
+def test_groups_of_any_size_are_taken_back(kind, rows, group):
+    """As many groups as there would be of 128 rows, with a smaller last one: integers have whole groups alone."""
+    x = normal(rows, 8) * jnp.arange(1, rows + 1)[:, None]
+    q, scales = quantize(x, kind, group=group)
+    wanted = np.asarray(q).astype(float) * np.repeat(wide(scales), group, axis=0)
+    assert_near(dequantize(q, scales), wanted, "float32")
+    assert_near(dequantize(q, scales, group=group), wanted, "float32")
+    assert_near(quantized_matmul(jnp.eye(rows), q, scales, group=group, executor=UNTUNED), wanted, "float32")
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scales_that_two_sizes_of_blocks_could_have_are_refused_until_they_are_spread(axis):
+    """Two for 192 numbers are of 96 each, or of 128 and of 64; the message says how either is written."""
+    values = [normal(8, 192).astype(E4M3), normal(192, 8, seed=1).astype(E4M3)]
+    factors = [jnp.ones((1, 1)), jnp.ones((1, 1))]
+    doubtful = jnp.array([[1.0, 8.0]]) if axis else jnp.array([[1.0], [8.0]])
+    place, name = (0, "a_scales") if axis else (1, "b_scales")
+    factors[place] = doubtful
+    end = "[:, :192]" if axis else "[:192]"
+    words = f"jnp.repeat({name}, 96, axis={axis}), or jnp.repeat({name}, 128, axis={axis}){end}"
+    with pytest.raises(ArgumentError, match=re.escape(words)):
+        scaled_matmul(*values, *factors, executor=UNTUNED)
+    for size in (96, 128):
+        factors[place] = jax.lax.slice_in_dim(jnp.repeat(doubtful, size, axis=axis), 0, 192, axis=axis)
+        sides = [wide(values[0]), wide(values[1])]
+        sides[place] = sides[place] * wide(factors[place])
+        found = scaled_matmul(*values, *factors, preferred_element_type=jnp.float32, executor=UNTUNED)
+        assert_near(found, sides[0] @ sides[1], "float32")
+
+
 @pytest.mark.parametrize("block", [None, (1, 128), (128, 128), (50, 13)])
 def test_float8_loses_at_most_a_sixteenth(block):
     """Blocks of 128 may leave a rest; what is far below a block's largest is rounded to steps of that."""
@@ -146,14 +179,14 @@ def test_the_kernel_is_right_and_is_lowered_for_a_gpu(kind, group):
 
 
 @pytest.mark.one_leg(but_first=True)
-@pytest.mark.parametrize("blocks", [(None, None), ((1, 300), (300, 1)), ((1, 128), (128, 128)), ((20, 50), (50, 13))])
+@pytest.mark.parametrize("blocks", [(None, None), ((1, 320), (320, 1)), ((1, 128), (128, 128)), ((20, 40), (40, 13))])
 def test_products_of_float8_are_right(blocks):
     """Whatever shares a scale, in every way that can."""
     near, other = (
-        quantize(x, E4M3, block=s) for x, s in zip((normal(20, 300), normal(300, 260, seed=3)), blocks, strict=True)
+        quantize(x, E4M3, block=s) for x, s in zip((normal(20, 320), normal(320, 260, seed=3)), blocks, strict=True)
     )
     right = wide(dequantize(*near)) @ wide(dequantize(*other))
-    whole = blocks[0] is None or blocks[0][1] == 300
+    whole = blocks[0] is None or blocks[0][1] == 320
     for way in ("float8" if whole else "blocks", "bfloat16", "float32"):
         how = {"preferred_element_type": jnp.float32, "cfg": ScaledMatmulConfig(way), "executor": UNTUNED}
         found = scaled_matmul(near[0], other[0], near[1], other[1], **how)
@@ -188,6 +221,9 @@ def test_every_candidate_passes_the_check_of_a_tuning():
     [
         (lambda: quantize(jnp.ones((6, 4)), group=4), "group=4 does not divide the 6 rows"),
         (lambda: quantize(jnp.ones((6, 4)), "int8", block=(2, 2)), "int8 takes group="),
+        (lambda: dequantize(*quantize(jnp.ones((6, 4)), group=2), group=3), "group=3 needs"),
+        (lambda: dequantize(*quantize(jnp.ones((6, 4)), group=2), group=4), "does not divide the 6 rows of q"),
+        (lambda: dequantize(*quantize(jnp.ones((6, 4)), E4M3), group=2), "group=2 is for integers"),
         (lambda: quantize(jnp.ones((300, 4)), E4M3, block=(100, 4)), "does not fit x"),
         (lambda: quantize(jnp.ones((6, 4)), "int16"), "dtype=int16 has no scales"),
         (

@@ -413,6 +413,27 @@ def test_one_segment_in_sixteen_may_be_off(compare):
     assert compare(many, want).finding.test == "segments"
 
 
+def test_neighbours_of_a_query_are_other_queries_and_not_other_heads(compare):
+    """The gradient of causal queries (batch, queries, heads, width): the first one's is noise in all heads."""
+    want = values("float32", (1, 64, 8, 16))
+    want[:, 0] *= 1e-6
+    noisy = want.copy()
+    noisy[:, 0] += 1e-4 * values("float32", (1, 8, 16), seed=1)
+
+    assert compare(noisy, want).reason == ""
+
+
+def test_small_heads_are_not_hidden_by_a_large_one(compare):
+    """Half of each value is missing; a large column hides that from the rows, and a large head would from columns."""
+    want = values("float32", (1, 64, 8, 16))
+    want[..., 0] *= 1e5
+    want[:, :, 0] *= 1e5
+    got = want.copy()
+    got[:, :, 1:, 1:] *= 0.5
+
+    assert compare(got, want).reason != ""
+
+
 def test_noise_below_the_limit_of_each_segment_is_found_on_the_whole(failed):
     """Three units of rounding in every segment: no right computation rounds that often."""
     want = values("float32")
@@ -453,6 +474,17 @@ def test_a_noisy_answer_may_have_larger_errors_than_an_exact_one(compare):
 
     assert compare(noisy, want).reason == ""
     assert compare(lone, want).finding.test == "element"
+
+
+@pytest.mark.parametrize(("units", "test"), [(22, ""), (28, "element")])
+def test_noise_at_most_doubles_the_limit_of_an_element(compare, units, test):
+    """Twelve units of its scale, or 24 where all is off by more than two, as far as a tolerance allows that."""
+    want, unit = signs().astype(np.float32), 2.0**-8
+    got = (want * (1 + 3.5 * unit * np.random.default_rng(4).choice([-1.0, 1.0], SHAPE))).astype(np.float32)
+    got[20, 20] = want[20, 20] * (1 + units * unit)
+
+    found = compare(got, want, 4 * unit)
+    assert (found.finding.test if found.reason else "") == test
 
 
 def test_a_step_of_a_large_value_among_small_ones_is_rounding(compare):
@@ -528,6 +560,31 @@ def test_the_common_factor_of_a_plain_run_may_be_doubled(compare):
     assert compare(got, want, plain=[plain]).reason == ""
 
 
+@pytest.mark.parametrize(("units", "test"), [(6, ""), (7, "factor")])
+def test_a_common_factor_beyond_twice_that_of_a_plain_run_is_found(compare, units, test):
+    """Two and a half units, and twice the plain run's two; on rows that hold nearly all of the sum of squares."""
+    want = signs().astype(np.float32)
+    want[:2] *= 100
+    plain, got = want.copy(), want.copy()
+    plain[:2] *= 1 + 2 * UNIT["float32"]
+    got[:2] *= 1 + units * UNIT["float32"]
+
+    found = compare(got, want, plain=[plain])
+    assert (found.finding.test if found.reason else "") == test
+
+
+def test_a_huge_value_of_a_plain_run_allows_no_larger_ones(compare):
+    """Its square is a number, and so is the limit that it gives: 2^12 times the largest value here."""
+    want = signs().astype(np.float32)
+    plain, same, larger = want.copy(), want.copy(), want.copy()
+    plain[20, 20] = same[20, 20] = 2.0**12
+    larger[20, 20] = 2.0**16
+
+    assert compare(same, want, plain=[plain]).reason == ""
+    assert compare(larger, want, plain=[plain]).finding.test == "element"
+    assert compare(larger, want).error == pytest.approx(2.0**16, rel=1e-3)
+
+
 def test_a_plain_run_of_other_values_is_called_strange():
     """It may compute something else, and then its difference is no noise."""
     want = values("bfloat16")
@@ -537,6 +594,16 @@ def test_a_plain_run_of_other_values_is_called_strange():
     with_nan = want.copy()
     with_nan[0, 0] = math.nan
     assert Standard([want], plain=[with_nan]).strange
+
+
+@pytest.mark.parametrize(("rows", "strange"), [(28, False), (36, True)])
+def test_a_plain_run_is_strange_if_over_half_of_it_has_other_values(rows, strange):
+    """Of 64 rows."""
+    want = values("bfloat16")
+    plain = want.copy()
+    plain[:rows] = values("bfloat16", seed=5)[:rows]
+
+    assert Standard([want], plain=[plain]).strange == strange
 
 
 def test_a_plain_run_of_another_form_says_nothing():
