@@ -20,6 +20,7 @@ from .mosaic.measured_calls import is_measured
 from .mosaic.tiles import PROCESSORS
 from .quantize import FLOAT8, block_from, quantize, refuse_doubtful, spread_scales
 from .reverse import recomputed
+from .varying import varying_like
 
 _BLOCK = 128
 
@@ -240,7 +241,9 @@ def float8_matmul(
     same("k", "a", flat, flat.shape[1], "b", second, second.shape[0])
 
     def product(executor: Executor[Any, Any] | None) -> jax.Array:
-        made: jax.Array = _training(bool(blocks), cfg, executor, flat, second)
+        # Inside shard_map, what all shards share is spread before, so that JAX itself adds up its gradients.
+        sides = (varying_like(side, flat, second) for side in (flat, second))
+        made: jax.Array = _training(bool(blocks), cfg, executor, *sides)
         return made.reshape(*first.shape[:-1], second.shape[1])
 
     return program("library.float8_matmul", product, executor)  # type: ignore[no-any-return]

@@ -162,19 +162,22 @@ def _with_values(selection: Callable[[jax.Array], jax.Array]) -> Callable[[jax.A
 
 def _selected(selection: Callable[[jax.Array], ValuesAndIndices], x: jax.Array) -> ValuesAndIndices:
     """Values and indices; the values' tangents are those at the indices, however these were found."""
+    # Indices have no tangent: inside shard_map JAX takes none that a rule makes for them.
+    still = jax.lax.stop_gradient(x)
+    values, indices = selection(still.reshape(-1, x.shape[-1]))
+    values, indices = (made.reshape(*x.shape[:-1], -1) for made in (values, indices))
+    return (_moved(values, indices, x) if jnp.issubdtype(x.dtype, jnp.floating) else values), indices
 
-    def found(x: jax.Array) -> ValuesAndIndices:
-        values, indices = selection(x.reshape(-1, x.shape[-1]))
-        return values.reshape(*x.shape[:-1], -1), indices.reshape(*x.shape[:-1], -1)
 
-    made = jax.custom_jvp(found)
+@jax.custom_jvp
+def _moved(values: jax.Array, indices: jax.Array, x: jax.Array) -> jax.Array:
+    """The values, which move with the elements of `x` at the indices."""
+    return values
 
-    def rule(primals: Any, tangents: Any) -> tuple[ValuesAndIndices, tuple[Any, Any]]:
-        values, indices = made(*primals)
-        return (values, indices), (spread(tangents[0], indices), np.zeros(indices.shape, jax.dtypes.float0))
 
-    made.defjvp(rule)
-    return made(x)
+@_moved.defjvp
+def _moved_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    return _moved(*primals), spread(tangents[2], primals[1])
 
 
 def _array(inv: Invocation[Any, Any]) -> Any:

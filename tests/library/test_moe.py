@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes_library import UNTUNED, assert_near, normal, wide
+from fakes_library import UNTUNED, assert_near, normal, pull, wide
 
 from ejkernel.library import (
     MoeCombine,
@@ -59,6 +59,21 @@ def test_the_layer_and_its_gradients_are_those_of_plain_jax(layer, order, sums):
     with jax.default_matmul_precision("highest"):
         wanted = both(plain)
     for one, other in zip(both(ours), wanted, strict=True):
+        assert_near(one, wide(other), "float32")
+
+
+def test_shards_of_tokens_have_the_gradients_of_the_whole(layer):
+    """Those of experts, which all shards share, are added up; JAX checks how values vary."""
+    x, logits, *experts = layer
+    args, dy = (x[:36], logits[:36], *experts), normal(36, 16, seed=9)
+    mesh = jax.make_mesh((2,), ("tokens",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec, shared = jax.sharding.PartitionSpec("tokens"), jax.sharding.PartitionSpec()
+
+    def ours(*arrays):
+        return moe(*arrays, k=3, executor=UNTUNED)
+
+    sharded = jax.shard_map(ours, mesh=mesh, in_specs=(spec, spec, shared, shared, shared), out_specs=spec)
+    for one, other in zip(pull(sharded, args, dy), pull(ours, args, dy), strict=True):
         assert_near(one, wide(other), "float32")
 
 

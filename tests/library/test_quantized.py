@@ -205,6 +205,23 @@ def test_training_in_float8_has_gradients(blocks):
         assert 0.005 < off < 0.1
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+def test_shards_of_a_float8_product_add_up_the_gradient_of_what_they_share(blocks):
+    """Each has scales of its own: a gradient is as near to that of the whole as rounding allows."""
+    a, b, dy = normal(4, 128), normal(128, 8, seed=1), normal(4, 8, seed=2)
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec, shared = jax.sharding.PartitionSpec("rows"), jax.sharding.PartitionSpec()
+
+    def product(a, b):
+        return float8_matmul(a, b, blocks=blocks, executor=UNTUNED)
+
+    sharded = jax.shard_map(product, mesh=mesh, in_specs=(spec, shared), out_specs=spec)
+    for found, wanted in zip(pull(sharded, (a, b), dy), (dy @ b.T, a.T @ dy), strict=True):
+        assert float(jnp.sqrt(jnp.mean((found - wanted) ** 2) / jnp.mean(wanted**2))) < 0.1
+    alone = jax.jit(jax.grad(lambda a: sharded(a, b).sum()))(a)
+    assert alone.shape == a.shape
+
+
 @pytest.mark.slow
 def test_every_candidate_passes_the_check_of_a_tuning():
     """Products of integers, and of float8 with either kind of scales."""

@@ -91,6 +91,25 @@ def test_gradients_go_to_the_places_that_were_found(width):
         np.testing.assert_allclose(moved, np.sum(grad * right), rtol=1e-6)
 
 
+@pytest.mark.parametrize("cfg", [TopKConfig("xla"), TopKConfig("parts", finish="count")], ids=str)
+def test_shards_have_the_derivatives_of_the_whole(cfg):
+    """Both modes, and a gradient of a gradient, while JAX checks how values vary."""
+    x, mesh = normal(4, 40), jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("rows")
+
+    def values(x):
+        return top_k(x, 3, cfg=cfg, executor=UNTUNED)[0] ** 3
+
+    sharded = jax.shard_map(values, mesh=mesh, in_specs=spec, out_specs=spec)
+
+    def derivatives(values, x):
+        slope = jax.grad(lambda x: values(x).sum())
+        return slope(x), jax.jvp(values, (x,), (x,))[1], jax.jvp(slope, (x,), (x,))[1]
+
+    for one, other in zip(derivatives(sharded, x), derivatives(values, x), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
 def test_a_gradient_of_a_router_has_no_scatter():
     """A scatter that adds waits for itself on a GPU."""
     text = jax.jit(jax.grad(lambda x: top_k(x, 8, executor=UNTUNED)[0].sum())).lower(jnp.ones((4, 256))).as_text()
