@@ -373,6 +373,8 @@ def _check_options(z_loss: Any, smoothing: Any, reduction: Any) -> None:
     for name, value in (("z_loss", z_loss), ("label_smoothing", smoothing)):
         if not isinstance(value, numbers.Real):
             raise ArgumentTypeError(f"{name} must be a number, got {type(value).__qualname__}")
+    if not math.isfinite(z_loss):
+        raise ArgumentError(f"z_loss must be finite, got {z_loss}")
     if not 0 <= smoothing <= 1:
         raise ArgumentError(f"label_smoothing must be from 0 to 1, got {smoothing}")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
-from .arguments import ArgumentError, as_int32, float_array, integers, known_values, same, same_dtype
+from .arguments import ArgumentError, as_int32, float_array, float_dtype, integers, known_values, same, same_dtype
 from .call import plan, planned
 from .extent import are_known, too_large
 from .mosaic import served, tiles
@@ -288,7 +288,7 @@ def ragged_dot(
             f"group_sizes must be 0 or more and add up to at most the {lhs.shape[0]} rows of lhs {lhs.shape}; "
             f"the least is {int(known.min())} and they add up to {sum(known.tolist())}"
         )
-    wanted = None if preferred_element_type is None else jnp.dtype(preferred_element_type).name
+    wanted = None if preferred_element_type is None else float_dtype("preferred_element_type", preferred_element_type)
     if not lhs.size or not rhs.size:
         return jnp.zeros((lhs.shape[0], rhs.shape[2]), wanted or lhs.dtype)
     static = {"preferred_element_type": wanted}
