@@ -291,7 +291,7 @@ def ragged_dot(
     wanted = None if preferred_element_type is None else float_dtype("preferred_element_type", preferred_element_type)
     if not lhs.size or not rhs.size:
         return jnp.zeros((lhs.shape[0], rhs.shape[2]), wanted or lhs.dtype)
-    static = {"preferred_element_type": wanted}
+    static: dict[str, Any] = {"preferred_element_type": wanted}
     return plan(RaggedDot(), lhs, rhs, as_int32(given), cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
 
 

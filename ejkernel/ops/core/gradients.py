@@ -130,7 +130,7 @@ def _keyword_names(kwargs: Mapping[str, Any]) -> list[str]:
 
 
 def _no_gradient(leaf: Any) -> Any:
-    """The zero gradient that JAX wants for this array; None for integers, whose shape may be a symbol."""
+    """The zero gradient that JAX wants for this array: None for integers, since their shape may be a symbol."""
     return jax.numpy.zeros_like(leaf) if jax.numpy.issubdtype(jax.numpy.result_type(leaf), np.inexact) else None
 
 
