@@ -39,8 +39,21 @@ def as_array(name: str, value: Any) -> jax.Array:
     """The argument as an array."""
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         raise ArgumentTypeError(f"{name} must be an array, got {type(value).__qualname__}")
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise ArgumentTypeError(f"{name} is a shape without values; give an array, or call it under jax.eval_shape")
     # Converting costs more than a small call, even where there is nothing to convert. Random keys have no weak types.
     return value if isinstance(value, jax.Array) and not getattr(value, "weak_type", False) else jnp.asarray(value)
+
+
+def float_dtype(name: str, value: Any) -> str:
+    """The name of a result's dtype, which must be a supported floating-point one."""
+    try:
+        found = str(jnp.dtype(value).name)
+    except TypeError as error:
+        raise ArgumentTypeError(f"{name}={value!r} is no dtype; use one of {', '.join(FLOATS)}") from error
+    if found not in FLOATS:
+        raise ArgumentTypeError(f"{name} is {found}; use one of {', '.join(FLOATS)}")
+    return found
 
 
 def float_array(name: str, value: Any, form: Sequence[str]) -> jax.Array:

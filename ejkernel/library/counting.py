@@ -9,6 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from .extent import are_known
+
 # Pairs, each with all that lies behind it, up to which all are compared with all: 8192 tokens by 8 of 128 experts have
 # 8.5 million in blocks of 256.
 FEW_PAIRS = 9 << 20
@@ -40,7 +42,7 @@ def ended_before(ends: jax.Array, number: jax.Array) -> jax.Array:
     def at_once(ends: jax.Array, number: jax.Array) -> jax.Array:
         return jnp.sum(ends[None] <= number[:, None], axis=1, dtype=jnp.int32)
 
-    if ends.shape[0] * number.shape[0] > FEW_PAIRS:
+    if not are_known(number.shape[0]) or ends.shape[0] * number.shape[0] > FEW_PAIRS:
         return in_steps(ends, number)
     found: jax.Array = jax.lax.platform_dependent(ends, number, cpu=in_steps, default=at_once)
     return found

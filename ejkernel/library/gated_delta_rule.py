@@ -247,8 +247,14 @@ def linear_attention(
     else:
         factor = float_array("decay", decay, ("heads",))
         same("heads", "q", q, q.shape[2], "decay", factor, factor.shape[0])
+        if not isinstance(factor, jax.core.Tracer) and not were_checked(factor, None, _are_shares, jnp.floating):
+            raise ArgumentError(f"decay must be from 0 to 1, got {np.asarray(factor).tolist()}")
         g = jnp.broadcast_to(jnp.log(factor.astype(jnp.float32)), shape)
     return _linear(q, k, v, g, initial_state, lengths, scale, cfg, executor)
+
+
+def _are_shares(decay: Any, wanted: None) -> bool:
+    return not np.any((decay < 0) | (decay > 1))
 
 
 def _linear(q: Any, k: Any, v: Any, g: Any, initial: Any, lengths: Any, scale: Any, cfg: Any, executor: Any) -> Result:

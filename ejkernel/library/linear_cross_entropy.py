@@ -28,7 +28,7 @@ from .arguments import (
 )
 from .call import plan, planned
 from .examples import drawn
-from .extent import examples, too_large
+from .extent import are_known, examples, too_large
 from .linear_cross_entropy_chunks import at_once, by_tokens, by_words, gradients_by_words
 from .linear_cross_entropy_terms import Terms
 from .linear_cross_entropy_ways import (
@@ -181,6 +181,8 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
         from .triton.rows import is_measured
 
         sizes = _sizes(inv)
+        if not are_known(sizes[0]):
+            return self.heuristic_cfg(inv)
         # Small logits at once take 0.87 of the time of chunks on an H200.
         ways = [*(by_kernel(*sizes) if is_measured(inv) else ()), LinearCrossEntropyConfig("xla")]
         if measured_calls.is_measured(inv):
@@ -203,6 +205,8 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
 
     def candidate_cfgs_gpu(self, inv: Invocation[Any, Any]) -> Iterable[LinearCrossEntropyConfig]:
         """The kernel by either backend as well; its launch is varied for the largest chunk alone."""
+        if not are_known(_sizes(inv)[0]):
+            return by_xla(*_sizes(inv))
         # The same chunks by Mosaic: what differs is the pass over logits alone.
         mosaic = by_kernel(*_sizes(inv), "mosaic")[:3]
         triton = by_kernel(*_sizes(inv))
@@ -222,6 +226,9 @@ class LinearCrossEntropy(Kernel[LinearCrossEntropyConfig, jax.Array]):
     def valid_cfg(self, inv: Invocation[Any, Any], cfg: LinearCrossEntropyConfig) -> bool | str:
         """Refuses all logits at once where they are more than a chunk may be, and the kernel where it cannot run."""
         tokens, words = _sizes(inv)
+        if not are_known(tokens):
+            said = "the number of tokens is a symbol, and chunks of words alone do not depend on it: chunked_vocab"
+            return cfg.implementation == "chunked_vocab" or said
         is_kernel = cfg.implementation in ("triton", "mosaic")
         size = tokens * words * 4 * examples(inv)
         if (cfg.implementation == "xla" or (is_kernel and (cfg.chunk or tokens) >= tokens)) and size > WHOLE_BYTES:
@@ -366,6 +373,8 @@ def _check_options(z_loss: Any, smoothing: Any, reduction: Any) -> None:
     for name, value in (("z_loss", z_loss), ("label_smoothing", smoothing)):
         if not isinstance(value, numbers.Real):
             raise ArgumentTypeError(f"{name} must be a number, got {type(value).__qualname__}")
+    if not math.isfinite(z_loss):
+        raise ArgumentError(f"z_loss must be finite, got {z_loss}")
     if not 0 <= smoothing <= 1:
         raise ArgumentError(f"label_smoothing must be from 0 to 1, got {smoothing}")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from .extent import are_known
 from .mosaic.tiles import CHUNK, EXPONENTIALS, shapes_refuse
 
 # All logits at once only where they are as small as a chunk would be: in float32, this many bytes.
@@ -28,6 +29,8 @@ _KEPT_FROM, _LEAST_DEPTH = 250_000_000, 512
 # Chunks of tokens are at most so many, since each adds up the gradient of the weight: chosen, and not timed. They serve
 # 196,608 tokens by 131072 words.
 _MOST_CHUNKS = 16
+# Tokens that a chunk of words is chosen for where their number is a symbol.
+_UNKNOWN_TOKENS = 4096
 # Words of a product's tile, and of half of one.
 PADDED = 128
 # The kernel's block of words and its warps, the first where none are given: the fastest of nine for four sizes of
@@ -50,12 +53,22 @@ class LinearCrossEntropyConfig:
 
 
 def by_chunks(tokens: int, words: int, sizes: Sequence[int] = GPU_BYTES) -> LinearCrossEntropyConfig:
-    """Chunks of tokens, of the largest of these sizes."""
+    """Chunks of tokens, of the largest of these sizes; of words where the number of tokens is a symbol.
+
+    A chunk of tokens must not be larger than all of them.
+    """
+    if not are_known(tokens):
+        return LinearCrossEntropyConfig("chunked_vocab", _fitting(words, _UNKNOWN_TOKENS, sizes[-1]))
     return LinearCrossEntropyConfig("chunked_tokens", _fitting(tokens, words, sizes[-1]))
 
 
 def by_xla(tokens: int, words: int, sizes: Sequence[int] = GPU_BYTES) -> list[LinearCrossEntropyConfig]:
-    """The cfgs of plain JAX: all logits at once, and chunks of tokens and of words of these sizes."""
+    """The cfgs of plain JAX: all logits at once, and chunks of tokens and of words of these sizes.
+
+    Where the number of tokens is a symbol, chunks of words alone.
+    """
+    if not are_known(tokens):
+        return [by_chunks(tokens, words, [size]) for size in sizes]
     found = [LinearCrossEntropyConfig("xla")]
     found += [LinearCrossEntropyConfig("chunked_tokens", _fitting(tokens, words, size)) for size in sizes]
     found += [LinearCrossEntropyConfig("chunked_vocab", _fitting(words, tokens, size)) for size in sizes]

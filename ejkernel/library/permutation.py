@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from .counting import FEW_PAIRS, running_sums
+from .extent import are_known
 
 # Rows that are compared with each other; blocks of them are added up.
 _BLOCK = 256
@@ -20,6 +21,9 @@ def by_sorting(groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 def by_counting(groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Places and sizes without sorting: elements of the same group are counted, in its block and in those before."""
     total = groups.shape[0]
+    if not are_known(total):
+        # What fills the last block cannot be said, nor how many there are.
+        return by_sorting(groups, count)
     if not total:
         return jnp.zeros(0, jnp.int32), jnp.zeros(count, jnp.int32)
     # What fills the last block is of a group of its own, behind the others.

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, integer
+from .arguments import FLOATS, ArgumentError, ArgumentTypeError, as_array, float_dtype, integer
 from .call import planned, program
 
 INTEGERS = ("int8", "int4")
@@ -73,7 +73,7 @@ def dequantize(q: jax.Array, scales: jax.Array, *, dtype: Any = jnp.float32, gro
     q, scales = as_array("q", q), as_array("scales", scales)
     if q.dtype.name not in (*INTEGERS, *FLOAT8) or q.ndim != 2:
         raise ArgumentTypeError(f"q is {q.dtype.name} {q.shape}; use an array (rows, columns) that quantize made")
-    block = block_from(scales, q)
+    block, dtype = block_from(scales, q), float_dtype("dtype", dtype)
     if group is not None:
         _check_group(q, scales, group)
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from ..ops import Executor, Invocation, Kernel, _jax
 from ..ops.core.device import device_of, get_device_platform
-from .arguments import ArgumentError, as_int32, float_array, integers, known_values, same, same_dtype
+from .arguments import ArgumentError, as_int32, float_array, float_dtype, integers, known_values, same, same_dtype
 from .call import plan, planned
-from .extent import too_large
+from .extent import are_known, too_large
 from .mosaic import served, tiles
 from .mosaic.measured_calls import is_measured, runs_at_once
 from .narrow import split
@@ -29,6 +29,8 @@ _ARRAYS = ("lhs", "rhs", "group_sizes")
 _READ = 64
 # Rows that XLA's own serves, which reads each matrix whole, and so many groups that their last tiles count.
 _FEW_ROWS, _FEW = 128, 16
+# Rows of a tile where the number of rows is a symbol: chosen, and not timed.
+_UNKNOWN_SHARE = 64
 # Columns from which three stages are better than four: they leave room to hand over a tile's columns at once.
 _MANY_COLUMNS = 8192
 
@@ -138,6 +140,8 @@ class RaggedDot(Kernel[RaggedDotConfig, jax.Array]):
         """
         given = _named(inv)
         lhs, rhs = given["lhs"], given["rhs"]
+        if not are_known(lhs.shape[0]):
+            return self.heuristic_cfg(inv)
         share = lhs.shape[0] / rhs.shape[0]
         inner = 64 if _narrow(inv) else 32
         ways = [RaggedDotConfig("xla")] if lhs.shape[0] <= _FEW_ROWS else []
@@ -284,10 +288,10 @@ def ragged_dot(
             f"group_sizes must be 0 or more and add up to at most the {lhs.shape[0]} rows of lhs {lhs.shape}; "
             f"the least is {int(known.min())} and they add up to {sum(known.tolist())}"
         )
-    wanted = None if preferred_element_type is None else jnp.dtype(preferred_element_type).name
+    wanted = None if preferred_element_type is None else float_dtype("preferred_element_type", preferred_element_type)
     if not lhs.size or not rhs.size:
         return jnp.zeros((lhs.shape[0], rhs.shape[2]), wanted or lhs.dtype)
-    static = {"preferred_element_type": wanted}
+    static: dict[str, Any] = {"preferred_element_type": wanted}
     return plan(RaggedDot(), lhs, rhs, as_int32(given), cfg=cfg, executor=executor, **static)  # type: ignore[no-any-return]
 
 
@@ -309,5 +313,7 @@ def _columns(depth: int, width: int) -> tuple[int, int, None, int]:
 def _average(inv: Invocation[Any, Any], *, least: int, most: int) -> int:
     """The rows of a group on average, as the power of two above."""
     given = _named(inv)
+    if not are_known(given["lhs"].shape[0]):
+        return min(max(_UNKNOWN_SHARE, least), most)
     share = max(1, given["lhs"].shape[0] // given["rhs"].shape[0])
     return int(min(max(1 << (share - 1).bit_length(), least), most))

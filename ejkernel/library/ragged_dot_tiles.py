@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .counting import ended_before, running_sums
+from .extent import are_known
 from .varying import varying_like
 
 
@@ -37,7 +38,7 @@ def starts_of(sizes: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
 def stops_of(sizes: jax.Array, rows: int) -> jax.Array:
     """The row after the last of each group, or one after the last row of all where the sizes do not fit."""
     stops = running_sums(jnp.clip(sizes, 0, rows))
-    if sizes.shape[0] * rows >= 1 << 31:
+    if not are_known(rows) or sizes.shape[0] * rows >= 1 << 31:
         # Only then can a sum be too large for 32 bits, and that is after it has passed the last row.
         stops = jax.lax.cummax(jnp.minimum(stops, rows))
     return stops

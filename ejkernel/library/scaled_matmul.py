@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..ops import Executor, Invocation, Kernel
-from .arguments import FLOATS, LARGEST, ArgumentError, ArgumentTypeError, as_array, float_array, same, same_dtype
+from ..ops import Executor, Invocation, Kernel, _jax
+from ..ops.core.errors import GradientError
+from .arguments import LARGEST, ArgumentError, ArgumentTypeError, as_array, float_array, float_dtype, same, same_dtype
 from .call import plan, planned, program
 from .mosaic import scaled_tiles, served
 from .mosaic.measured_calls import is_measured
@@ -200,22 +201,10 @@ def scaled_matmul(
             block_from(scale, array, name)
             refuse_doubtful(scale, array, name)
         factors.append(scale.astype(jnp.float32).reshape((1,) * (2 - scale.ndim) + scale.shape))
-    dtype = _result_dtype(preferred_element_type)
+    dtype = float_dtype("preferred_element_type", preferred_element_type)
     if not arrays[0].size or not arrays[1].size:
         return jnp.zeros((arrays[0].shape[0], arrays[1].shape[1]), dtype)
     return plan(ScaledMatmul(), *arrays, *factors, dtype=dtype, cfg=cfg, executor=executor)  # type: ignore[no-any-return]
-
-
-def _result_dtype(value: Any) -> str:
-    try:
-        name = str(jnp.dtype(value).name)
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"preferred_element_type={value!r} is no dtype; use one of {', '.join(FLOATS)}"
-        ) from error
-    if name not in FLOATS:
-        raise ArgumentTypeError(f"preferred_element_type is {name}; use one of {', '.join(FLOATS)}")
-    return name
 
 
 @planned()
@@ -242,11 +231,18 @@ def float8_matmul(
 
     def product(executor: Executor[Any, Any] | None) -> jax.Array:
         # Inside shard_map, what all shards share is spread before, so that JAX itself adds up its gradients.
-        sides = (varying_like(side, flat, second) for side in (flat, second))
+        sides = (_jax.reverse_only(varying_like(side, flat, second), _forward_mode_error) for side in (flat, second))
         made: jax.Array = _training(bool(blocks), cfg, executor, *sides)
         return made.reshape(*first.shape[:-1], second.shape[1])
 
     return program("library.float8_matmul", product, executor)  # type: ignore[no-any-return]
+
+
+def _forward_mode_error() -> GradientError:
+    return GradientError(
+        "library.float8_matmul has its own gradient, which is reverse mode only (grad, vjp); forward mode (jvp, "
+        "jacfwd, linearize) of it cannot be had: use jacrev, or matmul"
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -9,7 +9,16 @@ import pytest
 from fakes_execution import Picking, executor_with
 from fakes_programs import QUIET
 
-from ejkernel.library import attention, linear_cross_entropy, ragged_dot
+from ejkernel.library import (
+    attention,
+    dequantize,
+    float8_matmul,
+    linear_attention,
+    linear_cross_entropy,
+    quantize,
+    ragged_dot,
+    softmax,
+)
 from ejkernel.library.arguments import known_values
 from ejkernel.ops import autotune
 
@@ -26,6 +35,45 @@ def test_a_shape_and_a_tracer_have_no_values():
     jax.eval_shape(lambda x: seen.append(known_values(x)) or x, jnp.arange(3))
     assert seen == [None]
     assert known_values(jax.ShapeDtypeStruct((3,), jnp.int32)) is None
+
+
+def loss_with(z_loss):
+    return linear_cross_entropy(jnp.ones((4, 8)), jnp.ones((8, 16)), jnp.arange(4), z_loss=z_loss)
+
+
+def product_as(dtype):
+    rows, sizes = jnp.ones((4, 8)), jnp.array([4, 0], jnp.int32)
+    return ragged_dot(rows, jnp.ones((2, 8, 4)), sizes, preferred_element_type=dtype)
+
+
+def decayed(*decay):
+    q = jnp.ones((1, 4, len(decay), 8))
+    return linear_attention(q, q, q, decay=jnp.array(decay))
+
+
+WRONG = {
+    "z_loss": (lambda: loss_with(float("nan")), ValueError, "z_loss must be finite, got nan"),
+    "integers": (lambda: product_as(jnp.int32), TypeError, "preferred_element_type is int32; use one of float32"),
+    "no dtype": (lambda: product_as("foo"), TypeError, "preferred_element_type='foo' is no dtype; use one of float32"),
+    "dequantize": (lambda: dequantize(*quantize(jnp.ones((4, 8))), dtype="foo"), TypeError, "dtype='foo' is no dtype"),
+    "low decay": (lambda: decayed(-0.125, 0.5), ValueError, r"decay must be from 0 to 1, got \[-0.125, 0.5\]"),
+    "high decay": (lambda: decayed(2.0), ValueError, "decay must be from 0 to 1"),
+    "shape": (lambda: softmax(jax.ShapeDtypeStruct((4, 8), jnp.float32)), TypeError, "x is a shape without values"),
+}
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), WRONG.values(), ids=WRONG)
+def test_an_error_names_the_argument(call, kind, words):
+    """Before anything is computed."""
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_forward_mode_of_a_float8_product_says_what_to_do():
+    """The error names the function, not a rule inside of it."""
+    a = jnp.ones((4, 8))
+    with pytest.raises(TypeError, match=r"library.float8_matmul has its own gradient.*use jacrev"):
+        jax.jvp(lambda a: float8_matmul(a, a.T), (a,), (a,))
 
 
 def losses(executor, labels):

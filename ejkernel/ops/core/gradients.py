@@ -130,10 +130,8 @@ def _keyword_names(kwargs: Mapping[str, Any]) -> list[str]:
 
 
 def _no_gradient(leaf: Any) -> Any:
-    """The zero gradient that JAX wants for this array."""
-    if jax.numpy.issubdtype(jax.numpy.result_type(leaf), np.inexact):
-        return jax.numpy.zeros_like(leaf)
-    return np.zeros(np.shape(leaf), jax.dtypes.float0)
+    """The zero gradient that JAX wants for this array: None for integers, since their shape may be a symbol."""
+    return jax.numpy.zeros_like(leaf) if jax.numpy.issubdtype(jax.numpy.result_type(leaf), np.inexact) else None
 
 
 def _checked(kernel: str, names: Sequence[str], grads: Any, args: Sequence[Any]) -> list[Any]:
