@@ -158,6 +158,8 @@ class Attention(Kernel[AttentionConfig, jax.Array]):
 
     def run_cpu(self, *args: Any, cfg: AttentionConfig, **kwargs: Any) -> jax.Array:
         """Attention on a CPU, where a Pallas kernel is interpreted, for tests alone."""
+        if cfg.implementation == "cudnn":
+            raise ArgumentError(f"{cfg} cannot compute this call: cudnn runs on GPUs alone")
         if cfg.implementation == "xla" and named_args(args, kwargs)["q"].dtype == jnp.float16:
             # JAX's own asks for a product of float16 that no CPU's compiler has; its fallback is for eager calls alone.
             args, kwargs = jax.tree.map(lambda x: x.astype(jnp.float32) if _is_half(x) else x, (args, kwargs))

@@ -108,6 +108,8 @@ class DecodeAttention(Kernel[DecodeAttentionConfig, jax.Array]):
 
     def run_cpu(self, *args: Any, cfg: DecodeAttentionConfig, **kwargs: Any) -> jax.Array:
         """Runs the kernel on a CPU; a Pallas kernel is interpreted there, which is for tests alone."""
+        if cfg.implementation == "cudnn":
+            raise ArgumentError(f"{cfg} cannot compute this call: cudnn runs on GPUs alone")
         return self.run(*args, cfg=cfg, interpret=True, **kwargs)
 
     def reference(self, *args: Any, **kwargs: Any) -> jax.Array:

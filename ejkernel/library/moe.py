@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ..ops import Executor
-from .arguments import ArgumentError, float_array, same, same_dtype
+from .arguments import ArgumentError, ArgumentTypeError, float_array, same, same_dtype
 from .call import planned, program
 from .moe_combine import MoeCombineConfig, combined
 from .moe_dispatch import MoeDispatchConfig, moe_dispatch
@@ -61,6 +61,8 @@ def moe(
     same("width", "x", x, x.shape[-1], "w_gate", gate, gate.shape[1])
     same("inner", "w_up", up, up.shape[2], "w_down", down, down.shape[1])
     same("width", "x", x, x.shape[-1], "w_down", down, down.shape[2])
+    if cfg is not None and not isinstance(cfg, MoeConfig):
+        raise ArgumentTypeError(f"cfg={cfg!r} of moe is a {type(cfg).__qualname__}; use a MoeConfig")
     parts = cfg or MoeConfig()
 
     def layer(executor: Executor[Any, Any] | None) -> jax.Array:

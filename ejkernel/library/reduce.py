@@ -7,6 +7,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from .arguments import ArgumentError
+
 Reduce = Callable[..., jax.Array]
 
 
@@ -14,6 +16,9 @@ def along(x: jax.Array, reduce: Reduce, lanes: int | None = None) -> jax.Array:
     """`reduce` over the last axis, which stays with size one; so many lanes are reduced side by side first."""
     if lanes is None:
         return reduce(x, axis=-1, keepdims=True)
+    refused = refuses_lanes(x.shape[-1], lanes)
+    if refused:
+        raise ArgumentError(refused)
     parts = x.reshape(*x.shape[:-1], x.shape[-1] // lanes, lanes)
     return reduce(reduce(parts, axis=-2), axis=-1, keepdims=True)
 

@@ -26,6 +26,9 @@ _RANGES = {"temperature": (0.0, math.inf), "top_p": (0.0, 1.0), "min_p": (0.0, 1
 _COLDEST = 1e-30
 
 
+_WAYS = ("sort", "bits", "recompute", "parts")
+
+
 @dataclass(frozen=True)
 class SampleConfig:
     """The search for the threshold of top-k and top-p, and its bits of a pass."""
@@ -58,6 +61,8 @@ class Sample(Kernel[SampleConfig, jax.Array]):
         cfg: SampleConfig,
     ) -> jax.Array:
         """The computation by the cfg's implementation."""
+        if cfg.implementation not in _WAYS:
+            raise _no_way(cfg)
         warm = temperature > 0
         degrees = jnp.where(warm, jnp.maximum(temperature, _COLDEST), 1)
         wide = logits.astype(jnp.float32)
@@ -213,8 +218,12 @@ def _threshold(
         return by_bits(logits, weights, k, top_p, cfg.bits or 1)
     if cfg.implementation == "parts" and k is not None:
         return by_parts_of(logits, weights, k, top_p)
+    raise _no_way(cfg)
+
+
+def _no_way(cfg: SampleConfig) -> ArgumentError:
     names = "sort, bits, recompute, or parts with a top_k"
-    raise ArgumentError(f"{cfg} names no implementation of sample; use {names}")
+    return ArgumentError(f"{cfg} names no implementation of sample; use {names}")
 
 
 def _noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

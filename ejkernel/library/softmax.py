@@ -167,6 +167,8 @@ def _by_lanes(x: jax.Array, lanes: int | None) -> jax.Array:
 
 
 def _by_parts(x: jax.Array, parts: int) -> jax.Array:
+    if x.shape[-1] % parts:
+        raise ArgumentError(f"{parts} parts do not divide rows of {x.shape[-1]}")
     wide = x.astype(jnp.float32).reshape(*x.shape[:-1], parts, -1)
     tops = jax.lax.stop_gradient(jnp.max(wide, axis=-1, keepdims=True))
     top = jnp.max(tops, axis=-2, keepdims=True)

@@ -36,6 +36,7 @@ from ejkernel.library import (
 )
 from ejkernel.ops import ConfigCache, ConfigSelectorChain, Executor, Tuner, calls_made
 from ejkernel.ops.core.bind import bind
+from ejkernel.ops.core.errors import OpsError
 from ejkernel.ops.core.kernel import variant
 
 Q, X, W = normal(1, 8, 2, 4), normal(8, 8), normal(8)
@@ -192,3 +193,46 @@ def test_a_number_of_numpy_is_a_number(act, theirs, ours):
         for number in (theirs, ours):
             act(UNTUNED, number)
     assert len(calls.entries) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: softmax(X, cfg=library.SoftmaxConfig("lanes", lanes=3)), "3 lanes do not divide rows of 8"),
+        (lambda: softmax(X, cfg=library.SoftmaxConfig("split", parts=3)), "3 parts do not divide rows of 8"),
+        (lambda: softmax(X, cfg=library.SoftmaxConfig("lanes", lanes=-2)), "lanes=-2; give a size from 1 on"),
+        (lambda: residual_norm(X, X, W, cfg=library.ResidualNormConfig("lanes", lanes=3)), "3 lanes do not divide"),
+        (lambda: attention(Q, Q, Q, cfg=library.AttentionConfig("cudnn")), "cudnn runs on GPUs alone"),
+        (lambda: decoded("cudnn"), "cudnn runs on GPUs alone"),
+        (lambda: decoded("split", parts=-2), "parts=-2; give a size from 1 on"),
+        (lambda: decoded("loop", block=-2), "block=-2; give a size from 1 on"),
+        (
+            lambda: ragged_dot(X, normal(2, 8, 8), jnp.array([4, 4]), cfg=library.RaggedDotConfig("tiled", block_m=-4)),
+            "block_m=-4; give a size from 1 on",
+        ),
+        (
+            lambda: linear_cross_entropy(
+                X, X, jnp.zeros(8, jnp.int32), cfg=library.LinearCrossEntropyConfig("chunked_tokens", chunk=-2)
+            ),
+            "chunk=-2; give a size from 1 on",
+        ),
+        (
+            lambda: gated_delta_rule(Q, Q, Q, GATES, GATES, cfg=library.GatedDeltaRuleConfig("chunked", -4)),
+            "chunk=-4; give a size from 1 on",
+        ),
+        (lambda: sample(KEY, X, cfg=library.SampleConfig("nope")), "names no implementation of sample"),
+        (
+            lambda: moe(X, normal(8, 2), STACK, STACK, STACK, k=1, cfg=library.RaggedDotConfig("xla")),
+            "a RaggedDotConfig; use a MoeConfig",
+        ),
+    ],
+)
+def test_a_config_given_by_hand_that_cannot_serve_says_why(call, words):
+    """An error of the library's own, in place of one of JAX."""
+    with pytest.raises(OpsError, match=words):
+        call()
+
+
+def decoded(way, **sizes):
+    cfg = library.DecodeAttentionConfig(way, **sizes)
+    return decode_attention(ONE, PAGES, PAGES, TABLE, LENGTHS, cfg=cfg, executor=UNTUNED)
